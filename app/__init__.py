@@ -1,0 +1,1 @@
+"""Composition root: entry points, main window, actions, settings, session."""

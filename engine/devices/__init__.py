@@ -1,0 +1,1 @@
+"""Devices, rigs and remote endpoints as values."""

@@ -1,0 +1,78 @@
+"""A device, the host and a rig: what there is to place layers on, as plain values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+CPU_ID = "CPU"
+"""The host's id: always there, always last in lists of devices."""
+
+DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
+DEVICE_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu", "accel", "cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """Split modes that the device's backend can do."""
+
+    row_split: bool = False
+    tensor_split: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """One place for layers. `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this."""
+
+    id: str
+    name: str
+    backend: str
+    kind: DeviceKind
+    total_bytes: int
+    free_bytes: int | None = None
+    pci_bus_id: str | None = None
+    endpoint: str | None = None
+    endpoint_device: int = 0
+    cap_bytes: int | None = None
+    margin_bytes: int = 0
+    capabilities: Capabilities = Capabilities()
+
+    @property
+    def available_bytes(self) -> int:
+        """What may be planned here: the free (or, if unknown, total) memory, at most the cap."""
+        free_bytes = self.total_bytes if self.free_bytes is None else self.free_bytes
+        return free_bytes if self.cap_bytes is None else min(free_bytes, self.cap_bytes)
+
+    @property
+    def is_host(self) -> bool:
+        return self.id == CPU_ID
+
+    @property
+    def is_rpc(self) -> bool:
+        return self.endpoint is not None
+
+
+@dataclass(frozen=True, slots=True)
+class Rig:
+    """Devices and the host. `devices` leaves the host out; `all_devices` has it last."""
+
+    devices: tuple[Device, ...]
+    host: Device
+
+    @property
+    def all_devices(self) -> tuple[Device, ...]:
+        return (*self.devices, self.host)
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(device.id for device in self.all_devices)
+
+    def device(self, device_id: str) -> Device | None:
+        """Return the device with this id, None if the rig has none."""
+        return next((device for device in self.all_devices if device.id == device_id), None)
+
+
+def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Device:
+    """Return the device that stands for the host's CPU and memory."""
+    return Device(id=CPU_ID, name=name, backend="CPU", kind="cpu", total_bytes=total_bytes, free_bytes=free_bytes,
+                  capabilities=Capabilities(row_split=False, tensor_split=False))

@@ -1,0 +1,1 @@
+"""Comparing what is needed with what is free."""

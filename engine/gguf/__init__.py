@@ -1,0 +1,1 @@
+"""Reading GGUF model files without loading them."""

@@ -1,0 +1,1 @@
+"""Which layer goes to which device, and what llama.cpp is told about it."""

@@ -1,0 +1,1 @@
+"""How many bytes a layout takes on each device."""

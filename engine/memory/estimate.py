@@ -1,0 +1,45 @@
+"""What a layout takes on each device, in bytes, and how we know."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Grade(StrEnum):
+    """Where a number comes from: arithmetic, a no-alloc load, or a real load."""
+
+    ESTIMATED = "estimated"
+    PROBED = "probed"
+    MEASURED = "measured"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemory:
+    """Bytes on one device. `mapped_bytes` (host only) is reclaimable page cache and no part of the need."""
+
+    weights_bytes: int = 0
+    mapped_bytes: int = 0
+    kv_cache_bytes: int = 0
+    recurrent_bytes: int = 0
+    compute_bytes: int = 0
+    output_bytes: int = 0
+    overhead_bytes: int = 0
+
+    @property
+    def need_bytes(self) -> int:
+        return (self.weights_bytes + self.kv_cache_bytes + self.recurrent_bytes + self.compute_bytes
+                + self.output_bytes + self.overhead_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryEstimate:
+    """Memory of one layout by device id, one entry per device of the rig.
+
+    `probe_only` is the reason why arithmetic cannot tell everything (an unknown architecture); then `devices` holds weights only.
+    """
+
+    devices: Mapping[str, DeviceMemory]
+    grade: Grade
+    probe_only: str | None = None

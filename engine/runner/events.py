@@ -1,0 +1,82 @@
+"""Events of a load and of generation, to the key of the contract: what the CLI prints and the session turns into signals."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine.fit.report import DeviceRow
+
+Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
+StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
+    """Base of all events; encodes with `event` as the first key."""
+
+
+class Progress(Event, tag="progress"):
+    """`fraction` 0..1, None where the stage cannot tell; `device` is our id."""
+
+    stage: Stage
+    fraction: float | None = None
+    device: str | None = None
+
+
+class Loaded(Event, tag="loaded"):
+    """Measured rows beside the forecast, both with one row per device of the rig."""
+
+    devices: tuple[DeviceRow, ...]
+    forecast: tuple[DeviceRow, ...]
+
+
+class Token(Event, tag="token"):
+    text: str
+
+
+class Done(Event, tag="done"):
+    """End of a generation; speeds in tokens per second."""
+
+    prompt_tokens: int
+    generated_tokens: int
+    prompt_tokens_per_second: float
+    generation_tokens_per_second: float
+    stop_reason: StopReason
+
+
+class OutOfMemory(Event, tag="out_of_memory"):
+    """`free_bytes` None when the device does not tell; `allocated` are rows of what had been placed before."""
+
+    stage: Stage
+    device: str
+    requested_bytes: int
+    free_bytes: int | None
+    allocated: tuple[DeviceRow, ...]
+    proposals: tuple[str, ...] = ()
+    message: str
+
+
+class Failed(Event, tag="failed"):
+    """`kind` is one of the contract's words. Extra facts are in `message`."""
+
+    kind: str
+    message: str
+
+
+class Crashed(Event, tag="crashed"):
+    """The child ended without its last word; exactly one of `signal` and `exit_code` is set."""
+
+    kind: str
+    signal: int | None = None
+    exit_code: int | None = None
+    message: str
+
+
+class Cancelled(Event, tag="cancelled"):
+    stage: Stage
+
+
+AnyEvent = Progress | Loaded | Token | Done | OutOfMemory | Failed | Crashed | Cancelled
+LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
+GenerationEnding = Done | OutOfMemory | Failed | Crashed

@@ -1,0 +1,262 @@
+"""Messages between us and a child: one JSON object a line, a hello with the version first.
+
+The child reads requests on its standard input and writes messages on what was its standard output
+(native prints are sent to standard error, which is text for people). End of input ends the child.
+A child handles one request at a time; `Stop` and `Quit` are read at any moment.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import EngineParameters
+
+PROTOCOL_VERSION = 1
+
+LoadStage = Literal["allocate", "read", "context", "warm_up"]
+
+
+# ------------------------------------------------------------------ requests (to the child)
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    """Base of what we ask a child."""
+
+
+class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
+    """How the child finds a ggml device: endpoint and index there, else PCI id, else ggml's own name; id "CPU" is the host."""
+
+    id: str
+    backend: str
+    name: str = ""
+    pci_bus_id: str | None = None
+    endpoint: str | None = None
+    endpoint_device: int = 0
+
+
+class ListDevices(Request, tag="list_devices"):
+    """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child."""
+
+    endpoints: tuple[str, ...] = ()
+
+
+class Probe(Request, tag="probe"):
+    """A no-alloc load; answered by `Probed` or `Failure`."""
+
+    path: str
+    devices: tuple[DeviceRef, ...]
+    parameters: EngineParameters
+    context: ContextSettings
+
+
+class Load(Request, tag="load"):
+    """A real load; answered by `StageProgress`... and one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
+
+    path: str
+    devices: tuple[DeviceRef, ...]
+    parameters: EngineParameters
+    context: ContextSettings
+
+
+class ChatMessage(msgspec.Struct, frozen=True):
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Generate(Request, tag="generate"):
+    """Continue a conversation, or raw `prompt` text when `messages` is empty.
+
+    Answered by `Piece`... and one of `Generated`, `Failure`. The conversation is sent whole; the child reuses the common prefix.
+    """
+
+    messages: tuple[ChatMessage, ...] = ()
+    prompt: str = ""
+    max_tokens: int | None = None
+    seed: int | None = None
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+
+
+class Serve(Request, tag="serve"):
+    """Become an RPC worker; answered by `Serving`, then nothing more. `cap_bytes` limits what it may allocate (RLIMIT_DATA)."""
+
+    host: str
+    port: int
+    device: str = "CPU"
+    cap_bytes: int | None = None
+    n_threads: int = 1
+
+
+class Logits(Request, tag="logits"):
+    """Diagnosis: decode these tokens from an empty cache; answered by `LogitDigest`."""
+
+    tokens: tuple[int, ...]
+
+
+class DeviceMemoryQuery(Request, tag="device_memory"):
+    """Live memory of the loaded model's devices, asked between generations; answered by `DeviceMemoryReadings`."""
+
+
+class Stop(Request, tag="stop"):
+    """End the load or the generation that is running."""
+
+
+class Quit(Request, tag="quit"):
+    """Free everything and exit 0."""
+
+
+AnyRequest = ListDevices | Probe | Load | Generate | Serve | Logits | DeviceMemoryQuery | Stop | Quit
+
+
+# ------------------------------------------------------------------ messages (from the child)
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbid_unknown_fields=True):
+    """Base of what a child says."""
+
+
+class Hello(Message, tag="hello"):
+    protocol: int
+    engine: str
+    pid: int
+
+
+class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
+    """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0."""
+
+    name: str
+    description: str
+    backend: str
+    kind: Literal["gpu", "igpu", "accel", "cpu"]
+    free_bytes: int
+    total_bytes: int
+    pci_bus_id: str | None = None
+    endpoint: str | None = None
+    endpoint_device: int = 0
+    row_split: bool = False
+    tensor_split: bool = False
+
+
+class DeviceList(Message, tag="device_list"):
+    devices: tuple[GgmlDevice, ...]
+
+
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """Bytes in one buffer type, booked on our device id. `mapped` when the weights are a mapped file span."""
+
+    device: str
+    buffer_type: str
+    weights_bytes: int = 0
+    kv_cache_bytes: int = 0
+    recurrent_bytes: int = 0
+    compute_bytes: int = 0
+    output_bytes: int = 0
+    mapped: bool = False
+
+
+class Probed(Message, tag="probed"):
+    """`exact` False: the breakdown symbol was not found and only compute sizes (log resolution) are given."""
+
+    parts: tuple[Part, ...]
+    exact: bool
+    flash_attention: bool | None = None
+    graph_splits: str | None = None
+
+
+class StageProgress(Message, tag="stage_progress"):
+    """`fraction` None: unknown. Sent at least every second while work goes on where the engine lets us."""
+
+    stage: LoadStage
+    fraction: float | None = None
+    device: str | None = None
+
+
+class LoadedModel(Message, tag="loaded_model"):
+    """`layer_devices`: for layers 0..n (n = output) our device id, from the engine's own log; `kv_devices` likewise for KV."""
+
+    parts: tuple[Part, ...]
+    n_ctx: int
+    n_vocab: int
+    flash_attention: bool | None
+    chat_template: bool
+    layer_devices: tuple[str, ...]
+    kv_devices: tuple[tuple[int, str], ...]
+
+
+class AllocationFailure(Message, tag="allocation_failure"):
+    """`device` is our id; `parts` is what had been allocated before."""
+
+    stage: LoadStage
+    device: str
+    buffer_type: str
+    requested_bytes: int
+    free_bytes: int | None
+    parts: tuple[Part, ...]
+    text: str
+
+
+class Failure(Message, tag="failure"):
+    """`kind` is one of the contract's words; `message` a sentence, with the engine's last error lines where they help."""
+
+    kind: str
+    message: str
+
+
+class Stopped(Message, tag="stopped"):
+    stage: LoadStage
+
+
+class Piece(Message, tag="piece"):
+    text: str
+
+
+class Generated(Message, tag="generated"):
+    """`stop_reason` as in events; times in seconds, `prompt_tokens` counts what was really decoded in `evaluated_tokens`."""
+
+    prompt_tokens: int
+    evaluated_tokens: int
+    generated_tokens: int
+    prompt_seconds: float
+    generation_seconds: float
+    context_used: int
+    stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+
+
+class Serving(Message, tag="serving"):
+    """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation."""
+
+    port: int
+    caps_enforced: bool
+    baseline_bytes: int
+
+
+class LogitDigest(Message, tag="logit_digest"):
+    """SHA-256 of the float32 logits of the last token, little endian, and the first eight values."""
+
+    sha256: str
+    first: tuple[float, ...]
+
+
+class DeviceMemoryReading(msgspec.Struct, frozen=True):
+    device: str
+    free_bytes: int
+    total_bytes: int
+
+
+class DeviceMemoryReadings(Message, tag="device_memory_readings"):
+    readings: tuple[DeviceMemoryReading, ...]
+
+
+class Aborting(Message, tag="aborting"):
+    """Sent by the abort callback on the way down; SIGABRT follows."""
+
+    text: str
+
+
+AnyMessage = (Hello | DeviceList | Probed | StageProgress | LoadedModel | AllocationFailure | Failure | Stopped | Piece
+              | Generated | Serving | LogitDigest | DeviceMemoryReadings | Aborting)

@@ -1,0 +1,1 @@
+"""Live readings of device and host memory."""

@@ -1,0 +1,1 @@
+"""The child process: the only place that imports llama_cpp."""

@@ -1,0 +1,1 @@
+"""Icons, stylesheets and desktop files."""

@@ -1,0 +1,1 @@
+"""Qt views and models: they show values and report what the user did."""

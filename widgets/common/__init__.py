@@ -1,0 +1,1 @@
+"""What several widget packages share: palette, bars, text."""

@@ -1,0 +1,1 @@
+"""Cards with live memory graphs, one per device."""

@@ -1,0 +1,1 @@
+"""The score: layers along the time axis, one stave per device."""

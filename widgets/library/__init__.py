@@ -1,0 +1,1 @@
+"""The model panel: open, drop, recent."""

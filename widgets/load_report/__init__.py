@@ -1,0 +1,1 @@
+"""What the last load allocated, or what did not fit."""

@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base of all events; encodes with `event` as the first key."""
 
 
-class Progress(Event, tag="progress"):
+class Progress(Event, tag="progress", kw_only=True):
     """`fraction` 0..1, None where the stage cannot tell; `device` is our id."""
 
     stage: Stage
@@ -24,18 +24,18 @@ class Progress(Event, tag="progress"):
     device: str | None = None
 
 
-class Loaded(Event, tag="loaded"):
+class Loaded(Event, tag="loaded", kw_only=True):
     """Measured rows beside the forecast, both with one row per device of the rig."""
 
     devices: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
 
 
-class Token(Event, tag="token"):
+class Token(Event, tag="token", kw_only=True):
     text: str
 
 
-class Done(Event, tag="done"):
+class Done(Event, tag="done", kw_only=True):
     """End of a generation; speeds in tokens per second."""
 
     prompt_tokens: int
@@ -45,7 +45,7 @@ class Done(Event, tag="done"):
     stop_reason: StopReason
 
 
-class OutOfMemory(Event, tag="out_of_memory"):
+class OutOfMemory(Event, tag="out_of_memory", kw_only=True):
     """`free_bytes` None when the device does not tell; `allocated` are rows of what had been placed before."""
 
     stage: Stage
@@ -57,14 +57,14 @@ class OutOfMemory(Event, tag="out_of_memory"):
     message: str
 
 
-class Failed(Event, tag="failed"):
+class Failed(Event, tag="failed", kw_only=True):
     """`kind` is one of the contract's words. Extra facts are in `message`."""
 
     kind: str
     message: str
 
 
-class Crashed(Event, tag="crashed"):
+class Crashed(Event, tag="crashed", kw_only=True):
     """The child ended without its last word; exactly one of `signal` and `exit_code` is set."""
 
     kind: str
@@ -73,7 +73,7 @@ class Crashed(Event, tag="crashed"):
     message: str
 
 
-class Cancelled(Event, tag="cancelled"):
+class Cancelled(Event, tag="cancelled", kw_only=True):
     stage: Stage
 
 

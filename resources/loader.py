@@ -1,0 +1,15 @@
+"""Reading the files that ship with the program."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+
+
+def read_text(name: str) -> str:
+    """Return the text of the resource `name`, for example `style.qss`."""
+    return (files("resources") / name).read_text(encoding="utf-8")
+
+
+def read_bytes(name: str) -> bytes:
+    """Return the bytes of the resource `name`, for example `layerdeck.svg`."""
+    return (files("resources") / name).read_bytes()

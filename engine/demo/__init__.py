@@ -1,0 +1,1 @@
+"""The demo model: written by ourselves, nothing downloaded."""

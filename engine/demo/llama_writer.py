@@ -1,0 +1,176 @@
+"""Writes small models of the llama architecture as GGUF files, for the demo and for tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from engine.demo.vocabulary import Vocabulary, add_vocabulary
+
+Matrix = npt.NDArray[np.float32]
+WeightSource = Callable[[str, tuple[int, ...]], Matrix]
+"""Returns the values of a tensor from its name and shape (rows first, as numpy has it)."""
+ExtraMetadata = Mapping[str, int | float | bool | str | list[int] | list[float] | list[bool] | list[str]]
+
+RMS_EPSILON = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaShape:
+    """Hyper-parameters of a model. `n_expert` above 0 makes every feed-forward part a mixture of experts."""
+
+    n_layers: int
+    n_embd: int
+    n_head: int
+    n_head_kv: int
+    n_ff: int
+    n_ctx_train: int
+    n_expert: int = 0
+    n_expert_used: int = 0
+    tied: bool = False
+    rope_factors: bool = False
+
+    @property
+    def head_width(self) -> int:
+        return self.n_embd // self.n_head
+
+
+def llama_tensors(shape: LlamaShape, n_vocab: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape (rows first) of every tensor, in file order."""
+    yield "token_embd.weight", (n_vocab, shape.n_embd)
+    if shape.rope_factors:
+        yield "rope_freqs.weight", (shape.head_width // 2,)
+    for index in range(shape.n_layers):
+        for name, extents in _block_tensors(shape):
+            yield f"blk.{index}.{name}.weight", extents
+    yield "output_norm.weight", (shape.n_embd,)
+    if not shape.tied:
+        yield "output.weight", (n_vocab, shape.n_embd)
+
+
+def _block_tensors(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
+    n_embd, n_ff = shape.n_embd, shape.n_ff
+    n_embd_kv = shape.n_head_kv * shape.head_width
+    yield "attn_norm", (n_embd,)
+    yield "attn_q", (n_embd, n_embd)
+    yield "attn_k", (n_embd_kv, n_embd)
+    yield "attn_v", (n_embd_kv, n_embd)
+    yield "attn_output", (n_embd, n_embd)
+    yield "ffn_norm", (n_embd,)
+    if shape.n_expert == 0:
+        yield from (("ffn_gate", (n_ff, n_embd)), ("ffn_up", (n_ff, n_embd)), ("ffn_down", (n_embd, n_ff)))
+        return
+    experts = shape.n_expert
+    yield "ffn_gate_inp", (experts, n_embd)
+    yield from (("ffn_gate_exps", (experts, n_ff, n_embd)), ("ffn_up_exps", (experts, n_ff, n_embd)))
+    yield "ffn_down_exps", (experts, n_embd, n_ff)
+
+
+def stored_type(name: str, extents: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
+    """Return the type a tensor is written in: vectors and routers stay F32, as converters do it."""
+    if len(extents) == 1 or name.endswith("ffn_gate_inp.weight"):
+        return gguf.GGMLQuantizationType.F32
+    return matrix_type
+
+
+def write_llama(
+    path: Path,
+    shape: LlamaShape,
+    vocabulary: Vocabulary,
+    *,
+    name: str,
+    weights: WeightSource | None,
+    matrix_type: gguf.GGMLQuantizationType = gguf.GGMLQuantizationType.F16,
+    architecture: str = "llama",
+    extra_metadata: ExtraMetadata | None = None,
+) -> None:
+    """Write one model file. Without `weights` the data section is a hole of the true size.
+
+    Raises:
+        OSError: when the file cannot be written.
+    """
+    writer = gguf.GGUFWriter(path, architecture)
+    try:
+        _add_metadata(writer, shape, vocabulary, name=name, matrix_type=matrix_type)
+        for key, value in (extra_metadata or {}).items():
+            _add_value(writer, key, value)
+        for tensor_name, extents in llama_tensors(shape, len(vocabulary)):
+            kind = stored_type(tensor_name, extents, matrix_type)
+            if weights is None:
+                n_bytes = int(np.prod(extents, dtype=np.int64)) // gguf.GGML_QUANT_SIZES[kind][0]
+                n_bytes *= gguf.GGML_QUANT_SIZES[kind][1]
+                writer.add_tensor_info(tensor_name, extents, np.dtype(np.float32), n_bytes, raw_dtype=kind)
+            else:
+                values = np.ascontiguousarray(weights(tensor_name, extents))
+                writer.add_tensor(tensor_name, gguf.quants.quantize(values, kind), raw_dtype=kind)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        if weights is not None:
+            writer.write_tensors_to_file()
+        else:
+            _write_hole(writer)
+    finally:
+        writer.close()
+
+
+def _write_hole(writer: gguf.GGUFWriter) -> None:
+    n_bytes = sum(writer.ggml_pad(tensor.nbytes, writer.data_alignment) for tensor in writer.tensors[0].values())
+    writer.write_ti_data_to_file()
+    assert writer.fout is not None
+    file = writer.fout[0]
+    file.truncate(writer.ggml_pad(file.tell(), writer.data_alignment) + n_bytes)
+
+
+def _add_metadata(
+    writer: gguf.GGUFWriter,
+    shape: LlamaShape,
+    vocabulary: Vocabulary,
+    *,
+    name: str,
+    matrix_type: gguf.GGMLQuantizationType,
+) -> None:
+    writer.add_name(name)
+    writer.add_file_type(_FILE_TYPES[matrix_type])
+    writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
+    writer.add_vocab_size(len(vocabulary))
+    writer.add_context_length(shape.n_ctx_train)
+    writer.add_embedding_length(shape.n_embd)
+    writer.add_block_count(shape.n_layers)
+    writer.add_feed_forward_length(shape.n_ff)
+    writer.add_head_count(shape.n_head)
+    writer.add_head_count_kv(shape.n_head_kv)
+    writer.add_rope_dimension_count(shape.head_width)
+    writer.add_layer_norm_rms_eps(RMS_EPSILON)
+    if shape.n_expert:
+        writer.add_expert_count(shape.n_expert)
+        writer.add_expert_used_count(shape.n_expert_used)
+    add_vocabulary(writer, vocabulary)
+
+
+def _add_value(writer: gguf.GGUFWriter, key: str, value: object) -> None:
+    if isinstance(value, list):
+        writer.add_array(key, value)
+    elif isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    else:
+        writer.add_string(key, str(value))
+
+
+_FILE_TYPES = {
+    gguf.GGMLQuantizationType.F32: int(gguf.LlamaFileType.ALL_F32),
+    gguf.GGMLQuantizationType.F16: int(gguf.LlamaFileType.MOSTLY_F16),
+    gguf.GGMLQuantizationType.BF16: int(gguf.LlamaFileType.MOSTLY_BF16),
+    gguf.GGMLQuantizationType.Q8_0: int(gguf.LlamaFileType.MOSTLY_Q8_0),
+    gguf.GGMLQuantizationType.Q4_0: int(gguf.LlamaFileType.MOSTLY_Q4_0),
+    gguf.GGMLQuantizationType.Q4_K: int(gguf.LlamaFileType.MOSTLY_Q4_K_M),
+    gguf.GGMLQuantizationType.Q6_K: int(gguf.LlamaFileType.MOSTLY_Q6_K),
+}

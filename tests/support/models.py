@@ -1,0 +1,122 @@
+"""Small models for tests: some that llama.cpp loads and decodes, some with a true header and a hole for weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gguf
+import numpy as np
+
+from engine.demo.llama_writer import ExtraMetadata, LlamaShape, Matrix, WeightSource, write_llama
+from engine.demo.vocabulary import Vocabulary, byte_vocabulary
+
+
+def write_tiny_llama(
+    path: Path,
+    *,
+    n_layers: int = 8,
+    n_embd: int = 64,
+    n_head: int = 4,
+    n_head_kv: int = 2,
+    n_ff: int = 128,
+    n_vocab: int | None = None,
+    file_type: str = "F16",
+    n_ctx_train: int = 4096,
+    tied: bool = False,
+    rope_factors: bool = False,
+    seed: int = 0,
+    architecture: str = "llama",
+    extra_metadata: ExtraMetadata | None = None,
+) -> Path:
+    """Write a dense model with random weights that llama.cpp loads; return `path`.
+
+    `file_type` is the type of its matrices (F32, F16, BF16, Q8_0, Q4_0). `n_vocab` None is the smallest byte vocabulary.
+    Untied models hardly ever end generation by themselves: control tokens have flat logits.
+    """
+    shape = LlamaShape(n_layers, n_embd, n_head, n_head_kv, n_ff, n_ctx_train, tied=tied, rope_factors=rope_factors)
+    return _write(path, shape, n_vocab, file_type, seed, architecture, extra_metadata)
+
+
+def write_tiny_moe(
+    path: Path,
+    *,
+    n_layers: int = 4,
+    n_embd: int = 64,
+    n_head: int = 4,
+    n_head_kv: int = 2,
+    n_ff: int = 64,
+    n_expert: int = 4,
+    n_expert_used: int = 2,
+    n_vocab: int | None = None,
+    file_type: str = "F16",
+    n_ctx_train: int = 4096,
+    seed: int = 0,
+    extra_metadata: ExtraMetadata | None = None,
+) -> Path:
+    """Write a mixture-of-experts model (llama architecture) with random weights; return `path`."""
+    shape = LlamaShape(n_layers, n_embd, n_head, n_head_kv, n_ff, n_ctx_train, n_expert, n_expert_used)
+    return _write(path, shape, n_vocab, file_type, seed, "llama", extra_metadata)
+
+
+def write_header_only(
+    path: Path,
+    *,
+    n_layers: int = 126,
+    n_embd: int = 16384,
+    n_head: int = 128,
+    n_head_kv: int = 8,
+    n_ff: int = 53248,
+    n_vocab: int = 128256,
+    file_type: str = "Q4_K",
+    n_ctx_train: int = 131072,
+    n_expert: int = 0,
+    n_expert_used: int = 0,
+    tied: bool = False,
+    rope_factors: bool = True,
+    architecture: str = "llama",
+    extra_metadata: ExtraMetadata | None = None,
+) -> Path:
+    """Write a model of true size whose weights are a hole (a few MB on disk); return `path`.
+
+    It serves everything that reads the header only; decoding it is pointless.
+    """
+    shape = LlamaShape(
+        n_layers, n_embd, n_head, n_head_kv, n_ff, n_ctx_train, n_expert, n_expert_used, tied, rope_factors
+    )
+    write_llama(
+        path, shape, byte_vocabulary(n_vocab), name=path.stem, weights=None,
+        matrix_type=gguf.GGMLQuantizationType[file_type], architecture=architecture, extra_metadata=extra_metadata,
+    )  # fmt: skip
+    return path
+
+
+def _write(
+    path: Path,
+    shape: LlamaShape,
+    n_vocab: int | None,
+    file_type: str,
+    seed: int,
+    architecture: str,
+    extra_metadata: ExtraMetadata | None,
+) -> Path:
+    vocabulary = byte_vocabulary(n_vocab)
+    write_llama(
+        path, shape, vocabulary, name=path.stem, weights=_random_weights(vocabulary, seed),
+        matrix_type=gguf.GGMLQuantizationType[file_type], architecture=architecture, extra_metadata=extra_metadata,
+    )  # fmt: skip
+    return path
+
+
+def _random_weights(vocabulary: Vocabulary, seed: int) -> WeightSource:
+    generator = np.random.default_rng(seed)
+
+    def weights(name: str, extents: tuple[int, ...]) -> Matrix:
+        if len(extents) == 1:
+            return np.ones(extents, np.float32)
+        values = generator.standard_normal(extents, np.float32) / np.float32(extents[-1] ** 0.5)
+        if name == "output.weight":
+            values *= 4  # Spread the logits, so that a wrong layer shows.
+            values[list(vocabulary.control_ids)] = 0
+        return values
+
+    return weights

@@ -1,0 +1,124 @@
+"""The command line's grammar."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import NoReturn
+
+from engine.errors import ArgumentError
+from engine.layout.context_settings import KV_TYPES
+from engine.units import parse_size
+
+LATER_COMMANDS = ("export", "bench", "chat")
+STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")
+
+
+class Parser(argparse.ArgumentParser):
+    """An argument parser that raises `ArgumentError` instead of leaving the program."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ArgumentError(f"{self.prog}: {message}. Run `{self.prog} --help` for what it takes.")
+
+
+def _positive(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if not 0 < number < 1 << 31:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
+    return number
+
+
+def _size(text: str) -> int:
+    try:
+        size_bytes = parse_size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    if size_bytes == 0:
+        raise argparse.ArgumentTypeError("a size must be above 0")
+    return size_bytes
+
+
+def _sizes(text: str) -> tuple[int, ...]:
+    return tuple(_size(part) for part in text.split(","))
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1 << 16:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a port; use a number from 1 to 65535')
+    return int(text)
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0.0 <= value <= 100.0:
+        raise argparse.ArgumentTypeError(f'"{text}" is not a temperature; use a number from 0 to 100')
+    return value
+
+
+def make_parser() -> Parser:
+    """Return the parser of `layerdeck-cli`."""
+    parser = Parser(prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
+
+    def add(name: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", help="print JSON for programs")
+        return command
+
+    inspect = add("inspect", "show what a model is made of")
+    inspect.add_argument("file", type=Path, metavar="FILE")
+
+    devices = add("devices", "print this machine's rig file")
+    devices.add_argument("--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat")
+
+    plan = add("plan", "forecast what each device would hold")
+    _add_layout_arguments(plan)
+    plan.add_argument("--ctx", type=_positive, metavar="N", help="context length in tokens")
+    plan.add_argument("--type-k", choices=KV_TYPES, metavar="T", help="type of the K cache: " + ", ".join(KV_TYPES))
+    plan.add_argument("--type-v", choices=KV_TYPES, metavar="T", help="type of the V cache")
+    plan.add_argument("--ubatch", type=_positive, metavar="N", help="physical batch in tokens")
+    plan.add_argument("--probe", action="store_true", help="ask the engine itself (a load without allocation)")
+
+    load = add("load", "load a layout and, with --prompt, generate")
+    _add_layout_arguments(load)
+    load.add_argument("--prompt", metavar="TEXT")
+    load.add_argument("-n", dest="max_tokens", type=_positive, metavar="N", help="generate at most N tokens")
+    load.add_argument("--seed", type=int, metavar="S")
+    load.add_argument("--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token")
+
+    _add_rig_commands(add("rig", "run RPC workers"))
+
+    demo = add("demo", "write the demo model")
+    demo.add_argument("path", type=Path, metavar="PATH")
+
+    for name in LATER_COMMANDS:
+        later = add(name, "not available yet")
+        later.add_argument("rest", nargs=argparse.REMAINDER)
+    return parser
+
+
+def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", type=Path, metavar="FILE")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
+    command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
+    command.add_argument("--auto", metavar="STRATEGY", help="not available yet")
+
+
+def _add_rig_commands(rig: argparse.ArgumentParser) -> None:
+    commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve", parser_class=Parser)
+    lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
+    lab.add_argument("--workers", type=_sizes, required=True, metavar="SIZE[,SIZE...]", help="one cap per worker: 512MiB,1GiB")
+    lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
+    lab.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    serve = commands.add_parser("serve", help="be an RPC worker for other machines")
+    serve.add_argument("--port", type=_port, required=True, metavar="P")
+    serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="numeric address to listen on (default 127.0.0.1)")
+    serve.add_argument("--device", default="CPU", metavar="D", help="ggml device to offer (default CPU)")
+    serve.add_argument("--cap", type=_size, metavar="SIZE", help="offer at most this much memory")
+    serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)

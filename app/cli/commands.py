@@ -1,0 +1,60 @@
+"""The commands that load nothing: inspect, devices, plan, demo."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from app.cli import exit_codes
+from app.cli.inputs import read_inputs
+from app.cli.output import print_document, print_line
+from engine.demo.writer import write_demo_model
+from engine.devices.rig_file import encode_rig
+from engine.fit.plan_document import plan_document, plan_text
+from engine.fit.preview import make_report
+from engine.gguf.inspect import inspect_document, inspect_text
+from engine.gguf.reader import read_model
+from engine.runner.discovery import discover
+from engine.runner.probe import probe_report
+
+
+def run_inspect(options: Namespace) -> int:
+    """Print what a model is made of."""
+    document = inspect_document(read_model(options.file))
+    if options.json:
+        print_document(document)
+    else:
+        print_line(inspect_text(document))
+    return exit_codes.OK
+
+
+def run_devices(options: Namespace) -> int:
+    """Print this machine's rig file (always JSON: it is meant to be kept)."""
+    print_line(encode_rig(discover(tuple(options.rpc))).decode())
+    return exit_codes.OK
+
+
+def run_plan(options: Namespace) -> int:
+    """Print the forecast of a layout."""
+    inputs = read_inputs(options)
+    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
+    broken = bool(report.violations)
+    if not broken and (options.probe or report.probe_only is not None):
+        report = probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
+    document = plan_document(inputs.model, inputs.layout, inputs.context, report)
+    if options.json:
+        print_document(document)
+    else:
+        print_line(plan_text(inputs.model, inputs.layout, inputs.context, report))
+    if broken:
+        return exit_codes.ARGUMENT
+    return exit_codes.OK if report.fits else exit_codes.DOES_NOT_FIT
+
+
+def run_demo(options: Namespace) -> int:
+    """Write the demo model."""
+    write_demo_model(options.path)
+    if options.json:
+        print_document({"path": str(options.path), "size_bytes": options.path.stat().st_size})
+    else:
+        print_line(f"Wrote {options.path}. Try: layerdeck-cli load {options.path} --prompt hi -n 32")
+    return exit_codes.OK

@@ -1,0 +1,56 @@
+"""What `plan` and `load` have in common: from arguments to model, rig, layout and context settings."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.devices.device import Rig
+from engine.devices.rig_file import read_rig
+from engine.errors import ArgumentError
+from engine.fit.initial_layout import initial_layout
+from engine.gguf.model_file import ModelFile
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.layout.layout_file import read_layout
+from engine.runner.discovery import discover
+
+
+@dataclass(frozen=True, slots=True)
+class PlanInputs:
+    """One layout of one model on one rig."""
+
+    model: ModelFile
+    rig: Rig
+    layout: Layout
+    context: ContextSettings
+
+
+def read_inputs(options: Namespace) -> PlanInputs:
+    """Read the files that `options` name; without a rig file discover this machine, without a layout make the initial one."""
+    if options.auto is not None:
+        raise ArgumentError("--auto is not available yet; leave it out for the initial layout, or give --layout FILE.")
+    model = read_model(options.file)
+    rig = read_rig(options.rig) if options.rig is not None else None
+    if options.layout is not None:
+        document = read_layout(options.layout, n_layers=model.n_layers)
+        context = _with_overrides(document.context, options)
+        return PlanInputs(model, rig or discover(), document.layout, context)
+    context = _with_overrides(ContextSettings(), options)
+    rig = rig or discover()
+    return PlanInputs(model, rig, initial_layout(model, rig, context), context)
+
+
+def _with_overrides(context: ContextSettings, options: Namespace) -> ContextSettings:
+    """Return `context` with what `plan` was asked on its command line."""
+    chosen = {
+        "n_ctx": getattr(options, "ctx", None),
+        "type_k": getattr(options, "type_k", None),
+        "type_v": getattr(options, "type_v", None),
+        "n_ubatch": getattr(options, "ubatch", None),
+    }
+    given = {key: value for key, value in chosen.items() if value is not None}
+    return msgspec.structs.replace(context, **given) if given else context

@@ -1,0 +1,59 @@
+"""The runner's events as typed Qt signals in the GUI thread."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from engine.runner.client import LoadJob, Runner
+from engine.runner.events import AnyEvent, Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.runner.protocol import Generate
+
+
+class EngineBridge(QObject):
+    """Owns the runner. Calls return at once; events come from the runner's threads and arrive here queued."""
+
+    progress = Signal(Progress)
+    loaded = Signal(Loaded)
+    out_of_memory = Signal(OutOfMemory)
+    failed = Signal(Failed)
+    crashed = Signal(Crashed)
+    cancelled = Signal(Cancelled)
+    token = Signal(Token)
+    done = Signal(Done)
+
+    _arrived = Signal(object)
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
+        self.runner = Runner(self._arrived.emit)
+        self._signals = {
+            Progress: self.progress,
+            Loaded: self.loaded,
+            OutOfMemory: self.out_of_memory,
+            Failed: self.failed,
+            Crashed: self.crashed,
+            Cancelled: self.cancelled,
+            Token: self.token,
+            Done: self.done,
+        }
+
+    def load(self, job: LoadJob) -> None:
+        self.runner.load(job)
+
+    def generate(self, request: Generate) -> None:
+        self.runner.generate(request)
+
+    def stop(self) -> None:
+        """End the load or the generation that is running."""
+        self.runner.stop()
+
+    def unload(self) -> None:
+        self.runner.unload()
+
+    def close(self) -> None:
+        """End the child, waiting a bounded time."""
+        self.runner.close()
+
+    def _on_arrived(self, event: AnyEvent) -> None:
+        self._signals[type(event)].emit(event)

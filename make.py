@@ -1,0 +1,668 @@
+#!/usr/bin/env python3
+"""Set-up and daily commands, with nothing but the standard library: from a fresh clone to a window or a test run.
+
+`python3 make.py run` and `python3 make.py test` install what is missing, build llama-cpp-python once for this machine
+(the wheel is kept in the user's cache) and start. Later calls find the stamp in .venv and start at once.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes.util
+import hashlib
+import importlib.util
+import json
+import os
+import platform
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+STAMP = VENV / "layerdeck-setup.json"
+MIN_PYTHON = (3, 11)
+BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal")
+ENGINE = "llama-cpp-python"
+
+QT_PACKAGES = (
+    "fonts-dejavu-core",
+    "libdbus-1-3",
+    "libegl1",
+    "libfontconfig1",
+    "libfreetype6",
+    "libgl1",
+    "libglib2.0-0",
+    "libgssapi-krb5-2",
+    "libopengl0",
+    "libwayland-client0",
+    "libwayland-cursor0",
+    "libwayland-egl1",
+    "libx11-xcb1",
+    "libxcb-cursor0",
+    "libxcb-icccm4",
+    "libxcb-image0",
+    "libxcb-keysyms1",
+    "libxcb-randr0",
+    "libxcb-render-util0",
+    "libxcb-shape0",
+    "libxcb-shm0",
+    "libxcb-sync1",
+    "libxcb-util1",
+    "libxcb-xfixes0",
+    "libxcb-xkb1",
+    "libxkbcommon-x11-0",
+    "libxkbcommon0",
+)
+"""What the libraries and the xcb platform plugin in PySide6-Essentials link to and do not bring along."""
+TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
+"""End-to-end tests drive the real window by mouse in an X server of their own."""
+BACKEND_PACKAGES = {"vulkan": ("glslc", "libvulkan-dev", "spirv-headers")}
+QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
+"""Names to look for where there is no Debian package database."""
+
+BUILD_CORE_SECONDS = {"cuda": 3000, "hip": 3000, "vulkan": 900}
+"""Processor seconds of a build beyond the 400 of a plain one: only to say beforehand what to expect."""
+PLAIN_BUILD_CORE_SECONDS = 400
+REPORT_INTERVAL_S = 15.0
+LOG_TAIL_LINES = 30
+
+
+class SetupError(Exception):
+    """Set-up cannot go on; the text says why and what to do."""
+
+    def __init__(self, message: str, exit_code: int = 2) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+# ------------------------------------------------------------------ what this machine is
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything about a machine that a built engine depends on."""
+
+    system: str
+    architecture: str
+    libc: str
+    compiler: str
+    cpu_flags: str
+
+
+@dataclass(frozen=True)
+class Cuda:
+    """A CUDA toolkit and the compute capabilities of the cards present."""
+
+    nvcc: str
+    version: str
+    capabilities: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Build:
+    """One way of building the engine."""
+
+    version: str
+    backend: str
+    options: tuple[str, ...]
+    toolkit: str
+    machine: Machine
+
+    @property
+    def key(self) -> str:
+        """Name of the folder in the cache: the same for builds that may stand in for each other."""
+        digest = hashlib.sha256(json.dumps(asdict(self), sort_keys=True).encode()).hexdigest()
+        return f"{self.version}-{self.backend}-{digest[:16]}"
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """Return what `command` prints, None if it does not exist or fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None
+
+
+def find_compiler() -> str | None:
+    """Return the C++ compiler that CMake will take, None if there is none."""
+    if "CXX" in os.environ:
+        return os.environ["CXX"]
+    names = ("clang++", "c++") if sys.platform == "darwin" else ("c++", "g++", "clang++")
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def compiler_version() -> str:
+    """Return name and version of the C++ compiler. On Windows CMake finds Visual Studio without our help."""
+    if sys.platform == "win32":
+        return "msvc"
+    compiler = find_compiler()
+    text = output_of([*shlex.split(compiler), "--version"]) if compiler else None
+    return text.splitlines()[0].strip() if text else "unknown"
+
+
+def cpu_flags() -> str:
+    """Return a digest of this CPU's instruction sets: ggml is compiled for exactly this CPU."""
+    if sys.platform == "linux":
+        text = parse_cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+    elif sys.platform == "darwin":
+        text = output_of(["sysctl", "-n", "machdep.cpu.brand_string"]) or ""
+    else:
+        text = platform.processor()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def parse_cpu_flags(cpuinfo: str) -> str:
+    """Return the instruction sets of the first CPU in the text of /proc/cpuinfo, sorted."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return " ".join(sorted(value.split()))
+    return ""
+
+
+def find_machine() -> Machine:
+    """Look at this machine."""
+    return Machine(
+        system=sys.platform,
+        architecture=platform.machine(),
+        libc="-".join(platform.libc_ver()),
+        compiler=compiler_version(),
+        cpu_flags=cpu_flags(),
+    )
+
+
+def find_cuda() -> Cuda | None:
+    """Return the toolkit and the cards, None unless there are both: a toolkit alone makes an engine nobody can use."""
+    cards = output_of(["nvidia-smi", "--query-gpu=compute_cap", "--format=csv,noheader"])
+    if not cards or not cards.strip():
+        return None
+    homes = [os.environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if os.environ.get(name)]
+    candidates = [shutil.which("nvcc"), *(str(Path(home, "bin", "nvcc")) for home in [*homes, "/usr/local/cuda"])]
+    for nvcc in candidates:
+        text = output_of([nvcc, "--version"]) if nvcc else None
+        if nvcc and text:
+            return Cuda(nvcc, parse_nvcc_version(text), tuple(sorted(set(cards.split()))))
+    return None
+
+
+def parse_nvcc_version(text: str) -> str:
+    """Return "12.4.131" from the output of `nvcc --version`."""
+    match = re.search(r"\bV(\d+(?:\.\d+)+)", text)
+    return match.group(1) if match else text.strip()
+
+
+# ------------------------------------------------------------------ which engine to build
+
+
+def choose_backend(requested: str, system: str, cuda: Cuda | None) -> str:
+    """Return the backend to build for, from LAYERDECK_BACKEND and what is there."""
+    if requested not in BACKENDS:
+        raise SetupError(f'LAYERDECK_BACKEND is "{requested}"; it may be {", ".join(BACKENDS)}.')
+    if requested == "cuda" and cuda is None:
+        raise SetupError(
+            "LAYERDECK_BACKEND=cuda needs an NVIDIA driver with a card (nvidia-smi) and the CUDA toolkit (nvcc); "
+            "install what is missing, or use LAYERDECK_BACKEND=cpu."
+        )
+    if requested == "metal" and system != "darwin":
+        raise SetupError("LAYERDECK_BACKEND=metal works on macOS only; use auto, cpu, cuda, vulkan or hip here.")
+    if requested != "auto":
+        return requested
+    if system == "darwin":
+        return "metal"
+    return "cuda" if cuda else "cpu"
+
+
+def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
+    """Return the CMake options for `backend`; `extra` is the user's own CMAKE_ARGS and comes last, so that it wins."""
+    options = ["-DGGML_RPC=ON"]
+    if backend == "cuda":
+        options += ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"]
+    elif backend in ("vulkan", "hip"):
+        options.append(f"-DGGML_{backend.upper()}=ON")
+    if system == "darwin":
+        options.append(f"-DGGML_METAL={'ON' if backend == 'metal' else 'OFF'}")
+    return (*options, *shlex.split(extra))
+
+
+def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
+    """Decide how the engine is built on this machine."""
+    cuda = find_cuda() if requested in ("auto", "cuda") else None
+    backend = choose_backend(requested, sys.platform, cuda)
+    toolkit = f"{cuda.version} for {','.join(cuda.capabilities)}" if cuda and backend == "cuda" else ""
+    build = Build(
+        version=pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8")),
+        backend=backend,
+        options=build_options(backend, sys.platform, extra),
+        toolkit=toolkit,
+        machine=find_machine(),
+    )
+    return build, cuda
+
+
+def pinned_version(package: str, pyproject: str) -> str:
+    """Return the version that the text of pyproject.toml pins `package` to."""
+    match = re.search(rf'"{re.escape(package)}==([^"]+)"', pyproject)
+    if match is None:
+        raise SetupError(f"pyproject.toml does not pin {package} with ==.", exit_code=1)
+    return match.group(1)
+
+
+def cache_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
+    """Return the user's cache folder for Layerdeck, by the rules of the system."""
+    if system == "win32":
+        base = Path(environ.get("LOCALAPPDATA") or home / "AppData" / "Local")
+    elif system == "darwin":
+        base = home / "Library" / "Caches"
+    else:
+        base = Path(environ.get("XDG_CACHE_HOME") or home / ".cache")
+    return base / "layerdeck"
+
+
+# ------------------------------------------------------------------ system packages
+
+
+def wanted_packages(*, tests: bool, backend: str, has_compiler: bool, has_venv: bool) -> list[str]:
+    """Return the Debian packages that this set-up needs."""
+    wanted = [*QT_PACKAGES, *BACKEND_PACKAGES.get(backend, ())]
+    wanted += TEST_PACKAGES if tests else ()
+    wanted += [] if has_compiler else ["g++"]
+    wanted += [] if has_venv else ["python3-venv"]
+    return wanted
+
+
+def missing_packages(wanted: Iterable[str], installed: str) -> list[str]:
+    """Return those of `wanted` that dpkg's list does not have, a line of it being "status|package|provides".
+
+    Newer Debian releases renamed some of them (libglib2.0-0t64), and provide the old name.
+    """
+    present: set[str] = set()
+    for line in installed.splitlines():
+        status, _, names = line.partition("|")
+        if status.strip().endswith("i"):
+            present.update(re.findall(r"(?:^|[|,])\s*([a-z0-9][a-z0-9+.-]*)", names))
+    return sorted(set(wanted) - present)
+
+
+def require_system(*, tests: bool, backend: str) -> None:
+    """Install or name the system packages that are missing."""
+    has_compiler = sys.platform == "win32" or find_compiler() is not None
+    has_venv = importlib.util.find_spec("ensurepip") is not None
+    if sys.platform == "linux" and shutil.which("dpkg-query") and shutil.which("apt-get"):
+        wanted = wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv)
+        listed = output_of(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Provides}\n"]) or ""
+        if missing := missing_packages(wanted, listed):
+            install_packages(missing)
+        return
+    if not has_compiler:
+        remedy = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang++"
+        raise SetupError(f"No C++ compiler found; {remedy}, then start again.")
+    if not has_venv:
+        raise SetupError("This Python has no ensurepip module; install Python's venv package, then start again.")
+    if sys.platform == "linux":
+        name_missing_libraries(tests=tests)
+
+
+def name_missing_libraries(*, tests: bool) -> None:
+    """Say which libraries or programs seem to be missing where we do not know the package names."""
+    missing = [f"lib{name}" for name in QT_LIBRARIES if ctypes.util.find_library(name) is None]
+    missing += [name for name in ("Xvfb", "xdotool", "openbox") if tests and shutil.which(name) is None]
+    if missing:
+        say(f"Not found: {', '.join(missing)}. The window or its tests need them; install them if it does not start.")
+
+
+def install_packages(packages: Sequence[str]) -> None:
+    """Install with apt-get where we are root, else end with the one line to copy."""
+    command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
+    if os.geteuid() != 0:
+        raise SetupError(f"System packages are missing; install them and start again:\n  sudo {shlex.join(command)}")
+    say(f"Installing system packages: {' '.join(packages)}")
+    environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
+    for step in (["apt-get", "update", "-qq"], command):
+        done = subprocess.run(
+            step, env=environ, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False
+        )
+        if done.returncode != 0:
+            tail = done.stdout.decode(errors="replace").splitlines()[-LOG_TAIL_LINES:]
+            raise SetupError(
+                "\n".join([*tail, f"{shlex.join(step)} failed (exit code {done.returncode})."]), exit_code=1
+            )
+
+
+# ------------------------------------------------------------------ building the engine
+
+
+class Progress:
+    """Says how a long build goes: one rewritten line on a terminal, else a line every 15 seconds."""
+
+    def __init__(self, out: IO[str]) -> None:
+        self._out = out
+        self._started_s = time.monotonic()
+        self._said_s = self._started_s
+        self._state = "preparing"
+
+    def see(self, line: str) -> None:
+        """Take in a line of the build's output."""
+        if match := re.search(r"\[\s*(\d+)/(\d+)\]", line):
+            self._state = f"{match.group(1)} of {match.group(2)} steps"
+        elif match := re.search(r"\[\s*(\d+)%\]", line):
+            self._state = f"{match.group(1)} %"
+
+    def tick(self) -> None:
+        """Show where the build is, if it is time to."""
+        now_s = time.monotonic()
+        text = f"  llama.cpp: {self._state}, {format_duration(now_s - self._started_s)}"
+        if self._out.isatty():
+            self._out.write(f"\r{text:<70}")
+        elif now_s - self._said_s >= REPORT_INTERVAL_S:
+            self._said_s = now_s
+            self._out.write(f"{text}\n")
+        self._out.flush()
+
+    def end(self) -> None:
+        """Finish the line."""
+        if self._out.isatty():
+            self._out.write("\n")
+
+
+def format_duration(seconds: float) -> str:
+    """Return "3 min 5 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
+
+
+def expected_seconds(backend: str, cores: int) -> int:
+    """Return about how long a build takes."""
+    return (PLAIN_BUILD_CORE_SECONDS + BUILD_CORE_SECONDS.get(backend, 0)) // max(1, cores)
+
+
+def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
+    """Run a long build with progress; its output goes to `log`, and the end of it to the terminal on failure."""
+    progress = Progress(sys.stdout)
+    tail: deque[str] = deque(maxlen=LOG_TAIL_LINES)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        log.open("w", encoding="utf-8") as file,
+        subprocess.Popen(
+            command,
+            env=environ,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        ) as process,
+    ):
+        output = process.stdout
+        assert output is not None
+
+        def read() -> None:
+            for line in output:
+                file.write(line)
+                tail.append(line.rstrip())
+                progress.see(line)
+
+        reader = threading.Thread(target=read, name="build output")
+        reader.start()
+        try:
+            while reader.is_alive():
+                progress.tick()
+                reader.join(timeout=0.5)
+        except BaseException:
+            process.terminate()
+            raise
+        finally:
+            reader.join()
+            progress.end()
+    if process.returncode != 0:
+        raise SetupError("\n".join([*tail, f"The build of {ENGINE} failed; the whole log is {log}"]), exit_code=1)
+
+
+def cached_wheel(folder: Path) -> Path | None:
+    """Return the wheel in a folder of the cache, None if it was not built yet."""
+    return next(iter(sorted(folder.glob("*.whl"))), None)
+
+
+def require_wheel(build: Build, cuda: Cuda | None) -> Path:
+    """Return the engine's wheel from the cache, building it first if it is not there."""
+    cache = cache_folder(sys.platform, os.environ, Path.home())
+    folder = cache / "wheels" / build.key
+    if wheel := cached_wheel(folder):
+        return wheel
+    cores = os.cpu_count() or 1
+    expected = format_duration(expected_seconds(build.backend, cores))
+    say(f"Building llama.cpp for this machine ({build.backend}), once: about {expected} on {cores} cores.")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
+        finished = Path(scratch, "finished")
+        finished.mkdir()
+        build_wheel(build, cuda, Path(scratch), finished, cache / f"build-{build.key}.log")
+        description = json.dumps(asdict(build), indent=2)
+        (finished / "build.json").write_text(description + "\n", encoding="utf-8")
+        try:
+            finished.rename(folder)
+        except OSError:  # another make.py was faster; its wheel is as good as ours
+            if cached_wheel(folder) is None:
+                raise
+    wheel = cached_wheel(folder)
+    assert wheel is not None
+    say(f"Kept for later: {wheel}")
+    return wheel
+
+
+def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, log: Path) -> None:
+    """Build the wheel into `target`. The folder for temporary files is ours: the build tree is large."""
+    environ = {**os.environ, "CMAKE_ARGS": shlex.join(build.options), "TMPDIR": str(scratch)}
+    if build.backend == "cuda" and cuda:
+        environ.setdefault("CUDACXX", cuda.nvcc)
+    requirement = f"{ENGINE}=={build.version}"
+    command = [str(venv_program("python")), "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(target)]
+    # pip's cache holds wheels by version only, whatever options they were built with.
+    command += ["--no-cache-dir", "--no-binary", ENGINE]
+    # Ninja as a wheel where it is missing, rather than make, which may be missing as well.
+    command += ["--config-settings", "ninja.make-fallback=false", requirement]
+    run_logged(command, environ, log)
+    if cached_wheel(target) is None:
+        raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
+
+
+# ------------------------------------------------------------------ the virtual environment
+
+
+def venv_program(name: str) -> Path:
+    """Return the path of a program in the virtual environment."""
+    return VENV / "Scripts" / f"{name}.exe" if sys.platform == "win32" else VENV / "bin" / name
+
+
+def read_stamp() -> dict[str, str]:
+    """Return what the last finished set-up noted, nothing if there was none."""
+    try:
+        stamp = json.loads(STAMP.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return {str(key): str(value) for key, value in stamp.items()} if isinstance(stamp, dict) else {}
+
+
+def setup_digest(pyproject: bytes, place: Path, python: str, backend: str, cmake_args: str) -> str:
+    """Return a digest of what the virtual environment depends on and can be had without starting a program."""
+    return hashlib.sha256("\0".join([pyproject.decode(), str(place), python, backend, cmake_args]).encode()).hexdigest()
+
+
+def is_set_up(stamp: Mapping[str, str], digest: str, *, tests: bool) -> bool:
+    """Say whether the set-up that left `stamp` is the one wanted now."""
+    return stamp.get("digest") == digest and (not tests or stamp.get("tests") == "yes")
+
+
+def require_venv() -> None:
+    """Create .venv, anew if it is broken or of another Python."""
+    wanted = "{}.{}".format(*sys.version_info[:2])
+    script = "import sys; print('{}.{}'.format(*sys.version_info[:2]))"
+    found = output_of([str(venv_program("python")), "-c", script])
+    if found is not None and found.strip() == wanted and venv_program("pip").exists():
+        return
+    say("Creating .venv")
+    call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
+
+
+def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
+    """Install the engine, the pinned dependencies and the project itself (editable) into .venv."""
+    pip = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    failed = "Installing the dependencies failed."
+    say("Installing dependencies")
+    if reinstall:  # pip takes a wheel of an installed version for the same, whatever its build options
+        call([*pip, "--no-deps", "--force-reinstall", str(wheel)], failed)
+    project = f"{ROOT}[dev]" if tests else str(ROOT)
+    call([*pip, str(wheel), "--editable", project], failed)
+
+
+def set_up(*, tests: bool, force: bool = False) -> None:
+    """Do what is missing until Layerdeck (and its tests) can run."""
+    stamp = read_stamp()
+    # A choice holds for later calls until another is made: plain `run` after `LAYERDECK_BACKEND=vulkan make.py setup`.
+    requested = os.environ.get("LAYERDECK_BACKEND") or stamp.get("backend") or "auto"
+    cmake_args = os.environ.get("CMAKE_ARGS", stamp.get("cmake_args", ""))
+    tests = tests or stamp.get("tests") == "yes"
+    pyproject = (ROOT / "pyproject.toml").read_bytes()
+    python = "{}.{}".format(*sys.version_info[:2])
+    digest = setup_digest(pyproject, ROOT, python, requested, cmake_args)
+    if not force and is_set_up(stamp, digest, tests=tests) and venv_program("layerdeck").exists():
+        return
+    require_system(tests=tests, backend=requested)
+    build, cuda = plan_build(requested, cmake_args)
+    require_venv()
+    STAMP.unlink(missing_ok=True)
+    wheel = require_wheel(build, cuda)
+    install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
+    finished = {
+        "digest": digest,
+        "wheel": build.key,
+        "tests": "yes" if tests else "no",
+        "backend": requested,
+        "cmake_args": cmake_args,
+    }
+    STAMP.write_text(json.dumps(finished, indent=2) + "\n", encoding="utf-8")
+    say(f"Set-up is complete ({build.backend}).")
+
+
+# ------------------------------------------------------------------ commands
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal."""
+    print(text, flush=True)
+
+
+def call(command: Sequence[str], failed: str) -> None:
+    """Run a step of the set-up; its failure ends the set-up."""
+    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+        raise SetupError(failed, exit_code=1)
+
+
+def replace_process(command: Sequence[str]) -> int:
+    """Become `command`, so that signals reach it; on Windows, where that would detach it, wait for it."""
+    if sys.platform != "win32":
+        os.execv(command[0], list(command))
+    return subprocess.run(command, check=False).returncode
+
+
+def run_window(arguments: Sequence[str]) -> int:
+    """Start the window. Paths in `arguments` are relative to the caller's folder."""
+    set_up(tests=False)
+    return replace_process([str(venv_program("layerdeck")), *arguments])
+
+
+def run_tests(arguments: Sequence[str]) -> int:
+    """Run the tests. They need no display."""
+    set_up(tests=True)
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    os.chdir(ROOT)
+    return replace_process([str(venv_program("python")), "-m", "pytest", *arguments])
+
+
+def run_checks(_arguments: Sequence[str]) -> int:
+    """Check format, lint, types and imports; all of them, also after one failed."""
+    set_up(tests=True)
+    failed = [
+        name
+        for name, command in {
+            "format": ["ruff", "format", "--check"],
+            "lint": ["ruff", "check"],
+            "types": ["mypy"],
+            "imports": ["lint-imports"],
+        }.items()
+        if subprocess.run([str(venv_program(command[0])), *command[1:]], cwd=ROOT, check=False).returncode != 0
+    ]
+    say(f"Checks failed: {', '.join(failed)}." if failed else "All checks passed.")
+    return 1 if failed else 0
+
+
+def run_benchmarks(arguments: Sequence[str]) -> int:
+    """Run the benchmarks named, or all."""
+    available = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
+    if unknown := [name for name in arguments if name not in available]:
+        raise SetupError(f"No benchmark is called {', '.join(unknown)}; there are {', '.join(available)}.")
+    set_up(tests=True)
+    codes = [
+        subprocess.run([str(venv_program("python")), "-m", f"benchmarks.{name}"], cwd=ROOT, check=False).returncode
+        for name in arguments or available
+    ]
+    return max(codes, default=0)
+
+
+def run_setup(_arguments: Sequence[str]) -> int:
+    """Set up, looking at the machine again: after a card or a toolkit was added."""
+    set_up(tests=False, force=True)
+    return 0
+
+
+COMMANDS = {
+    "setup": (run_setup, "look at this machine again, install and build what is missing"),
+    "run": (run_window, "start Layerdeck; arguments go to it"),
+    "test": (run_tests, "run the tests; arguments go to pytest"),
+    "check": (run_checks, "check format, lint, types and imports"),
+    "bench": (run_benchmarks, "run the benchmarks named, or all"),
+}
+
+
+def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
+    """Split the command line into the command and what is passed on."""
+    parser = argparse.ArgumentParser(
+        prog="make.py",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        description="\n".join(f"{name:6} {text}" for name, (_, text) in COMMANDS.items()),
+    )
+    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("arguments", nargs=argparse.REMAINDER)
+    options = parser.parse_args(arguments)
+    return options.command, options.arguments
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run one command and return its exit code."""
+    command, rest = parse_command(arguments)
+    if sys.version_info < MIN_PYTHON:
+        raise SetupError(f"Layerdeck needs Python 3.11 or later; this is {platform.python_version()}.")
+    return COMMANDS[command][0](rest)
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main(sys.argv[1:]))
+    except SetupError as error:
+        print(error, file=sys.stderr)
+        sys.exit(error.exit_code)
+    except KeyboardInterrupt:
+        sys.exit(130)

@@ -1,4 +1,4 @@
-"""Events of a load and of generation, to the key of the contract: what the CLI prints and the session turns into signals."""
+"""Events of a load and of generation, to the key of the contract: the CLI prints them, the session makes signals of them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
     """Base of all events; encodes with `event` as the first key."""
 
 
-class Progress(Event, tag="progress", kw_only=True):
+class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     """`fraction` 0..1, None where the stage cannot tell; `device` is our id."""
 
     stage: Stage
@@ -24,18 +24,18 @@ class Progress(Event, tag="progress", kw_only=True):
     device: str | None = None
 
 
-class Loaded(Event, tag="loaded", kw_only=True):
+class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """Measured rows beside the forecast, both with one row per device of the rig."""
 
     devices: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
 
 
-class Token(Event, tag="token", kw_only=True):
+class Token(Event, frozen=True, kw_only=True, tag="token"):
     text: str
 
 
-class Done(Event, tag="done", kw_only=True):
+class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation; speeds in tokens per second."""
 
     prompt_tokens: int
@@ -45,7 +45,7 @@ class Done(Event, tag="done", kw_only=True):
     stop_reason: StopReason
 
 
-class OutOfMemory(Event, tag="out_of_memory", kw_only=True):
+class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
     """`free_bytes` None when the device does not tell; `allocated` are rows of what had been placed before."""
 
     stage: Stage
@@ -57,14 +57,14 @@ class OutOfMemory(Event, tag="out_of_memory", kw_only=True):
     message: str
 
 
-class Failed(Event, tag="failed", kw_only=True):
+class Failed(Event, frozen=True, kw_only=True, tag="failed"):
     """`kind` is one of the contract's words. Extra facts are in `message`."""
 
     kind: str
     message: str
 
 
-class Crashed(Event, tag="crashed", kw_only=True):
+class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
     """The child ended without its last word; exactly one of `signal` and `exit_code` is set."""
 
     kind: str
@@ -73,7 +73,7 @@ class Crashed(Event, tag="crashed", kw_only=True):
     message: str
 
 
-class Cancelled(Event, tag="cancelled", kw_only=True):
+class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
     stage: Stage
 
 

@@ -2,8 +2,9 @@
 
     EngineError                 summary() is the sentence for people; kind is the contract's word for it
     +-- ArgumentError           a command-line or dialog value
-    +-- LayoutError             a layout (file) that cannot be used, with the place in it
-    +-- RigError                a rig (file) that cannot be used, with the place in it
+    +-- PlacedError             a document that cannot be used, with the place in it
+    |   +-- LayoutError         a layout (file)
+    |   +-- RigError            a rig (file)
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
     +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
     +-- UnreachableError        a device or endpoint that does not answer as it should
@@ -39,32 +40,32 @@ class ArgumentError(EngineError):
     kind = "argument"
 
 
-class LayoutError(EngineError):
-    """A layout that cannot be used. `place` is a path such as `runs[2].layers`, empty when it is the whole."""
+class PlacedError(EngineError):
+    """A document that cannot be used. `place` is a path in it such as `runs[2].layers`, empty when it is the whole.
+
+    `source` names the file for people, empty where there is none.
+    """
+
+    def __init__(self, reason: str, *, place: str = "", source: str = "") -> None:
+        super().__init__(": ".join(part for part in (source, place, reason) if part))
+        self.place = place
+        self.reason = reason
+        self.source = source
+
+    def fields(self) -> dict[str, str | int | None]:
+        return {"place": self.place} if self.place else {}
+
+
+class LayoutError(PlacedError):
+    """A layout that cannot be used."""
 
     kind = "layout"
 
-    def __init__(self, reason: str, *, place: str = "") -> None:
-        super().__init__(f"{place}: {reason}" if place else reason)
-        self.place = place
-        self.reason = reason
 
-    def fields(self) -> dict[str, str | int | None]:
-        return {"place": self.place} if self.place else {}
-
-
-class RigError(EngineError):
-    """A rig that cannot be used. `place` is a path such as `devices[0].total_bytes`."""
+class RigError(PlacedError):
+    """A rig that cannot be used."""
 
     kind = "rig"
-
-    def __init__(self, reason: str, *, place: str = "") -> None:
-        super().__init__(f"{place}: {reason}" if place else reason)
-        self.place = place
-        self.reason = reason
-
-    def fields(self) -> dict[str, str | int | None]:
-        return {"place": self.place} if self.place else {}
 
 
 class ModelFileError(EngineError):
@@ -116,7 +117,9 @@ class WorkerCrashedError(EngineError):
 
     kind = "crashed"
 
-    def __init__(self, reason: str, *, signal: int | None = None, exit_code: int | None = None, stderr_tail: str = "") -> None:
+    def __init__(
+        self, reason: str, *, signal: int | None = None, exit_code: int | None = None, stderr_tail: str = ""
+    ) -> None:
         super().__init__(reason)
         self.signal = signal
         self.exit_code = exit_code

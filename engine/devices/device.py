@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -10,6 +11,8 @@ CPU_ID = "CPU"
 
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
 DEVICE_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu", "accel", "cpu")
+
+_ID = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +25,10 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """One place for layers. `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this."""
+    """One place for layers.
+
+    `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this.
+    """
 
     id: str
     name: str
@@ -74,5 +80,19 @@ class Rig:
 
 def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Device:
     """Return the device that stands for the host's CPU and memory."""
-    return Device(id=CPU_ID, name=name, backend="CPU", kind="cpu", total_bytes=total_bytes, free_bytes=free_bytes,
-                  capabilities=Capabilities(row_split=False, tensor_split=False))
+    return Device(
+        id=CPU_ID,
+        name=name,
+        backend="CPU",
+        kind="cpu",
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        capabilities=Capabilities(row_split=False, tensor_split=False),
+    )
+
+
+def find_id_fault(device_id: str) -> str | None:
+    """Return a sentence on why this cannot be a device's id, None if it can."""
+    if _ID.fullmatch(device_id):
+        return None
+    return f'"{device_id[:60]}" is no device id; ids have letters, digits, "_", "." and "-", such as "CUDA0"'

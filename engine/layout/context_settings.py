@@ -9,7 +9,9 @@ import msgspec
 KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
 KV_TYPES: tuple[KvType, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
 FlashAttention = Literal["auto", "on", "off"]
+FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = ("auto", "on", "off")
 LoadMode = Literal["auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io"]
+LOAD_MODES: tuple[LoadMode, ...] = ("auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io")
 
 
 class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):

@@ -1,8 +1,17 @@
-"""What llama.cpp is told about a layout. Values here; the translation is `engine_parameters()`."""
+"""What llama.cpp is told about a layout, and what it makes of it. Pure: the worker turns ids into ggml devices."""
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_right
+from itertools import accumulate
+
 import msgspec
+
+from engine.devices.device import CPU_ID
+from engine.errors import LayoutError
+from engine.layout.layout import Layout, Override, Run, merge_runs
+from engine.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
 """Length of the `tensor_split` array that llama.cpp copies (`llama_max_devices`)."""
@@ -18,7 +27,10 @@ class TensorOverride(msgspec.Struct, frozen=True):
 
 
 class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
-    """`devices` are our ids in the order of the entries; `tensor_split` always has `MAX_DEVICES` entries, layer counts in mode layer."""
+    """`devices` are our ids in the order of the entries.
+
+    `tensor_split` always has `MAX_DEVICES` numbers, layer counts in mode layer.
+    """
 
     n_gpu_layers: int
     devices: tuple[str, ...]
@@ -26,3 +38,76 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     split_mode: str
     main_gpu: int = 0
     overrides: tuple[TensorOverride, ...] = ()
+
+
+def entries(layout: Layout) -> tuple[Run, ...]:
+    """Return the runs handed to the engine as device entries; position `n_layers` is the output layer.
+
+    A leading CPU run is none of them (it is what `n_gpu_layers` leaves out); an output layer on another device than
+    the last layer's is one of its own.
+    """
+    output = Run(layout.output_device, layout.n_layers, layout.n_layers)
+    positions = merge_runs((*layout.runs, output))
+    return positions[1:] if positions[0].device == CPU_ID else positions
+
+
+def entry_count(layout: Layout) -> int:
+    """Return how many device entries the engine would get; `MAX_ENTRIES` is the most it takes."""
+    return len(entries(layout))
+
+
+def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
+    """Return what llama.cpp is told so that every layer, its KV cache and the output layer land where `layout` says.
+
+    Whole layer counts that sum to `n_gpu_layers` make llama.cpp's float32 split exact; shares of 1 would not.
+
+    Raises:
+        LayoutError: for what the rules refuse before: another layer count, too many entries, modes tensor and row.
+    """
+    if layout.n_layers != model_n_layers:
+        raise LayoutError(
+            f"the layout is for {layout.n_layers} layers, the model has {model_n_layers}", place="model.layers"
+        )
+    if layout.split_mode in ("tensor", "row"):
+        raise LayoutError(f"split mode {layout.split_mode} cannot be loaded yet; use layer", place="split_mode")
+    offloaded = entries(layout)
+    if len(offloaded) > MAX_ENTRIES:
+        raise LayoutError(
+            f"the layout needs {len(offloaded)} device entries, the engine takes {MAX_ENTRIES}", place="runs"
+        )
+    counts = [float(run.length) for run in offloaded]
+    return EngineParameters(
+        n_gpu_layers=sum(run.length for run in offloaded),
+        devices=tuple(run.device for run in offloaded),
+        tensor_split=tuple(counts + [0.0] * (MAX_DEVICES - len(counts))),
+        # Mode none with an empty list is an error to llama.cpp, and everything on CPU is an empty list.
+        split_mode=layout.split_mode if offloaded else "layer",
+        overrides=tuple(_tensor_override(override) for override in layout.overrides),
+    )
+
+
+def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...]:
+    """Return where llama.cpp puts layers 0..n_layers-1 and the output layer (last), by its own float32 arithmetic.
+
+    Follows `llama_model_base::load_tensors` for mode layer, and for mode none with one device, which comes to the same.
+    """
+    positions = n_layers + 1
+    offloaded = min(parameters.n_gpu_layers, positions) if parameters.devices else 0
+    first = max(positions - parameters.n_gpu_layers, 0)
+    sums = list(accumulate(parameters.tensor_split[: len(parameters.devices)], lambda a, b: _float32(a + b)))
+    bounds = [_float32(total / sums[-1]) for total in sums]
+    return tuple(
+        parameters.devices[bisect_right(bounds, _float32((position - first) / offloaded))]
+        if first <= position < first + offloaded
+        else CPU_ID
+        for position in range(positions)
+    )
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])
+
+
+def _tensor_override(override: Override) -> TensorOverride:
+    pattern = override.pattern or part_pattern(override.part or "all", override.layers)
+    return TensorOverride(pattern, override.device)

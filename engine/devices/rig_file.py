@@ -1,0 +1,177 @@
+"""The rig file: the devices and the host to plan for, which need not be those of this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from engine.devices.device import (
+    CPU_ID,
+    DEVICE_KINDS,
+    Capabilities,
+    Device,
+    Rig,
+    find_id_fault,
+    make_host,
+)
+from engine.devices.endpoint import parse_endpoint
+from engine.errors import RigError
+from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+
+VERSION = 1
+MAX_ENDPOINT_DEVICE = 63
+
+
+def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
+    """Return what a rig file says.
+
+    Raises:
+        RigError: one sentence with the place; it begins with `source`, the file's name.
+    """
+    root = parse_document(data, what="rig", source=source, version=VERSION, fail=RigError)
+    root.allow("version", "devices", "host")
+    items = root.nested_list("devices")
+    devices = tuple(_parse_device(item) for item in items)
+    for index, device in enumerate(devices):
+        for earlier in devices[:index]:
+            _check_different(items[index], device, earlier)
+    return Rig(devices, _parse_host(root.nested("host")))
+
+
+def read_rig(path: Path) -> Rig:
+    """Return what the rig file at `path` says."""
+    return parse_rig(read_file(path, what="rig", fail=RigError), source=path.name)
+
+
+def rig_document(rig: Rig) -> dict[str, object]:
+    """Return the rig file as a JSON document; keys that say nothing of a device are left out."""
+    host = rig.host
+    return {
+        "version": VERSION,
+        "devices": [_device_document(device) for device in rig.devices],
+        "host": {"name": host.name, "total_bytes": host.total_bytes, "free_bytes": host.free_bytes},
+    }
+
+
+def encode_rig(rig: Rig) -> bytes:
+    """Return the rig file as it is written."""
+    return encode_document(rig_document(rig))
+
+
+def write_rig(path: Path, rig: Rig) -> None:
+    """Write a rig file; a reader finds the old or the new one, whole."""
+    write_file(path, encode_rig(rig), what="rig", fail=RigError)
+
+
+def _parse_device(item: JsonObject) -> Device:
+    item.allow(
+        "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
+        "cap_bytes", "margin_bytes", "capabilities",
+    )  # fmt: skip
+    device_id = _parse_id(item)
+    backend = item.text("backend")
+    if not backend.strip():
+        item.refuse("a device needs a backend, such as CUDA or RPC", "backend")
+    kind = item.maybe("kind", lambda key: item.choice(key, DEVICE_KINDS), "cpu" if backend == "CPU" else "gpu")
+    # Accelerators such as BLAS work in the host's memory and report none of their own.
+    total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
+    return Device(
+        id=device_id,
+        name=item.maybe("name", item.text, device_id),
+        backend=backend,
+        kind=kind,
+        total_bytes=total_bytes,
+        free_bytes=free_bytes,
+        pci_bus_id=item.nullable("pci_bus_id", item.text, None),
+        endpoint=_parse_endpoint(item, backend),
+        endpoint_device=item.maybe("endpoint_device", lambda key: item.integer(key, 0, MAX_ENDPOINT_DEVICE), 0),
+        cap_bytes=item.nullable("cap_bytes", item.size, None),
+        margin_bytes=item.nullable("margin_bytes", item.size, 0),
+        capabilities=_parse_capabilities(item.nested("capabilities"))
+        if "capabilities" in item.keys
+        else Capabilities(),
+    )
+
+
+def _parse_id(item: JsonObject) -> str:
+    device_id = item.text("id")
+    fault = find_id_fault(device_id)
+    if fault:
+        item.refuse(fault, "id")
+    if device_id == CPU_ID:
+        item.refuse(f'"{CPU_ID}" is the host; describe it under "host" and give this device another id', "id")
+    return device_id
+
+
+def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | None]:
+    total_bytes = item.size("total_bytes")
+    free_bytes = item.nullable("free_bytes", item.size, None)
+    if total_bytes == 0 and not zero_allowed:
+        item.refuse("a device with no memory cannot hold anything; give its size or leave it out", "total_bytes")
+    if free_bytes is not None and free_bytes > total_bytes:
+        item.refuse(
+            f"{free_bytes} free bytes are more than the device's {total_bytes}; correct one of them", "free_bytes"
+        )
+    return total_bytes, free_bytes
+
+
+def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
+    endpoint = item.nullable("endpoint", item.text, None)
+    if backend != "RPC":
+        if endpoint is not None:
+            item.refuse(f"an endpoint belongs to backend RPC, not to {backend[:40]}", "endpoint")
+        return None
+    if endpoint is None:
+        item.refuse('an RPC device needs its endpoint, such as "192.168.1.7:50052"', "endpoint")
+    try:
+        host, port = parse_endpoint(endpoint)
+    except ValueError as error:
+        item.refuse(str(error), "endpoint")
+    return f"{host}:{port}"
+
+
+def _parse_capabilities(item: JsonObject) -> Capabilities:
+    item.allow("row_split", "tensor_split")
+    default = Capabilities()
+    return Capabilities(
+        row_split=item.maybe("row_split", item.flag, default.row_split),
+        tensor_split=item.maybe("tensor_split", item.flag, default.tensor_split),
+    )
+
+
+def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
+    if device.id == earlier.id:
+        item.refuse(f'the id "{device.id}" is there twice; give each device its own', "id")
+    same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
+    if same_endpoint and device.endpoint_device == earlier.endpoint_device:
+        item.refuse(f"{device.id} and {earlier.id} are the same device of {device.endpoint}; leave one out", "endpoint")
+
+
+def _parse_host(item: JsonObject) -> Device:
+    item.allow("name", "total_bytes", "free_bytes")
+    total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
+    return make_host(item.maybe("name", item.text, CPU_ID), total_bytes, free_bytes)
+
+
+def _device_document(device: Device) -> dict[str, object]:
+    document: dict[str, object] = {
+        "id": device.id,
+        "name": device.name,
+        "backend": device.backend,
+        "total_bytes": device.total_bytes,
+        "free_bytes": device.free_bytes,
+        "kind": device.kind,
+    }
+    if device.pci_bus_id is not None:
+        document["pci_bus_id"] = device.pci_bus_id
+    if device.endpoint is not None:
+        document["endpoint"] = device.endpoint
+        document["endpoint_device"] = device.endpoint_device
+    return {
+        **document,
+        "cap_bytes": device.cap_bytes,
+        "margin_bytes": device.margin_bytes,
+        "capabilities": {
+            "row_split": device.capabilities.row_split,
+            "tensor_split": device.capabilities.tensor_split,
+        },
+    }

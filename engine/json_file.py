@@ -1,0 +1,238 @@
+"""Strict reading of the JSON files that people edit: every fault is one sentence with its place."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NoReturn, Protocol, TypeVar
+
+from engine.errors import EngineError
+from engine.units import MAX_SIZE_BYTES, parse_size
+
+MAX_FILE_BYTES = 1 << 20
+"""Layouts and rigs are a few KiB; anything beyond this is another kind of file."""
+
+T = TypeVar("T")
+D = TypeVar("D")
+Choice = TypeVar("Choice", bound=str)
+
+
+class Fail(Protocol):
+    """Makes the error of one kind of document, such as `LayoutError`."""
+
+    def __call__(self, reason: str, *, place: str = "", source: str = "") -> EngineError: ...
+
+
+class JsonObject:
+    """An object of a document with readers that check type and range. `place` is its path, empty for the root."""
+
+    def __init__(self, value: dict[str, object], place: str, source: str, fail: Fail) -> None:
+        self._value = value
+        self._place = place
+        self._source = source
+        self._fail = fail
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return tuple(self._value)
+
+    def place_of(self, key: str) -> str:
+        """Return the path of `key`, such as `runs[2].layers`."""
+        return f"{self._place}.{key}" if self._place else key
+
+    def refuse(self, reason: str, key: str | None = None) -> NoReturn:
+        """Raise the document's error at `key`, or at this object."""
+        raise self._fail(reason, place=self._place if key is None else self.place_of(key), source=self._source)
+
+    def allow(self, *keys: str) -> None:
+        """Refuse every key that is not one of `keys`."""
+        for key in self._value:
+            if key not in keys:
+                self.refuse(f"{json.dumps(key[:60])} is not a known key; known here are {', '.join(keys)}")
+
+    def maybe(self, key: str, read: Callable[[str], T], default: D) -> T | D:
+        """Return what `read` makes of `key`, or `default` where the key is absent."""
+        return read(key) if key in self._value else default
+
+    def nullable(self, key: str, read: Callable[[str], T], default: D) -> T | D:
+        """Return what `read` makes of `key`, or `default` where the key is absent or null."""
+        return default if self._value.get(key) is None else read(key)
+
+    def integer(self, key: str, low: int, high: int) -> int:
+        """Return a whole number from `low` to `high`."""
+        value = self._needed(key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(f"this has to be a whole number, not {_shown(value)}", key)
+        if not low <= value <= high:
+            self.refuse(f"{_shown(value)} is outside of {low} to {high}", key)
+        return value
+
+    def number(self, key: str) -> float:
+        """Return a finite number."""
+        value = self._needed(key)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            self.refuse(f"this has to be a number, not {_shown(value)}", key)
+        if abs(value) > 1e18 or not math.isfinite(value):
+            self.refuse(f"{_shown(value)} is too large a number", key)
+        return float(value)
+
+    def flag(self, key: str) -> bool:
+        """Return true or false."""
+        value = self._needed(key)
+        if not isinstance(value, bool):
+            self.refuse(f"this has to be true or false, not {_shown(value)}", key)
+        return value
+
+    def text(self, key: str) -> str:
+        """Return text that can be written as UTF-8 again."""
+        value = self._needed(key)
+        if not isinstance(value, str):
+            self.refuse(f"this has to be text in quotes, not {_shown(value)}", key)
+        if any("\ud800" <= letter <= "\udfff" for letter in value):
+            self.refuse("this has half of a surrogate pair in it, which is no character", key)
+        return value
+
+    def choice(self, key: str, options: Sequence[Choice]) -> Choice:
+        """Return the option that the text under `key` names."""
+        value = self.text(key)
+        found = next((option for option in options if option == value), None)
+        if found is None:
+            self.refuse(f"{_shown(value)} is not one of {', '.join(options)}", key)
+        return found
+
+    def size(self, key: str) -> int:
+        """Return bytes given as a whole number or as a size such as "24GiB"."""
+        value = self._needed(key)
+        if isinstance(value, str):
+            try:
+                return parse_size(value)
+            except ValueError as error:
+                self.refuse(str(error), key)
+        if isinstance(value, bool) or not isinstance(value, int):
+            self.refuse(f'this has to be whole bytes or a size such as "24GiB", not {_shown(value)}', key)
+        if value < 0:
+            self.refuse(f"a size is not negative, and this is {_shown(value)}", key)
+        if value > MAX_SIZE_BYTES:
+            self.refuse(f"{_shown(value)} bytes is larger than any device", key)
+        return value
+
+    def nested(self, key: str) -> JsonObject:
+        """Return the object under `key`."""
+        return self._child(self._needed(key), self.place_of(key))
+
+    def nested_list(self, key: str) -> tuple[JsonObject, ...]:
+        """Return the list of objects under `key`."""
+        value = self._needed(key)
+        if not isinstance(value, list):
+            self.refuse(f"this has to be a list, not {_shown(value)}", key)
+        return tuple(self._child(item, f"{self.place_of(key)}[{index}]") for index, item in enumerate(value))
+
+    def _child(self, value: object, place: str) -> JsonObject:
+        if not isinstance(value, dict):
+            raise self._fail(f"this has to be an object, not {_shown(value)}", place=place, source=self._source)
+        return JsonObject(value, place, self._source, self._fail)
+
+    def _needed(self, key: str) -> object:
+        if key not in self._value:
+            self.refuse("this key is needed and not there", key)
+        return self._value[key]
+
+
+def parse_document(data: bytes | str, *, what: str, source: str, version: int, fail: Fail) -> JsonObject:
+    """Return the root object of a versioned document such as `what` = "layout"; `source` names it in sentences.
+
+    Refused: more than `MAX_FILE_BYTES`, not UTF-8, not JSON, a doubled key, NaN, too deep, another version.
+    """
+    try:
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
+        if len(text) > MAX_FILE_BYTES:
+            raise ValueError(f"this is larger than 1 MiB and so no {what} file")
+        value: object = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+    except UnicodeDecodeError as error:
+        raise fail(f"this is not UTF-8 text at byte {error.start}; save it as UTF-8", source=source) from error
+    except json.JSONDecodeError as error:
+        raise fail(
+            f"this is not JSON at line {error.lineno}, column {error.colno}: {error.msg}", source=source
+        ) from error
+    except RecursionError as error:
+        raise fail(f"this is nested too deeply for a {what} file", source=source) from error
+    except ValueError as error:
+        raise fail(str(error), source=source) from error
+    if not isinstance(value, dict):
+        raise fail(f"a {what} file is one object, not {_shown(value)}", source=source)
+    root = JsonObject(value, "", source, fail)
+    found = root.integer("version", 0, 1 << 31)
+    if found != version:
+        remedy = "update Layerdeck to read it" if found > version else f"the first version is {version}"
+        root.refuse(f"this {what} file has version {found} and version {version} is understood; {remedy}", "version")
+    return root
+
+
+def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
+    """Return the bytes of a small file, at most one more than `MAX_FILE_BYTES`."""
+    try:
+        with path.open("rb") as file:
+            return file.read(MAX_FILE_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise fail(f"the {what} file cannot be read ({reason}); check the path", source=path.name) from error
+
+
+def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
+    """Write a file so that a reader finds the old or the new one, whole; something else than a file is written into."""
+    try:
+        target = path.resolve()
+        if target.exists() and not target.is_file():
+            target.write_bytes(data)
+        else:
+            _replace_file(target, data)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise fail(f"the {what} file cannot be written ({reason}); choose another place", source=path.name) from error
+
+
+def encode_document(document: dict[str, object]) -> bytes:
+    """Return a document as people find it in a file: indented UTF-8 with a newline at the end."""
+    return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
+
+
+def _replace_file(target: Path, data: bytes) -> None:
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        with temporary.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, temporary)
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    value = dict(pairs)
+    if len(value) != len(pairs):
+        keys = [key for key, _ in pairs]
+        doubled = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {json.dumps(doubled[:60])} is there twice in one object; keep one")
+    return value
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a number that JSON has")
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, dict):
+        return "an object"
+    if isinstance(value, list):
+        return "a list"
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**30:
+        return "a number of more than 30 digits"
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -71,7 +71,9 @@ def _block_tensors(shape: LlamaShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield "ffn_down_exps", (experts, n_embd, n_ff)
 
 
-def stored_type(name: str, extents: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType) -> gguf.GGMLQuantizationType:
+def stored_type(
+    name: str, extents: tuple[int, ...], matrix_type: gguf.GGMLQuantizationType
+) -> gguf.GGMLQuantizationType:
     """Return the type a tensor is written in: vectors and routers stay F32, as converters do it."""
     if len(extents) == 1 or name.endswith("ffn_gate_inp.weight"):
         return gguf.GGMLQuantizationType.F32

@@ -3,14 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
 MetadataValue = int | float | bool | str | tuple[int | float | bool, ...] | None
-"""Arrays of strings are not kept (None); read them on demand."""
+"""Arrays of strings and long arrays of numbers are not kept (None); `ModelFile.arrays` says where they are."""
 
-TensorPart = Literal["attention", "ffn", "experts", "recurrent", "norm", "other"]
+TensorPart = Literal["attention", "ffn", "experts", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class LazyArray:
+    """An array that was stepped over: `element` is "string" or a struct format letter, `offset` that of its first
+    element in the file numbered `file_index`."""
+
+    element: str
+    count: int
+    file_index: int
+    offset: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +63,7 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class ModelFile:
     """A readable model. `blocks` has `n_layers` entries (`<arch>.block_count`, MTP blocks included);
-    `global_tensors` are those outside of blocks."""
+    `global_tensors` are those outside of blocks; `size_bytes` is that of all files, headers included."""
 
     paths: tuple[Path, ...]
     version: int
@@ -64,6 +75,7 @@ class ModelFile:
     global_tensors: tuple[TensorInfo, ...]
     n_vocab: int
     size_bytes: int
+    arrays: Mapping[str, LazyArray] = field(default_factory=dict)
 
     @property
     def n_layers(self) -> int:

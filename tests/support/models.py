@@ -30,11 +30,17 @@ def write_tiny_llama(
 ) -> Path:
     """Write a dense model with random weights that llama.cpp loads; return `path`.
 
-    `file_type` is the type of its matrices (F32, F16, BF16, Q8_0, Q4_0). `n_vocab` None is the smallest byte vocabulary.
+    `file_type` is the type of its matrices (F32, F16, BF16, Q8_0, Q4_0).
+    `n_vocab` None is the smallest byte vocabulary.
     Untied models hardly ever end generation by themselves: control tokens have flat logits.
     """
     shape = LlamaShape(n_layers, n_embd, n_head, n_head_kv, n_ff, n_ctx_train, tied=tied, rope_factors=rope_factors)
-    return _write(path, shape, n_vocab, file_type, seed, architecture, extra_metadata)
+    vocabulary = byte_vocabulary(n_vocab)
+    write_llama(
+        path, shape, vocabulary, name=path.stem, weights=_random_weights(vocabulary, seed),
+        matrix_type=gguf.GGMLQuantizationType[file_type], architecture=architecture, extra_metadata=extra_metadata,
+    )  # fmt: skip
+    return path
 
 
 def write_tiny_moe(
@@ -55,7 +61,12 @@ def write_tiny_moe(
 ) -> Path:
     """Write a mixture-of-experts model (llama architecture) with random weights; return `path`."""
     shape = LlamaShape(n_layers, n_embd, n_head, n_head_kv, n_ff, n_ctx_train, n_expert, n_expert_used)
-    return _write(path, shape, n_vocab, file_type, seed, "llama", extra_metadata)
+    vocabulary = byte_vocabulary(n_vocab)
+    write_llama(
+        path, shape, vocabulary, name=path.stem, weights=_random_weights(vocabulary, seed),
+        matrix_type=gguf.GGMLQuantizationType[file_type], extra_metadata=extra_metadata,
+    )  # fmt: skip
+    return path
 
 
 def write_header_only(
@@ -85,23 +96,6 @@ def write_header_only(
     )
     write_llama(
         path, shape, byte_vocabulary(n_vocab), name=path.stem, weights=None,
-        matrix_type=gguf.GGMLQuantizationType[file_type], architecture=architecture, extra_metadata=extra_metadata,
-    )  # fmt: skip
-    return path
-
-
-def _write(
-    path: Path,
-    shape: LlamaShape,
-    n_vocab: int | None,
-    file_type: str,
-    seed: int,
-    architecture: str,
-    extra_metadata: ExtraMetadata | None,
-) -> Path:
-    vocabulary = byte_vocabulary(n_vocab)
-    write_llama(
-        path, shape, vocabulary, name=path.stem, weights=_random_weights(vocabulary, seed),
         matrix_type=gguf.GGMLQuantizationType[file_type], architecture=architecture, extra_metadata=extra_metadata,
     )  # fmt: skip
     return path

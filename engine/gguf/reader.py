@@ -1,0 +1,161 @@
+"""Opens models: the header of every part is read, weights and vocabulary are not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from struct import Struct
+
+from engine.errors import ModelFileError
+from engine.gguf.blocks import block_index, group_blocks
+from engine.gguf.byte_source import open_source
+from engine.gguf.header import FileHeader, read_header
+from engine.gguf.model_file import LazyArray, MetadataValue, ModelFile, TensorInfo
+from engine.gguf.parts import parse_part_name, part_paths, split_position
+
+MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
+_LENGTH = Struct("<Q")
+_TOKENS = "tokenizer.ggml.tokens"
+
+
+def read_model(path: Path) -> ModelFile:
+    """Read the model at `path`, which may be any part of one that is cut into several files.
+
+    Raises:
+        ModelFileError: with path, offset and reason, for anything that is not a model llama.cpp would open.
+            An architecture nobody knows is no error here.
+    """
+    with open_source(path) as source:
+        header = read_header(source)
+        size_bytes = source.size_bytes
+    paths = part_paths(path, header)
+    if len(paths) == 1:
+        return _build(paths, header, tuple(header.tensors), size_bytes)
+    return _read_parts(paths)
+
+
+def read_string_array(model: ModelFile, key: str) -> Iterator[str]:
+    """Yield the strings of an array that `read_model` stepped over (`tokenizer.ggml.tokens`), one by one.
+
+    Raises:
+        KeyError: when the model has no array of strings under `key`.
+        ModelFileError: while iterating, when the file has gone or changed.
+    """
+    array = model.arrays[key]
+    if array.element != "string":
+        raise KeyError(key)
+    return _strings(model.paths[array.file_index], array, key)
+
+
+def _strings(path: Path, array: LazyArray, key: str) -> Iterator[str]:
+    what = f'the value of "{key}"'
+    with open_source(path) as source:
+        source.skip(array.offset, what)
+        for _ in range(array.count):
+            (length,) = source.take(_LENGTH, what)
+            yield source.take_bytes(length, what).decode("utf-8", errors="replace")
+
+
+def _read_parts(paths: tuple[Path, ...]) -> ModelFile:
+    headers: list[FileHeader] = []
+    size_bytes = 0
+    for index, path in enumerate(paths):
+        with open_source(path) as source:
+            header = read_header(source, file_index=index)
+            size_bytes += source.size_bytes
+        if split_position(path, header) != (index, len(paths)):
+            raise ModelFileError(path, f"is not part {index + 1} of {len(paths)} by its header; its name is wrong")
+        headers.append(header)
+    tensors = tuple(tensor for header in headers for tensor in header.tensors)
+    _check_parts_agree(paths, headers[0], tensors)
+    return _build(paths, headers[0], tensors, size_bytes)
+
+
+def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tuple[TensorInfo, ...]) -> None:
+    names: set[str] = set()
+    for tensor in tensors:
+        if tensor.name in names:
+            raise ModelFileError(
+                paths[tensor.file_index], f'has the tensor "{tensor.name}", which an earlier part has too'
+            )
+        names.add(tensor.name)
+    expected = first.metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise ModelFileError(
+            paths[0], f"says its parts hold {expected} tensors, they hold {len(tensors)}; one is from another model"
+        )
+
+
+def _build(paths: tuple[Path, ...], header: FileHeader, tensors: tuple[TensorInfo, ...], size_bytes: int) -> ModelFile:
+    metadata = header.metadata
+    architecture = metadata.get("general.architecture")
+    if not isinstance(architecture, str) or not architecture:
+        raise ModelFileError(paths[0], "does not say which architecture it has; it is not a language model")
+    _refuse_other_kinds(paths[0], metadata, architecture)
+    n_blocks = _block_count(paths[0], metadata, architecture, tensors)
+    blocks, outside = group_blocks(tensors, n_blocks)
+    return ModelFile(
+        paths=paths,
+        version=header.version,
+        architecture=architecture,
+        name=_name(paths[0], metadata),
+        metadata=metadata,
+        tensors=tensors,
+        blocks=blocks,
+        global_tensors=outside,
+        n_vocab=_n_vocab(header, architecture, outside),
+        size_bytes=size_bytes,
+        arrays=header.arrays,
+    )
+
+
+def _refuse_other_kinds(path: Path, metadata: Mapping[str, MetadataValue], architecture: str) -> None:
+    kind = metadata.get("general.type")
+    if architecture == "clip" or kind == "mmproj":
+        raise ModelFileError(
+            path, "is a projector for images or sound, not a language model; open the model it belongs to"
+        )
+    if kind == "adapter":
+        raise ModelFileError(path, "is a LoRA adapter, not a model; open the model it belongs to")
+    if kind == "imatrix" or architecture == "imatrix":
+        raise ModelFileError(path, "is an importance matrix for quantising, not a model")
+
+
+def _block_count(
+    path: Path, metadata: Mapping[str, MetadataValue], architecture: str, tensors: tuple[TensorInfo, ...]
+) -> int:
+    key = f"{architecture}.block_count"
+    count = metadata.get(key)
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ModelFileError(path, f"has no {key}, so it is not a language model or is damaged")
+    if not 1 <= count <= MAX_LAYERS:
+        raise ModelFileError(path, f"has {count} layers by {key}; llama.cpp takes 1 to {MAX_LAYERS}")
+    indices = [index for tensor in tensors if (index := block_index(tensor.name)) is not None]
+    if not indices:
+        raise ModelFileError(path, "has no weights of layers; it holds a vocabulary only or is damaged")
+    n_present = max(indices) + 1
+    # Layers for multi-token prediction are counted but may have been left out of the file.
+    n_optional = metadata.get(f"{architecture}.nextn_predict_layers")
+    n_least = count - (n_optional if isinstance(n_optional, int) else 0)
+    if not n_least <= n_present <= count:
+        raise ModelFileError(path, f"has {count} layers by {key}, but tensors for {n_present}; it is damaged")
+    return count
+
+
+def _name(path: Path, metadata: Mapping[str, MetadataValue]) -> str:
+    name = metadata.get("general.name")
+    if isinstance(name, str) and name.strip():
+        return name.strip()
+    part = parse_part_name(path.name)
+    return part.stem if part else path.stem
+
+
+def _n_vocab(header: FileHeader, architecture: str, outside: tuple[TensorInfo, ...]) -> int:
+    if _TOKENS in header.arrays:
+        return header.arrays[_TOKENS].count
+    size = header.metadata.get(f"{architecture}.vocab_size")
+    if isinstance(size, int) and not isinstance(size, bool) and size >= 0:
+        return size
+    return next(
+        (tensor.shape[1] for tensor in outside if tensor.name == "token_embd.weight" and len(tensor.shape) > 1), 0
+    )

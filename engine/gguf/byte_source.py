@@ -112,11 +112,11 @@ class ByteSource:
             start = self._locate(_LENGTH.size, what)
             window, last_start = self._window, len(self._window) - _LENGTH.size
             n_left = count
-            at = previous = start
+            at = last = start
             for _ in repeat(None, count):  # The one hot loop: vocabularies have several 100,000 strings.
                 if at > last_start:
                     break
-                previous = at
+                last = at
                 at += 8 + unpack_from(window, at)[0]
                 n_left -= 1
             count = n_left
@@ -128,7 +128,10 @@ class ByteSource:
 
     def _require(self, length: int, what: str) -> None:
         if length > self.remaining_bytes:
-            raise self.error(f"ends in the middle of {what}; the file is incomplete")
+            raise self._ends_in(what)
+
+    def _ends_in(self, what: str, *, offset: int | None = None) -> ModelFileError:
+        return self.error(f"ends in the middle of {what}; the file is incomplete", offset=offset)
 
     def _locate(self, length: int, what: str) -> int:
         """Return where in the window the next `length` bytes begin, reading on if they are not all there."""

@@ -105,7 +105,7 @@ def _read_name(source: ByteSource, max_bytes: int, what: str) -> str:
     try:
         return source.take_bytes(length, what).decode("utf-8")
     except UnicodeDecodeError:
-        raise source.error(f"has {what} that is not UTF-8 text; it is damaged", offset=start)
+        raise source.error(f"has {what} that is not UTF-8 text; it is damaged", offset=start) from None
 
 
 class _PairReader:
@@ -140,9 +140,7 @@ class _PairReader:
         if kind == _ARRAY:
             return self._array(key, what)
         if kind not in _SCALARS:
-            raise source.error(
-                f"has an unknown type of value ({kind}) for {what[len('the value of ') :]}; it is damaged"
-            )
+            raise source.error(f'has a value of unknown type {kind} for "{key}"; it is damaged')
         (value,) = source.take(_SCALARS[kind], what)
         return _as_value(kind, value)
 
@@ -163,13 +161,13 @@ class _PairReader:
             self._n_strings += count
             if self._n_strings > MAX_STRINGS:
                 raise source.error(
-                    f"claims {count} strings for {what}, more than any model has; it is damaged", offset=start
+                    f'claims {count} strings for "{key}", more than any model has; it is damaged', offset=start
                 )
             self._header.arrays[key] = LazyArray("string", count, self._file_index, source.position)
             source.skip_strings(count, what)
             return None
         if kind not in _SCALARS:
-            raise source.error(f"has an unknown type of array element ({kind}) in {what}; it is damaged", offset=start)
+            raise source.error(f'has array elements of unknown type {kind} for "{key}"; it is damaged', offset=start)
         element = _SCALARS[kind]
         if count > MAX_KEPT_ELEMENTS:
             self._header.arrays[key] = LazyArray(element.format[1:], count, self._file_index, source.position)
@@ -220,7 +218,8 @@ def _read_tensors(source: ByteSource, header: FileHeader, n_tensors: int, alignm
         end = data_start + expected + size_bytes
         if end > source.size_bytes:
             raise source.error(
-                f'is incomplete: the tensor "{name}" ends at byte {end}, the file at {source.size_bytes}; download it again',
+                f'is incomplete: the tensor "{name}" ends at byte {end}, the file at {source.size_bytes}; '
+                "download it again",
                 offset=start,
             )
         header.tensors.append(TensorInfo(name, shape, kind.name, size_bytes, file_index, data_start + expected))

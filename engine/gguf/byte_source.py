@@ -122,9 +122,7 @@ class ByteSource:
             count = n_left
             self.position = self._window_start + at
             if self.position > self.size_bytes:
-                raise self.error(
-                    f"ends in the middle of {what}; the file is incomplete", offset=self._window_start + previous
-                )
+                raise self._ends_in(what, offset=self._window_start + last)
 
     def _require(self, length: int, what: str) -> None:
         if length > self.remaining_bytes:

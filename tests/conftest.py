@@ -1,0 +1,84 @@
+"""What holds for every test: no display, no files of the user, nothing left running, no unexpected log warning."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+
+import hypothesis
+import pytest
+
+from tests.support.leftovers import Watch, record_thread_starts
+
+OUR_LOGGERS = ("app", "engine", "widgets", "resources")
+
+hypothesis.settings.register_profile(
+    "layerdeck",
+    max_examples=60,
+    deadline=None,  # no assertions about time: the machine may be busy
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
+hypothesis.settings.register_profile(
+    "ci", hypothesis.settings.get_profile("layerdeck"), derandomize=True, database=None
+)
+
+
+def pytest_configure() -> None:
+    """Choose what has to be known before the first fixture runs."""
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "layerdeck")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def home_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give the session, and the processes it starts, a home of its own."""
+    home = tmp_path_factory.mktemp("home")
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("HOME", "USERPROFILE"):
+            patch.setenv(name, str(home))
+        for name in ("CACHE_HOME", "CONFIG_HOME", "DATA_HOME", "STATE_HOME", "RUNTIME_DIR"):
+            folder = home / name.lower()
+            folder.mkdir(mode=0o700)
+            patch.setenv(f"XDG_{name}", str(folder))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def session_leaves_nothing(home_of_tests: None) -> Iterator[None]:
+    """Fail a run whose shared fixtures leave something running."""
+    with record_thread_starts():
+        watch = Watch()
+        yield
+        _fail_on(watch.leftovers(), "Left behind by the shared fixtures of this run")
+
+
+@pytest.fixture(autouse=True)
+def test_leaves_nothing() -> Iterator[None]:
+    """Fail a test that leaves a process, a thread or a QThread running."""
+    watch = Watch()
+    yield
+    _fail_on(watch.leftovers(), "Left behind by this test")
+
+
+@pytest.fixture(autouse=True)
+def log_stays_calm(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test in which our code logs a warning or worse; a test that expects one asks for `caplog` and looks."""
+    seen: list[str] = []
+
+    class Collector(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if record.name.partition(".")[0] in OUR_LOGGERS:
+                seen.append(f"{record.levelname} {record.name}: {record.getMessage()}")
+
+    collector = Collector(logging.WARNING)
+    logging.getLogger().addHandler(collector)
+    yield
+    logging.getLogger().removeHandler(collector)
+    if "caplog" not in request.fixturenames:
+        _fail_on(seen, "Logged during this test")
+
+
+def _fail_on(lines: list[str], title: str) -> None:
+    if lines:
+        pytest.fail("\n  ".join([f"{title}:", *lines]), pytrace=False)

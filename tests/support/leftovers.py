@@ -1,0 +1,130 @@
+"""What a test leaves behind: child processes, threads and QThreads, noted before and looked for after it."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+import psutil
+
+if TYPE_CHECKING:
+    from PySide6.QtCore import QThread
+
+GRACE_S = 5.0
+"""What is ending when the test ends is given this long."""
+
+_started_at: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
+
+
+@contextmanager
+def record_thread_starts() -> Iterator[None]:
+    """Note where each thread is started, so that a leftover can be told by its origin."""
+    start = threading.Thread.start
+
+    def noting_start(thread: threading.Thread) -> None:
+        _started_at[thread] = _caller(sys._getframe(1))
+        start(thread)
+
+    threading.Thread.start = noting_start  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        threading.Thread.start = start  # type: ignore[method-assign]
+
+
+class Watch:
+    """Notes what runs when it is made; `leftovers` names what was added since and is still there."""
+
+    def __init__(self) -> None:
+        self._children = set(_children())
+        self._threads = set(threading.enumerate())
+        self._native_threads = _native_thread_count()
+        self._qthreads = {id(thread) for thread in _running_qthreads()}
+
+    def leftovers(self, grace_s: float = GRACE_S) -> list[str]:
+        """Return a line for each leftover, none if all is gone within the grace. Leftover processes are killed."""
+        deadline_s = time.monotonic() + grace_s
+        return [
+            *self._leftover_children(deadline_s),
+            *self._leftover_threads(deadline_s),
+            *self._leftover_qthreads(deadline_s),
+        ]
+
+    def _leftover_children(self, deadline_s: float) -> list[str]:
+        added = [child for child in _children() if child not in self._children]
+        _, alive = psutil.wait_procs(added, timeout=_remaining(deadline_s))
+        lines = [f"process {child.pid}: {_command_line(child)}" for child in alive]
+        for child in alive:
+            child.kill()
+        psutil.wait_procs(alive, timeout=GRACE_S)
+        return lines
+
+    def _leftover_threads(self, deadline_s: float) -> list[str]:
+        added = [thread for thread in threading.enumerate() if thread not in self._threads and not thread.daemon]
+        for thread in added:
+            thread.join(timeout=_remaining(deadline_s))
+        return [
+            f'thread "{thread.name}", started at {_started_at.get(thread, "an unknown place")}'
+            for thread in added
+            if thread.is_alive()
+        ]
+
+    def _leftover_qthreads(self, deadline_s: float) -> list[str]:
+        if _native_thread_count() <= self._native_threads:
+            return []  # looking through all objects takes long; nothing can run without a native thread
+        added = [thread for thread in _running_qthreads() if id(thread) not in self._qthreads]
+        return [
+            f'QThread {type(thread).__name__} "{thread.objectName()}"'
+            for thread in added
+            if not thread.wait(round(_remaining(deadline_s) * 1000))
+        ]
+
+
+def _children() -> list[psutil.Process]:
+    return psutil.Process().children(recursive=True)
+
+
+def _command_line(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return "ending"
+
+
+def _native_thread_count() -> int:
+    tasks = Path("/proc/self/task")
+    return len(list(tasks.iterdir())) if tasks.exists() else psutil.Process().num_threads()
+
+
+def _running_qthreads() -> list[QThread]:
+    """Return the QThreads that Python knows and that run, the current one left out."""
+    if "PySide6.QtCore" not in sys.modules:
+        return []
+    from PySide6.QtCore import QThread
+    from shiboken6 import isValid
+
+    # By type(), not isinstance: proxies answer for what they stand for.
+    threads = [thing for thing in gc.get_objects() if issubclass(type(thing), QThread) and isValid(thing)]
+    current = QThread.currentThread()
+    return [thread for thread in threads if thread is not current and thread.isRunning()]
+
+
+def _remaining(deadline_s: float) -> float:
+    return max(0.0, deadline_s - time.monotonic())
+
+
+def _caller(frame: FrameType) -> str:
+    """Return the innermost place of our own code at `frame`, in short."""
+    root = str(Path(__file__).resolve().parents[2])
+    stack = traceback.extract_stack(frame)
+    place = next((entry for entry in reversed(stack) if entry.filename.startswith(root)), stack[-1])
+    return f"{Path(place.filename).name}:{place.lineno}"

@@ -1,0 +1,62 @@
+"""The guard itself: what it finds, what it says, and that it finds nothing where nothing is."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+
+from PySide6.QtCore import QThread
+from PySide6.QtWidgets import QApplication
+
+from tests.support.leftovers import Watch
+
+WAIT_FOR_INPUT = [sys.executable, "-c", "input()"]
+
+
+def test_nothing_is_found_where_all_ended() -> None:
+    watch = Watch()
+    thread = threading.Thread(target=int)
+    thread.start()
+    subprocess.run([sys.executable, "-c", ""], check=True)
+    thread.join()
+    assert watch.leftovers() == []
+
+
+def test_running_process_is_named_and_killed() -> None:
+    watch = Watch()
+    with subprocess.Popen(WAIT_FOR_INPUT, stdin=subprocess.PIPE) as process:
+        (line,) = watch.leftovers(grace_s=0)
+        assert str(process.pid) in line
+        assert "input()" in line
+        assert Watch().leftovers(grace_s=0) == []
+
+
+def test_process_from_before_is_not_ours() -> None:
+    with subprocess.Popen(WAIT_FOR_INPUT, stdin=subprocess.PIPE) as process:
+        assert Watch().leftovers(grace_s=0) == []
+        process.communicate(b"\n")
+
+
+def test_running_thread_is_named_with_its_origin() -> None:
+    watch = Watch()
+    released = threading.Event()
+    thread = threading.Thread(target=released.wait, name="left over")
+    thread.start()
+    lines = watch.leftovers(grace_s=0)
+    released.set()
+    thread.join()
+    assert len(lines) == 1
+    assert "left over" in lines[0]
+    assert "test_leftovers.py:" in lines[0]
+
+
+def test_running_qthread_is_named(qapp: QApplication) -> None:
+    watch = Watch()
+    thread = QThread()
+    thread.setObjectName("engine")
+    thread.start()
+    lines = watch.leftovers(grace_s=0)
+    thread.quit()
+    assert thread.wait(5000)
+    assert lines == ['QThread QThread "engine"']

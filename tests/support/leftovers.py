@@ -90,7 +90,8 @@ class Watch:
 
 
 def _children() -> list[psutil.Process]:
-    return psutil.Process().children(recursive=True)
+    children: list[psutil.Process] = psutil.Process().children(recursive=True)
+    return children
 
 
 def _command_line(process: psutil.Process) -> str:

@@ -1,0 +1,43 @@
+"""The input of the chat: Enter sends, Shift+Enter is a new line, and it grows to a few lines."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
+
+MAX_LINES = 6
+
+
+class PromptEdit(QPlainTextEdit):
+    """Plain text that asks to be submitted; it never clears itself."""
+
+    submitted = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setPlaceholderText("Ask something…")
+        self.setAccessibleName("Message to the model")
+        self.setTabChangesFocus(True)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.textChanged.connect(self._fit_height)
+        self._fit_height()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        is_return = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)
+        if is_return and not event.modifiers() & Qt.KeyboardModifier.ShiftModifier:
+            self.submitted.emit()
+            return
+        super().keyPressEvent(event)
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_height()
+
+    def _fit_height(self) -> None:
+        # A plain text document measures its height in lines.
+        lines = min(max(round(self.document().size().height()), 1), MAX_LINES)
+        around = self.height() - self.viewport().height() + 2 * round(self.document().documentMargin())
+        height = lines * self.fontMetrics().lineSpacing() + around
+        if height != self.height():
+            self.setFixedHeight(height)

@@ -1,0 +1,49 @@
+"""A label that gives way: text too long for its place ends in an ellipsis and is whole in the tooltip."""
+
+from __future__ import annotations
+
+from html import escape
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
+from PySide6.QtWidgets import QLabel, QSizePolicy, QWidget
+
+
+class ElidedLabel(QLabel):
+    """Plain text on one line."""
+
+    def __init__(self, text: str = "", role: str = "", parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setTextFormat(Qt.TextFormat.PlainText)
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        if role:
+            self.setProperty("role", role)
+        self.setText(text)
+
+    def shown_text(self) -> str:
+        """Return the text as it fits now."""
+        return self.fontMetrics().elidedText(self.text(), Qt.TextElideMode.ElideRight, self.contentsRect().width())
+
+    def setText(self, text: str) -> None:
+        """Show `text`, on one line whatever it holds."""
+        super().setText(" ".join(text.split()))
+        self._update_tool_tip()
+
+    def minimumSizeHint(self) -> QSize:
+        """Room for the ellipsis only."""
+        return QSize(self.fontMetrics().horizontalAdvance("…"), super().minimumSizeHint().height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._update_tool_tip()
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self)
+        painter.setPen(self.palette().color(self.foregroundRole()))
+        painter.drawText(self.contentsRect(), self.alignment().value, self.shown_text())
+        painter.end()
+
+    def _update_tool_tip(self) -> None:
+        # Text that is cut may come from a file: Qt must not take it for markup.
+        cut = self.shown_text() != self.text()
+        self.setToolTip(f"<qt>{escape(self.text())}</qt>" if cut else "")

@@ -1,0 +1,28 @@
+"""Dynamic properties that the application's stylesheet selects on."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QLabel, QWidget
+
+
+def set_role(widget: QWidget, role: str) -> None:
+    """Set the `role` property and restyle: a stylesheet does not notice a property that changes later."""
+    if widget.property("role") == role:
+        return
+    widget.setProperty("role", role)
+    style = widget.style()
+    style.unpolish(widget)
+    style.polish(widget)
+
+
+def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel:
+    """Return a label that shows `text` as it is, never as markup. `role` is a word of the stylesheet."""
+    label = QLabel()
+    # Qt guesses rich text by default, and names of models and devices are not ours.
+    label.setTextFormat(Qt.TextFormat.PlainText)
+    label.setText(text)
+    label.setWordWrap(wrap)
+    if role:
+        label.setProperty("role", role)
+    return label

@@ -1,0 +1,80 @@
+"""A layout that puts items side by side and goes on in the next line when a line is full."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, QRect, QSize, Qt
+from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
+
+
+class WrapLayout(QLayout):
+    """Items keep their size hint, centred in their line."""
+
+    def __init__(self, parent: QWidget | None = None, *, spacing: int = 8) -> None:
+        super().__init__(parent)
+        self._items: list[QLayoutItem] = []
+        self.setContentsMargins(0, 0, 0, 0)
+        self.setSpacing(spacing)
+
+    def addItem(self, item: QLayoutItem) -> None:
+        self._items.append(item)
+
+    def count(self) -> int:
+        return len(self._items)
+
+    def itemAt(self, index: int) -> QLayoutItem | None:
+        return self._items[index] if 0 <= index < len(self._items) else None
+
+    def takeAt(self, index: int) -> QLayoutItem | None:
+        return self._items.pop(index) if 0 <= index < len(self._items) else None
+
+    def expandingDirections(self) -> Qt.Orientation:
+        return Qt.Orientation(0)
+
+    def hasHeightForWidth(self) -> bool:
+        return True
+
+    def heightForWidth(self, width: int) -> int:
+        lines = self._lines(width)
+        return sum(height for _, height in lines) + self.spacing() * max(len(lines) - 1, 0)
+
+    def sizeHint(self) -> QSize:
+        """All items in one line."""
+        sizes = [item.sizeHint() for item in self._visible()]
+        width = sum(size.width() for size in sizes) + self.spacing() * max(len(sizes) - 1, 0)
+        return QSize(width, max((size.height() for size in sizes), default=0))
+
+    def minimumSize(self) -> QSize:
+        """The widest item."""
+        sizes = [item.minimumSize() for item in self._visible()]
+        widths, heights = [size.width() for size in sizes], [size.height() for size in sizes]
+        return QSize(max(widths, default=0), max(heights, default=0))
+
+    def setGeometry(self, rect: QRect) -> None:
+        super().setGeometry(rect)
+        top = rect.top()
+        for items, height in self._lines(rect.width()):
+            left = rect.left()
+            for item in items:
+                size = item.sizeHint()
+                width = min(size.width(), rect.width())
+                item.setGeometry(QRect(QPoint(left, top + (height - size.height()) // 2), QSize(width, size.height())))
+                left += width + self.spacing()
+            top += height + self.spacing()
+
+    def _visible(self) -> list[QLayoutItem]:
+        return [item for item in self._items if not item.isEmpty()]
+
+    def _lines(self, width: int) -> list[tuple[list[QLayoutItem], int]]:
+        lines: list[tuple[list[QLayoutItem], int]] = []
+        used = 0
+        for item in self._visible():
+            size = item.sizeHint()
+            if lines and used + self.spacing() + size.width() <= width:
+                items, height = lines[-1]
+                items.append(item)
+                lines[-1] = (items, max(height, size.height()))
+                used += self.spacing() + size.width()
+            else:
+                lines.append(([item], size.height()))
+                used = size.width()
+        return lines

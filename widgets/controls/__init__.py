@@ -1,0 +1,1 @@
+"""The settings bar: model, split mode, context and the load buttons."""

@@ -1,0 +1,88 @@
+"""Load, Cancel and Unload, with the progress of a load below them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
+
+from widgets.controls.states import LoadState
+
+PROGRESS_STEPS = 1000
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    load_text: str
+    load: bool
+    cancel: bool
+    unload: bool
+    tool_tip: str
+
+
+_OFFERS = {
+    LoadState.NO_MODEL: _Offer("Load", False, False, False, "Open a model first"),
+    LoadState.IDLE: _Offer("Load", True, False, False, "Load the model as laid out"),
+    LoadState.LOADING: _Offer("Load", False, True, False, ""),
+    LoadState.LOADED: _Offer("Loaded", False, False, True, "The model is loaded as shown"),
+    LoadState.EDITED: _Offer("Reload", True, False, True, "Replace what is loaded by what is shown"),
+    LoadState.BUSY: _Offer("Load", False, False, False, "One moment"),
+}
+
+
+class LoadButtons(QWidget):
+    """Offers what can be asked in the current state."""
+
+    load_requested = Signal()
+    cancel_requested = Signal()
+    unload_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.load_button = QPushButton("Load")
+        self.load_button.setProperty("role", "good")
+        self.cancel_button = QPushButton("Cancel")
+        self.unload_button = QPushButton("Unload")
+        self.progress = QProgressBar()
+        self.progress.setTextVisible(False)
+        self.progress.setAccessibleName("Load progress")
+        keep = self.progress.sizePolicy()
+        keep.setRetainSizeWhenHidden(True)
+        self.progress.setSizePolicy(keep)
+        for button in (self.load_button, self.cancel_button):
+            button.setMinimumWidth(100)
+        row = QHBoxLayout()
+        row.setSpacing(8)
+        for button in (self.unload_button, self.cancel_button, self.load_button):
+            row.addWidget(button)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 6, 0, 0)
+        layout.setSpacing(2)
+        layout.addLayout(row)
+        layout.addWidget(self.progress)
+        self.load_button.clicked.connect(self.load_requested.emit)
+        self.cancel_button.clicked.connect(self.cancel_requested.emit)
+        self.unload_button.clicked.connect(self.unload_requested.emit)
+        self.set_state(LoadState.NO_MODEL)
+
+    def set_state(self, state: LoadState) -> None:
+        """Offer what `state` allows."""
+        offer = _OFFERS[state]
+        self.load_button.setText(offer.load_text)
+        self.load_button.setEnabled(offer.load)
+        self.load_button.setToolTip(offer.tool_tip)
+        self.load_button.setVisible(not offer.cancel)
+        self.cancel_button.setVisible(offer.cancel)
+        self.unload_button.setVisible(offer.unload)
+        self.progress.setVisible(state is LoadState.LOADING)
+        if state is not LoadState.LOADING:
+            self.set_progress(None, "")
+
+    def set_progress(self, fraction: float | None, text: str) -> None:
+        """Show the progress of a load; None is work of unknown length, `text` says what goes on."""
+        self.progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
+        if fraction is not None:
+            self.progress.setValue(round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
+        self.progress.setToolTip(text)
+        self.cancel_button.setToolTip(text)

@@ -1,0 +1,49 @@
+"""The button that names the open model and opens its menu."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt
+from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
+
+from widgets.common.elided_label import ElidedLabel
+
+WIDTH = 260
+NO_MODEL = "No model"
+
+
+class ModelButton(QPushButton):
+    """Name in bold, detail dim, both elided."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._name = ElidedLabel(NO_MODEL, "strong")
+        self._detail = ElidedLabel("", "dim")
+        arrow = ElidedLabel("▾", "dim")
+        arrow.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 0, 12, 0)
+        row.setSpacing(8)
+        for label in (self._name, self._detail, arrow):
+            label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        row.addWidget(self._name, 1)
+        row.addWidget(self._detail, 1)
+        row.addWidget(arrow)
+        self.set_text("", "")
+
+    def sizeHint(self) -> QSize:
+        return QSize(WIDTH, super().sizeHint().height())
+
+    def set_text(self, name: str, detail: str) -> None:
+        """Show `name` and `detail`; without a name, that there is no model."""
+        self._name.setText(name or NO_MODEL)
+        self._detail.setText(detail)
+        self._detail.setVisible(bool(detail))
+        self.setAccessibleName(f"Model: {name or 'none'} {detail}".strip())
+
+    @property
+    def name(self) -> str:
+        return self._name.text()
+
+    @property
+    def detail(self) -> str:
+        return self._detail.text()

@@ -1,0 +1,132 @@
+"""One device: id, name, used of total, a live graph and a line of readings."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QPoint, Qt, Signal
+from PySide6.QtGui import QAction
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+
+from engine.devices.device import Device
+from engine.fit.report import DeviceRow
+from engine.telemetry.sample import Sample
+from engine.units import format_bytes
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import Palette
+from widgets.common.roles import plain_label
+from widgets.devices.memory_plot import MemoryPlot
+from widgets.devices.readings import NO_READING, device_subtitle, device_total_bytes, row_tool_tip, status_line
+
+MIN_WIDTH = 190
+
+
+class DeviceCard(QFrame):
+    """Shows samples of one device; the context menu asks for limits and removal."""
+
+    limits_requested = Signal(Device)
+    remove_requested = Signal(str)
+
+    def __init__(self, device: Device, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName(f"device-{device.id}")
+        self.setProperty("role", "panel")
+        self.setMinimumWidth(MIN_WIDTH)
+        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
+        self._id_label = plain_label("", "strong")
+        self._name_label = ElidedLabel("", "dim")
+        self._used_label = plain_label(NO_READING, "number")
+        self._total_label = plain_label("", "dim")
+        self._status_label = ElidedLabel(status_line(None), "dim")
+        self.plot = MemoryPlot(self)
+        self._build()
+        self._device = device
+        self._last: Sample | None = None
+        self.set_device(device)
+
+    @property
+    def device(self) -> Device:
+        return self._device
+
+    @property
+    def used_text(self) -> str:
+        return self._used_label.text()
+
+    @property
+    def total_text(self) -> str:
+        return self._total_label.text()
+
+    @property
+    def status_text(self) -> str:
+        return self._status_label.text()
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette` for what is painted by hand."""
+        self.plot.apply_palette(palette)
+
+    def set_device(self, device: Device) -> None:
+        """Show `device`, keeping the graph: its id is the same."""
+        self._device = device
+        self._id_label.setText(device.id)
+        self._name_label.setText(device_subtitle(device))
+        self.plot.set_limit(device.cap_bytes)
+        self.setAccessibleName(f"Device {device.id}, {device_subtitle(device)}")
+        self._show_total()
+
+    def add_sample(self, sample: Sample) -> None:
+        """Show the reading and append it to the graph."""
+        self._last = sample
+        self._used_label.setText(NO_READING if sample.used_bytes is None else format_bytes(sample.used_bytes))
+        self._status_label.setText(status_line(sample))
+        self.plot.add_sample(sample, device_total_bytes(self._device, sample))
+        self._show_total()
+
+    def set_row(self, row: DeviceRow | None) -> None:
+        """Tell in the tooltip what the layout needs here."""
+        self.setToolTip("" if row is None else row_tool_tip(row))
+
+    def context_menu(self) -> QMenu:
+        """Return the menu of this device; the caller shows it."""
+        menu = QMenu(self)
+        limits = QAction("Cap and margin…", menu)
+        limits.triggered.connect(self._on_limits)
+        menu.addAction(limits)
+        if self._device.is_rpc:
+            remove = QAction(f"Remove {self._device.id} from the rig", menu)
+            remove.triggered.connect(self._on_remove)
+            menu.addAction(remove)
+        return menu
+
+    def _build(self) -> None:
+        heading = QHBoxLayout()
+        heading.setSpacing(8)
+        heading.addWidget(self._id_label)
+        heading.addWidget(self._name_label, 1)
+        numbers = QHBoxLayout()
+        numbers.setSpacing(6)
+        numbers.addWidget(self._used_label, 0, Qt.AlignmentFlag.AlignBaseline)
+        numbers.addWidget(self._total_label, 1, Qt.AlignmentFlag.AlignBaseline)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(12, 8, 12, 8)
+        layout.setSpacing(4)
+        layout.addLayout(heading)
+        layout.addLayout(numbers)
+        layout.addWidget(self.plot)
+        layout.addWidget(self._status_label)
+        self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.customContextMenuRequested.connect(self._on_context_menu)
+
+    def _show_total(self) -> None:
+        text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
+        if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
+            text += f", cap {format_bytes(self._device.cap_bytes)}"
+        self._total_label.setText(text)
+
+    def _on_context_menu(self, position: QPoint) -> None:
+        menu = self.context_menu()
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(self.mapToGlobal(position))
+
+    def _on_limits(self) -> None:
+        self.limits_requested.emit(self._device)
+
+    def _on_remove(self) -> None:
+        self.remove_requested.emit(self._device.id)

@@ -1,0 +1,125 @@
+"""The strip of device cards, with a trailing card to add more."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QScrollArea, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+
+from engine.devices.device import Device
+from engine.fit.report import DeviceRow
+from engine.telemetry.sample import Sample
+from widgets.common.palette import DARK, Palette
+from widgets.devices.device_card import DeviceCard
+from widgets.devices.limits import DeviceLimits
+from widgets.devices.limits_dialog import LimitsDialog
+
+
+class DeviceStrip(QWidget):
+    """One card per device, scrolled sideways when there are many. Cards keep their graph while their id stays."""
+
+    limits_edited = Signal(DeviceLimits)
+    remove_requested = Signal(str)
+    add_remote_requested = Signal()
+    add_lab_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._palette = DARK
+        self._cards: dict[str, DeviceCard] = {}
+        self._row = QHBoxLayout()
+        self._row.setContentsMargins(0, 0, 0, 0)
+        self._row.setSpacing(8)
+        self.add_button = self._make_add_button()
+        content = QWidget()
+        content.setLayout(self._row)
+        self._row.addWidget(self.add_button)
+        self._scroll = QScrollArea()
+        self._scroll.setWidgetResizable(True)
+        self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
+        self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self._scroll.setWidget(content)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(0, 0, 0, 0)
+        layout.addWidget(self._scroll)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def cards(self) -> tuple[DeviceCard, ...]:
+        """Return the cards from left to right."""
+        return tuple(self._cards.values())
+
+    def card(self, device_id: str) -> DeviceCard | None:
+        """Return the card of this device, None if there is none."""
+        return self._cards.get(device_id)
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        for card in self._cards.values():
+            card.apply_palette(palette)
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        """Show `devices` in this order."""
+        for device_id in set(self._cards) - {device.id for device in devices}:
+            card = self._cards.pop(device_id)
+            self._row.removeWidget(card)
+            card.hide()
+            card.deleteLater()
+        ordered: dict[str, DeviceCard] = {}
+        for position, device in enumerate(devices):
+            card = self._cards.get(device.id) or self._make_card(device)
+            card.set_device(device)
+            ordered[device.id] = card
+            self._row.removeWidget(card)
+            self._row.insertWidget(position, card, 1)
+        self._cards = ordered
+        self._fit_height()
+
+    def add_samples(self, samples: Sequence[Sample]) -> None:
+        """Append one reading per device; those of devices without a card are ignored (they were just removed)."""
+        for sample in samples:
+            card = self._cards.get(sample.device)
+            if card is not None:
+                card.add_sample(sample)
+
+    def set_rows(self, rows: Sequence[DeviceRow]) -> None:
+        """Tell in each card's tooltip what the current layout needs there."""
+        by_id = {row.id: row for row in rows}
+        for device_id, card in self._cards.items():
+            card.set_row(by_id.get(device_id))
+
+    def edit_limits(self, device: Device) -> LimitsDialog:
+        """Open the dialog for cap and margin of `device`."""
+        dialog = LimitsDialog(device, self)
+        dialog.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        dialog.limits_accepted.connect(self.limits_edited)
+        dialog.open()
+        return dialog
+
+    def _make_card(self, device: Device) -> DeviceCard:
+        card = DeviceCard(device, self)
+        card.apply_palette(self._palette)
+        card.limits_requested.connect(self._on_limits_requested)
+        card.remove_requested.connect(self.remove_requested)
+        return card
+
+    def _make_add_button(self) -> QToolButton:
+        button = QToolButton()
+        button.setText("+")
+        button.setAccessibleName("Add devices")
+        button.setToolTip("Add a remote worker or a lab rig")
+        button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
+        button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Expanding)
+        menu = QMenu(button)
+        menu.addAction("Remote worker…", self.add_remote_requested.emit)
+        menu.addAction("Lab rig…", self.add_lab_requested.emit)
+        button.setMenu(menu)
+        return button
+
+    def _fit_height(self) -> None:
+        cards_height = max((card.sizeHint().height() for card in self._cards.values()), default=120)
+        self._scroll.setFixedHeight(cards_height + self._scroll.horizontalScrollBar().sizeHint().height())
+
+    def _on_limits_requested(self, device: Device) -> None:
+        self.edit_limits(device)

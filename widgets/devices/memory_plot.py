@@ -1,0 +1,83 @@
+"""The last minutes of a device's memory as a filled area; a missing reading is a gap."""
+
+from __future__ import annotations
+
+from collections import deque
+from math import nan
+
+import pyqtgraph as pg
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from engine.telemetry.sample import Sample
+from widgets.common.palette import DARK, Palette
+
+WINDOW_S = 120.0
+"""How much of the past is drawn, in seconds."""
+MAX_POINTS = 1200
+"""Bounds the memory at sampling faster than once a second."""
+
+
+class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
+    """Two areas over the last `WINDOW_S` seconds: what other programs hold, and what our children hold on top.
+
+    A bare view with curves, not a PlotWidget: no axes, no menus, no mouse, and cards cost milliseconds.
+    """
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent, useOpenGL=False, background=None)
+        self._points: deque[tuple[float, float, float]] = deque(maxlen=MAX_POINTS)
+        self._top_bytes = 1
+        self._box = pg.ViewBox(enableMouse=False, enableMenu=False, defaultPadding=0.0)
+        self.setCentralItem(self._box)
+        self._all = pg.PlotCurveItem(connect="finite", fillLevel=0.0, antialias=False)
+        self._others = pg.PlotCurveItem(connect="finite", fillLevel=0.0, antialias=False)
+        self._limit = pg.InfiniteLine(angle=0, movable=False)
+        self._limit.hide()
+        for item in (self._all, self._others, self._limit):
+            self._box.addItem(item, ignoreBounds=True)
+        self.enableMouse(False)
+        self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setFixedHeight(40)
+        self.apply_palette(DARK)
+
+    def sizeHint(self) -> QSize:
+        return QSize(160, 40)
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        for curve, color in ((self._all, palette.weights), (self._others, palette.other)):
+            curve.setPen(pg.mkPen(color, width=1))
+            fill = QColor(color)
+            fill.setAlphaF(0.55)
+            curve.setBrush(fill)
+        self._limit.setPen(pg.mkPen(palette.dim, width=1, style=Qt.PenStyle.DashLine))
+        self.setBackground(palette.background)
+
+    def set_limit(self, limit_bytes: int | None) -> None:
+        """Draw a dashed line at `limit_bytes`; None: no line."""
+        self._limit.setVisible(limit_bytes is not None)
+        if limit_bytes is not None:
+            self._limit.setValue(float(limit_bytes))
+
+    def add_sample(self, sample: Sample, total_bytes: int) -> None:
+        """Append a reading; the full height stands for `total_bytes`."""
+        if sample.used_bytes is None:
+            self._points.append((sample.time_s, nan, nan))
+        else:
+            others_bytes = max(sample.used_bytes - (sample.own_bytes or 0), 0)
+            self._points.append((sample.time_s, float(sample.used_bytes), float(others_bytes)))
+        while self._points and self._points[0][0] < sample.time_s - WINDOW_S:
+            self._points.popleft()
+        self._top_bytes = max(total_bytes, 1)
+        times = [point[0] - sample.time_s for point in self._points]
+        self._all.setData(times, [point[1] for point in self._points])
+        self._others.setData(times, [point[2] for point in self._points])
+        self._box.setRange(QRectF(-WINDOW_S, 0.0, WINDOW_S, float(self._top_bytes)), padding=0, disableAutoRange=True)
+
+    def points(self) -> tuple[tuple[float, float, float], ...]:
+        """Return (seconds, used bytes, bytes of other programs), with NaN for gaps."""
+        return tuple(self._points)

@@ -1,0 +1,58 @@
+"""The words and numbers of a device card, from plain values."""
+
+from __future__ import annotations
+
+from engine.devices.device import Device
+from engine.fit.report import DeviceRow
+from engine.telemetry.sample import Sample
+from engine.units import format_bytes
+
+NO_READING = "\N{EM DASH}"
+
+
+def device_total_bytes(device: Device, sample: Sample | None) -> int:
+    """Return what the whole card stands for: what was read, else what the device is said to have."""
+    if sample is not None and sample.total_bytes:
+        return sample.total_bytes
+    return device.total_bytes
+
+
+def device_subtitle(device: Device) -> str:
+    """Return the dim words beside the id."""
+    if device.endpoint is None:
+        return device.name
+    return f"{device.name} · {device.endpoint}" if device.name else device.endpoint
+
+
+def status_line(sample: Sample | None) -> str:
+    """Return utilisation, temperature and power as far as known, else why there is nothing, else `idle`."""
+    if sample is None:
+        return "waiting for a reading"
+    if sample.used_bytes is None:
+        return sample.note or "no reading"
+    parts = [
+        "" if sample.utilization_percent is None else f"{sample.utilization_percent:.0f} %",
+        "" if sample.temperature_c is None else f"{sample.temperature_c:.0f} °C",
+        "" if sample.power_w is None else f"{sample.power_w:.0f} W",
+    ]
+    known = "  ".join(part for part in parts if part)
+    if known:
+        return f"{known}  {sample.note}" if sample.note else known
+    if sample.note:
+        return sample.note
+    return "idle" if not sample.own_bytes else f"{format_bytes(sample.own_bytes)} ours"
+
+
+def row_tool_tip(row: DeviceRow) -> str:
+    """Return what the current layout needs on the device, by part."""
+    parts = (
+        ("weights", row.weights_bytes),
+        ("KV cache", row.kv_cache_bytes + row.recurrent_bytes),
+        ("compute", row.compute_bytes),
+        ("output", row.output_bytes),
+        ("overhead", row.overhead_bytes),
+    )
+    lines = [f"{name} {format_bytes(size_bytes)}" for name, size_bytes in parts if size_bytes]
+    if not lines:
+        return "The layout puts nothing here."
+    return "\n".join([f"The layout needs {format_bytes(row.need_bytes)} here ({row.grade.value}):", *lines])

@@ -1,0 +1,171 @@
+"""The load report: what goes on while loading, then one ending with a badge, a sentence and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
+
+from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_label, set_role
+from widgets.load_report.outcome import (
+    STAGE_WORDS,
+    Outcome,
+    cancelled_outcome,
+    crashed_outcome,
+    failed_outcome,
+    loaded_outcome,
+    out_of_memory_outcome,
+)
+from widgets.load_report.plain_text import plain_report
+from widgets.load_report.report_table import ReportTable
+
+IDLE_SENTENCE = "Nothing was loaded yet."
+PROGRESS_STEPS = 1000
+
+
+class LoadReport(QWidget):
+    """Shows progress and endings; "Copy" puts the report on the clipboard as text."""
+
+    copied = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._palette = DARK
+        self._outcome: Outcome | None = None
+        self._table: ReportTable | None = None
+        self._badge = plain_label()
+        self._sentence = plain_label("", wrap=True)
+        self._detail = plain_label("", "dim", wrap=True)
+        self._rows_title = plain_label("", "dim")
+        self._progress = QProgressBar()
+        self._progress.setTextVisible(False)
+        self._progress.setAccessibleName("Load progress")
+        self.copy_button = QPushButton("Copy")
+        self._column = QVBoxLayout()
+        self._build()
+        self.show_idle()
+
+    @property
+    def badge_text(self) -> str:
+        return self._badge.text()
+
+    @property
+    def sentence(self) -> str:
+        return self._sentence.text()
+
+    @property
+    def detail(self) -> str:
+        return self._detail.text()
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the part colours of `palette`."""
+        self._palette = palette
+        if self._table is not None:
+            self._table.apply_palette(palette)
+
+    def show_idle(self) -> None:
+        """Show that there was no load yet."""
+        self._show(None, IDLE_SENTENCE)
+
+    def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:
+        """Show what goes on; `fraction` None is work of unknown length."""
+        words = STAGE_WORDS[stage]
+        percent = "" if fraction is None else f" {round(fraction * 100)} %"
+        self._show(None, words[0].upper() + words[1:] + (f" on {device}" if device else "") + percent + "…")
+        self._progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
+        self._progress.setValue(0 if fraction is None else round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
+        self._progress.show()
+
+    def show_loaded(self, event: Loaded) -> None:
+        """Show measured bytes beside the forecast."""
+        self._show_outcome(loaded_outcome(event))
+
+    def show_out_of_memory(self, event: OutOfMemory, names: Mapping[str, str] | None = None) -> None:
+        """Show what was asked where and what was free; `names` tells what people call the device ids."""
+        self._show_outcome(out_of_memory_outcome(event, names or {}))
+
+    def show_failed(self, event: Failed) -> None:
+        """Show why the load was refused or failed."""
+        self._show_outcome(failed_outcome(event))
+
+    def show_crashed(self, event: Crashed) -> None:
+        """Show how the engine ended."""
+        self._show_outcome(crashed_outcome(event))
+
+    def show_cancelled(self, event: Cancelled) -> None:
+        """Show where the load was cancelled."""
+        self._show_outcome(cancelled_outcome(event))
+
+    def plain_text(self) -> str:
+        """Return the report as it is copied."""
+        return f"{self.sentence}\n" if self._outcome is None else plain_report(self._outcome)
+
+    def copy(self) -> None:
+        """Put the report on the clipboard."""
+        QGuiApplication.clipboard().setText(self.plain_text())
+        self.copied.emit()
+
+    def _show_outcome(self, outcome: Outcome) -> None:
+        self._show(outcome, outcome.sentence)
+
+    def _show(self, outcome: Outcome | None, sentence: str) -> None:
+        self._outcome = outcome
+        self._progress.hide()
+        self._sentence.setText(sentence)
+        set_role(self._sentence, "dim" if outcome is None else "")
+        self._badge.setVisible(outcome is not None)
+        self.copy_button.setEnabled(outcome is not None)
+        detail = "" if outcome is None else "\n\n".join(filter(None, (outcome.detail, "\n".join(outcome.proposals))))
+        self._detail.setText(detail)
+        self._detail.setVisible(bool(detail))
+        if outcome is not None:
+            self._badge.setText(outcome.badge)
+            set_role(self._badge, f"badge-{outcome.tone}")
+        self._show_table(outcome)
+
+    def _show_table(self, outcome: Outcome | None) -> None:
+        if self._table is not None:
+            self._column.removeWidget(self._table)
+            self._table.deleteLater()
+            self._table = None
+        title = "" if outcome is None else outcome.rows_title
+        self._rows_title.setText(title)
+        self._rows_title.setVisible(bool(title))
+        if outcome is not None and outcome.rows:
+            self._table = ReportTable(outcome, self._palette)
+            self._column.insertWidget(self._column.indexOf(self._rows_title) + 1, self._table)
+
+    def _build(self) -> None:
+        for label in (self._sentence, self._detail):
+            label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.copy_button.setProperty("role", "flat")
+        self.copy_button.setToolTip("Copy the report as text")
+        self.copy_button.clicked.connect(self.copy)
+        heading = QHBoxLayout()
+        heading.setSpacing(8)
+        top = Qt.AlignmentFlag.AlignTop
+        heading.addWidget(plain_label("Last load", "title"), 0, top)
+        heading.addWidget(self._badge, 0, top)
+        heading.addWidget(self._sentence, 1, top)
+        heading.addWidget(self.copy_button, 0, top)
+        content = QWidget()
+        content.setLayout(self._column)
+        self._column.setContentsMargins(0, 0, 0, 0)
+        self._column.setSpacing(8)
+        self._column.addWidget(self._rows_title)
+        self._column.addWidget(self._detail)
+        self._column.addStretch(1)
+        scroll = QScrollArea()
+        scroll.setWidgetResizable(True)
+        scroll.setFrameShape(QScrollArea.Shape.NoFrame)
+        scroll.setWidget(content)
+        layout = QVBoxLayout(self)
+        layout.setContentsMargins(12, 12, 12, 12)
+        layout.setSpacing(8)
+        layout.addLayout(heading)
+        layout.addWidget(self._progress)
+        layout.addWidget(scroll, 1)

@@ -1,0 +1,145 @@
+"""What a load ended with, in words and numbers: pure functions from events to one value that is drawn and copied."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.fit.report import DeviceRow
+from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.units import format_bytes
+
+Tone = Literal["good", "bad", "dim"]
+
+STAGE_WORDS: Mapping[Stage, str] = {
+    "header": "reading the model's header",
+    "fit": "checking the layout",
+    "allocate": "allocating the weights",
+    "read": "reading the weights",
+    "context": "reserving the context",
+    "warm_up": "warming up",
+}
+KIND_WORDS: Mapping[str, str] = {
+    "unreachable": "A device did not answer",
+    "busy": "A device is in use",
+    "stalled": "The load stopped making progress",
+    "model_file": "The model could not be read",
+    "layout": "The layout cannot be loaded",
+    "rig": "The rig cannot be used",
+    "crashed": "The engine ended unexpectedly",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One ending: a badge, a sentence, further words, and rows with the forecast beside what was measured."""
+
+    badge: str
+    tone: Tone
+    sentence: str
+    detail: str = ""
+    rows: tuple[DeviceRow, ...] = ()
+    forecast: tuple[DeviceRow, ...] = ()
+    rows_title: str = ""
+    proposals: tuple[str, ...] = ()
+
+
+def loaded_outcome(event: Loaded) -> Outcome:
+    """Return the words for a load that went well; the sentence says how far the forecast was off."""
+    rows = used_rows(event.devices)
+    places = " + ".join(row.id for row in rows) or "no device"
+    total = format_bytes(sum(row.need_bytes for row in rows))
+    return Outcome(
+        badge="LOADED",
+        tone="good",
+        sentence=f"{total} on {places}. {_forecast_words(rows, event.forecast)}",
+        detail=_mapped_words(event.devices),
+        rows=rows,
+        forecast=event.forecast,
+        rows_title="Measured, with the forecast below",
+    )
+
+
+def out_of_memory_outcome(event: OutOfMemory, names: Mapping[str, str]) -> Outcome:
+    """Return the words for a load that did not fit; `names` tells what people call a device id."""
+    device = device_words(event.device, names)
+    sentence = f"{device} was asked for {format_bytes(event.requested_bytes)} while {STAGE_WORDS[event.stage]}"
+    if event.free_bytes is None:
+        sentence += " and could not give it."
+    else:
+        missing_bytes = event.requested_bytes - event.free_bytes
+        sentence += f" and had {format_bytes(event.free_bytes)} free"
+        sentence += f": {format_bytes(missing_bytes)} missing." if missing_bytes > 0 else ", but not in one piece."
+    rows = used_rows(event.allocated)
+    return Outcome(
+        badge="OOM",
+        tone="bad",
+        sentence=sentence,
+        detail=event.message,
+        rows=rows,
+        rows_title="Already placed when it failed" if rows else "",
+        proposals=event.proposals,
+    )
+
+
+def failed_outcome(event: Failed) -> Outcome:
+    """Return the words for a load that was refused or went wrong."""
+    heading = KIND_WORDS.get(event.kind)
+    return Outcome(
+        badge="FAILED",
+        tone="bad",
+        sentence=f"{heading}." if heading else event.message,
+        detail=event.message if heading else "",
+    )
+
+
+def crashed_outcome(event: Crashed) -> Outcome:
+    """Return the words for an engine that ended without its last word."""
+    how = ""
+    if event.signal is not None:
+        how = f" (signal {event.signal})"
+    elif event.exit_code is not None:
+        how = f" (exit code {event.exit_code})"
+    sentence = KIND_WORDS.get(event.kind, KIND_WORDS["crashed"]) + how
+    return Outcome(badge="CRASHED", tone="bad", sentence=f"{sentence}. You can load again.", detail=event.message)
+
+
+def cancelled_outcome(event: Cancelled) -> Outcome:
+    """Return the words for a load that the person ended."""
+    sentence = f"Cancelled while {STAGE_WORDS[event.stage]}. Nothing is loaded."
+    return Outcome(badge="CANCELLED", tone="dim", sentence=sentence)
+
+
+def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
+    """Return the rows of devices that hold something."""
+    return tuple(row for row in rows if row.need_bytes or row.mapped_bytes)
+
+
+def device_words(device_id: str, names: Mapping[str, str]) -> str:
+    """Return `RPC0 (attic)`, or the id alone when it has no other name."""
+    name = names.get(device_id, "")
+    return f"{device_id} ({name})" if name and name != device_id else device_id
+
+
+def format_difference(difference_bytes: int) -> str:
+    """Return a signed size, `0 B` for none."""
+    return f"+{format_bytes(difference_bytes)}" if difference_bytes > 0 else format_bytes(difference_bytes)
+
+
+def _forecast_words(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) -> str:
+    expected = {row.id: row.need_bytes for row in forecast}
+    differences = [(row.id, row.need_bytes - expected[row.id]) for row in rows if row.id in expected]
+    if not differences:
+        return "There was no forecast."
+    device, worst_bytes = max(differences, key=lambda pair: abs(pair[1]))
+    if worst_bytes == 0:
+        return "The forecast was exact."
+    return f"The forecast was off by at most {format_bytes(abs(worst_bytes))} ({device})."
+
+
+def _mapped_words(rows: Sequence[DeviceRow]) -> str:
+    mapped_bytes = sum(row.mapped_bytes for row in rows)
+    if not mapped_bytes:
+        return ""
+    return f"{format_bytes(mapped_bytes)} of weights are mapped from the file: the system can drop and re-read them."

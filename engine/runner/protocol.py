@@ -37,13 +37,13 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_device: int = 0
 
 
-class ListDevices(Request, tag="list_devices", kw_only=True):
+class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child."""
 
     endpoints: tuple[str, ...] = ()
 
 
-class Probe(Request, tag="probe", kw_only=True):
+class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A no-alloc load; answered by `Probed` or `Failure`."""
 
     path: str
@@ -52,7 +52,7 @@ class Probe(Request, tag="probe", kw_only=True):
     context: ContextSettings
 
 
-class Load(Request, tag="load", kw_only=True):
+class Load(Request, frozen=True, tag="load", kw_only=True):
     """A real load; answered by `StageProgress`... and one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
 
     path: str
@@ -66,7 +66,7 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
-class Generate(Request, tag="generate", kw_only=True):
+class Generate(Request, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty.
 
     Answered by `Piece`... and one of `Generated`, `Failure`. The conversation is sent whole; the child reuses the common prefix.
@@ -82,7 +82,7 @@ class Generate(Request, tag="generate", kw_only=True):
     min_p: float = 0.05
 
 
-class Serve(Request, tag="serve", kw_only=True):
+class Serve(Request, frozen=True, tag="serve", kw_only=True):
     """Become an RPC worker; answered by `Serving`, then nothing more. `cap_bytes` limits what it may allocate (RLIMIT_DATA)."""
 
     host: str
@@ -92,21 +92,21 @@ class Serve(Request, tag="serve", kw_only=True):
     n_threads: int = 1
 
 
-class Logits(Request, tag="logits", kw_only=True):
+class Logits(Request, frozen=True, tag="logits", kw_only=True):
     """Diagnosis: decode these tokens from an empty cache; answered by `LogitDigest`."""
 
     tokens: tuple[int, ...]
 
 
-class DeviceMemoryQuery(Request, tag="device_memory", kw_only=True):
+class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True):
     """Live memory of the loaded model's devices, asked between generations; answered by `DeviceMemoryReadings`."""
 
 
-class Stop(Request, tag="stop", kw_only=True):
+class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """End the load or the generation that is running."""
 
 
-class Quit(Request, tag="quit", kw_only=True):
+class Quit(Request, frozen=True, tag="quit", kw_only=True):
     """Free everything and exit 0."""
 
 
@@ -120,7 +120,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbi
     """Base of what a child says."""
 
 
-class Hello(Message, tag="hello", kw_only=True):
+class Hello(Message, frozen=True, tag="hello", kw_only=True):
     protocol: int
     engine: str
     pid: int
@@ -142,7 +142,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     tensor_split: bool = False
 
 
-class DeviceList(Message, tag="device_list", kw_only=True):
+class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     devices: tuple[GgmlDevice, ...]
 
 
@@ -159,7 +159,7 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
     mapped: bool = False
 
 
-class Probed(Message, tag="probed", kw_only=True):
+class Probed(Message, frozen=True, tag="probed", kw_only=True):
     """`exact` False: the breakdown symbol was not found and only compute sizes (log resolution) are given."""
 
     parts: tuple[Part, ...]
@@ -168,7 +168,7 @@ class Probed(Message, tag="probed", kw_only=True):
     graph_splits: str | None = None
 
 
-class StageProgress(Message, tag="stage_progress", kw_only=True):
+class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
     """`fraction` None: unknown. Sent at least every second while work goes on where the engine lets us."""
 
     stage: LoadStage
@@ -176,7 +176,7 @@ class StageProgress(Message, tag="stage_progress", kw_only=True):
     device: str | None = None
 
 
-class LoadedModel(Message, tag="loaded_model", kw_only=True):
+class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
     """`layer_devices`: for layers 0..n (n = output) our device id, from the engine's own log; `kv_devices` likewise for KV."""
 
     parts: tuple[Part, ...]
@@ -188,7 +188,7 @@ class LoadedModel(Message, tag="loaded_model", kw_only=True):
     kv_devices: tuple[tuple[int, str], ...]
 
 
-class AllocationFailure(Message, tag="allocation_failure", kw_only=True):
+class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=True):
     """`device` is our id; `parts` is what had been allocated before."""
 
     stage: LoadStage
@@ -200,22 +200,22 @@ class AllocationFailure(Message, tag="allocation_failure", kw_only=True):
     text: str
 
 
-class Failure(Message, tag="failure", kw_only=True):
+class Failure(Message, frozen=True, tag="failure", kw_only=True):
     """`kind` is one of the contract's words; `message` a sentence, with the engine's last error lines where they help."""
 
     kind: str
     message: str
 
 
-class Stopped(Message, tag="stopped", kw_only=True):
+class Stopped(Message, frozen=True, tag="stopped", kw_only=True):
     stage: LoadStage
 
 
-class Piece(Message, tag="piece", kw_only=True):
+class Piece(Message, frozen=True, tag="piece", kw_only=True):
     text: str
 
 
-class Generated(Message, tag="generated", kw_only=True):
+class Generated(Message, frozen=True, tag="generated", kw_only=True):
     """`stop_reason` as in events; times in seconds, `prompt_tokens` counts what was really decoded in `evaluated_tokens`."""
 
     prompt_tokens: int
@@ -227,7 +227,7 @@ class Generated(Message, tag="generated", kw_only=True):
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
 
 
-class Serving(Message, tag="serving", kw_only=True):
+class Serving(Message, frozen=True, tag="serving", kw_only=True):
     """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation."""
 
     port: int
@@ -235,7 +235,7 @@ class Serving(Message, tag="serving", kw_only=True):
     baseline_bytes: int
 
 
-class LogitDigest(Message, tag="logit_digest", kw_only=True):
+class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
     """SHA-256 of the float32 logits of the last token, little endian, and the first eight values."""
 
     sha256: str
@@ -248,11 +248,11 @@ class DeviceMemoryReading(msgspec.Struct, frozen=True):
     total_bytes: int
 
 
-class DeviceMemoryReadings(Message, tag="device_memory_readings", kw_only=True):
+class DeviceMemoryReadings(Message, frozen=True, tag="device_memory_readings", kw_only=True):
     readings: tuple[DeviceMemoryReading, ...]
 
 
-class Aborting(Message, tag="aborting", kw_only=True):
+class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     """Sent by the abort callback on the way down; SIGABRT follows."""
 
     text: str

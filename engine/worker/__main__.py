@@ -1,0 +1,126 @@
+"""`python -m engine.worker`: reads requests on stdin, writes messages on stdout, keeps everything native to itself."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from engine.runner.protocol import (
+    PROTOCOL_VERSION,
+    AnyRequest,
+    DeviceMemoryQuery,
+    DeviceMemoryReadings,
+    Failure,
+    Generate,
+    Hello,
+    ListDevices,
+    Load,
+    Logits,
+    Message,
+    Piece,
+    Probe,
+    Quit,
+    Serve,
+)
+from engine.worker.bindings import Bindings, engine_name, prepare_environment
+from engine.worker.devices import list_devices
+from engine.worker.generate import Generator
+from engine.worker.load import Loader
+from engine.worker.log import EngineLog
+from engine.worker.logits import logit_digest
+from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.pipe import MessagePipe, RequestReader
+from engine.worker.probe import probe
+from engine.worker.progress import StageReporter
+from engine.worker.serve import serve
+from engine.worker.session import Session
+from engine.worker.stop import StopRequest
+
+
+class Worker:
+    """Answers requests one after another."""
+
+    def __init__(self, pipe: MessagePipe, stop: StopRequest) -> None:
+        self._pipe = pipe
+        self._stop = stop
+        self._log = EngineLog()
+        self._session: Session | None = None
+        self._engine = Bindings()
+        self._engine.on_log(self._log.write)
+        self._engine.on_abort(pipe.send_last_word)
+        self._engine.low.llama_backend_init()
+
+    def handle(self, request: AnyRequest) -> Message:
+        """Do what is asked and return the last message about it."""
+        try:
+            return self._answer(request)
+        except EndOfRequest as end:
+            return end.message
+
+    def free(self) -> None:
+        """Give the model's memory back."""
+        session, self._session = self._session, None
+        if session is not None:
+            session.free()
+
+    def _answer(self, request: AnyRequest) -> Message:
+        match request:
+            case ListDevices():
+                return list_devices(self._engine, request.endpoints)
+            case Probe():
+                return probe(self._engine, self._log, request)
+            case Load():
+                return self._load(request)
+            case Generate():
+                return Generator(self._loaded(), self._stop, lambda text: self._pipe.send(Piece(text=text))).run(
+                    request
+                )
+            case Logits():
+                return logit_digest(self._loaded(), request)
+            case DeviceMemoryQuery():
+                return DeviceMemoryReadings(readings=self._loaded().devices.memory())
+            case Serve():
+                return serve(self._engine, request)
+            case _:
+                raise failure("internal", f"{type(request).__name__} is no request for this moment.")
+
+    def _load(self, request: Load) -> Message:
+        self.free()
+        with StageReporter(self._pipe) as reporter:
+            loader = Loader(self._engine, self._log, self._stop, reporter, request)
+            self._session, message = loader.run()
+        return message
+
+    def _loaded(self) -> Session:
+        if self._session is None:
+            raise failure("internal", "No model is loaded.")
+        return self._session
+
+
+def main() -> None:
+    """Run until `Quit` or the end of input."""
+    pipe, stop = MessagePipe(), StopRequest()
+    pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_name(), pid=os.getpid()))
+    reader = RequestReader(pipe, stop)
+    reader.start()
+    prepare_environment()
+    try:
+        worker = Worker(pipe, stop)
+        while not isinstance(request := reader.next_request(), Quit):
+            pipe.send(worker.handle(request))
+        worker.free()
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send(
+            Failure(kind="internal", message=f"The worker met a bug of its own: {type(error).__name__}: {error}.")
+        )
+        sys.stderr.flush()
+        os._exit(1)
+    sys.stderr.flush()
+    # no interpreter shutdown: native threads and the reader are still there
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""llama.cpp and ggml as C functions, all through the library handle that `llama_cpp` has opened.
+
+The wheel ships copies instead of links, so opening `libggml-base` by path would give a second instance with its own
+device registry. Addresses of native objects are plain ints here.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+_POINTER = ctypes.c_void_p
+_TEXT = ctypes.c_char_p
+
+ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+
+DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
+"""ggml_backend_dev_type, less META, which only llama.cpp itself creates."""
+CPU_TYPE = 0
+
+_BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
+_MODEL_BREAKDOWN = "_ZNK11llama_model16memory_breakdownEv"
+
+
+class DeviceProps(ctypes.Structure):
+    """`ggml_backend_dev_props`."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("description", ctypes.c_char_p),
+        ("memory_free", ctypes.c_size_t),
+        ("memory_total", ctypes.c_size_t),
+        ("type", ctypes.c_int),
+        ("device_id", ctypes.c_char_p),
+        ("caps", ctypes.c_bool * 8),
+    ]
+
+
+class TensorOverrideEntry(ctypes.Structure):
+    """`llama_model_tensor_buft_override`."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
+
+
+def engine_name() -> str:
+    """Return the name and version of the engine without loading it."""
+    return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
+
+
+def prepare_environment() -> None:
+    """Set what ggml reads when it starts; to be called before `Bindings()`."""
+    os.environ.setdefault("GGML_NO_BACKTRACE", "1")
+    os.environ.setdefault("CUDA_DEVICE_ORDER", "PCI_BUS_ID")
+
+
+class Bindings:
+    """The loaded engine. `low` is the module `llama_cpp.llama_cpp`; the attributes are the ggml functions it leaves out."""
+
+    def __init__(self) -> None:
+        from llama_cpp import llama_cpp as low
+
+        self.low: Any = low
+        self._libraries = _libraries(low)
+        bind = self._bind
+        self.device_count = bind("ggml_backend_dev_count", ctypes.c_size_t)
+        self.device_get = bind("ggml_backend_dev_get", _POINTER, ctypes.c_size_t)
+        self.device_by_type = bind("ggml_backend_dev_by_type", _POINTER, ctypes.c_int)
+        self.device_by_name = bind("ggml_backend_dev_by_name", _POINTER, _TEXT)
+        self._device_name = bind("ggml_backend_dev_name", _TEXT, _POINTER)
+        self._device_props = bind("ggml_backend_dev_get_props", None, _POINTER, ctypes.POINTER(DeviceProps))
+        self._device_memory = bind(
+            "ggml_backend_dev_memory", None, _POINTER, ctypes.POINTER(ctypes.c_size_t), ctypes.POINTER(ctypes.c_size_t)
+        )
+        self.device_registry = bind("ggml_backend_dev_backend_reg", _POINTER, _POINTER)
+        self.device_buffer_type = bind("ggml_backend_dev_buffer_type", _POINTER, _POINTER)
+        self._registry_name = bind("ggml_backend_reg_name", _TEXT, _POINTER)
+        self.registry_device_count = bind("ggml_backend_reg_dev_count", ctypes.c_size_t, _POINTER)
+        self.registry_device_get = bind("ggml_backend_reg_dev_get", _POINTER, _POINTER, ctypes.c_size_t)
+        self.registry_function = bind("ggml_backend_reg_get_proc_address", _POINTER, _POINTER, _TEXT)
+        self._buffer_type_name = bind("ggml_backend_buft_name", _TEXT, _POINTER)
+        self.buffer_type_is_host = bind("ggml_backend_buft_is_host", ctypes.c_bool, _POINTER)
+        self.buffer_type_device = bind("ggml_backend_buft_get_device", _POINTER, _POINTER)
+        self.cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", _POINTER)
+        self._set_abort_callback = bind("ggml_set_abort_callback", _POINTER, ABORT_CALLBACK)
+        self.rpc_add_server = bind("ggml_backend_rpc_add_server", _POINTER, _TEXT)
+        self.rpc_start_server = bind(
+            "ggml_backend_rpc_start_server", None, _TEXT, _TEXT, ctypes.c_size_t, ctypes.c_size_t, _POINTER
+        )
+        self.context_breakdown = self._bind_optional(_BREAKDOWN)
+        self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
+        self._kept: list[Any] = []
+
+    def on_abort(self, say: Callable[[str], None]) -> None:
+        """Have `say` called with the reason on the way down from a failed assertion; the process ends after it returns."""
+        callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
+        self._kept.append(callback)
+        self._set_abort_callback(callback)
+
+    def on_log(self, write: Callable[[int, str], None]) -> None:
+        """Send every log line of llama.cpp and ggml to `write(level, text)`, in place of the binding's own printing."""
+        callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
+        self._kept.append(callback)
+        self.low.llama_log_set(callback, _POINTER(0))
+
+    def devices(self) -> list[int]:
+        """Return the registered devices, in ggml's order."""
+        return [self.device_get(index) for index in range(self.device_count())]
+
+    def cpu_device(self) -> int:
+        return int(self.device_by_type(CPU_TYPE))
+
+    def device_name(self, device: int) -> str:
+        return _decoded(self._device_name(device))
+
+    def device_props(self, device: int) -> DeviceProps:
+        props = DeviceProps()
+        self._device_props(device, ctypes.byref(props))
+        return props
+
+    def device_memory(self, device: int) -> tuple[int, int]:
+        """Return (free, total) bytes as the device reports them now."""
+        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        self._device_memory(device, ctypes.byref(free), ctypes.byref(total))
+        return free.value, total.value
+
+    def registry_name(self, registry: int) -> str:
+        return _decoded(self._registry_name(registry))
+
+    def buffer_type_name(self, buffer_type: int) -> str:
+        return _decoded(self._buffer_type_name(buffer_type))
+
+    def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
+        for library in self._libraries:
+            try:
+                # by item, not by attribute: a function object of our own, whose types nobody else changes
+                function = library[name]
+            except AttributeError:
+                continue
+            function.restype, function.argtypes = result, list(arguments)
+            return function
+        raise ImportError(f"llama_cpp was built without {name}; build it with GGML_RPC=ON")
+
+    def _bind_optional(self, name: str) -> Any:
+        """Bind a C++ function that returns an object through a hidden pointer; None where it is not exported."""
+        try:
+            return self._bind(name, None, _POINTER, _POINTER)
+        except ImportError:
+            return None
+
+
+def _libraries(low: Any) -> list[ctypes.CDLL]:
+    """Return the handles to look symbols up in: one finds all on POSIX; Windows has one per DLL."""
+    if sys.platform != "win32":
+        return [low._lib]
+    folder = Path(low.__file__).parent / "lib"
+    names = ("ggml.dll", "ggml-base.dll", "ggml-cpu.dll", "ggml-rpc.dll")
+    return [low._lib, *(ctypes.CDLL(str(folder / name)) for name in names if (folder / name).exists())]
+
+
+def _decoded(text: bytes | None) -> str:
+    return (text or b"").decode("utf-8", "replace")

@@ -1,0 +1,175 @@
+"""ggml's devices: listing them, and finding the ones that our ids mean."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.runner.protocol import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
+from engine.worker.bindings import DEVICE_KINDS, Bindings
+from engine.worker.outcome import failure
+
+CPU_ID = "CPU"
+BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
+"""Where ggml's name of a backend is not the one people use."""
+
+_PCI = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)(?:\.[0-9a-fA-F]+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedDevices:
+    """ggml devices by our id; `CPU` is always among them."""
+
+    engine: Bindings
+    by_id: Mapping[str, int]
+    remote: frozenset[str]
+
+    def id_of_device(self, device: int | None) -> str:
+        """Return our id of a ggml device; host and accelerator devices are the CPU's."""
+        for device_id, address in self.by_id.items():
+            if address == device:
+                return device_id
+        if device and DEVICE_KINDS.get(self.engine.device_props(device).type) in ("gpu", "igpu"):
+            return self.engine.device_name(device)
+        return CPU_ID
+
+    def id_of_buffer_type(self, buffer_type: int) -> str:
+        """Return our id of the device whose memory a buffer type takes; pinned and repacked memory is the host's."""
+        if self.engine.buffer_type_is_host(buffer_type):
+            return CPU_ID
+        return self.id_of_device(self.engine.buffer_type_device(buffer_type))
+
+    def id_of_name(self, name: str) -> str:
+        """Return our id for ggml's device name as the engine logs it; a name that is none of ours stays."""
+        for device_id, address in self.by_id.items():
+            if self.engine.device_name(address) == name:
+                return device_id
+        return name
+
+    def id_of_buffer_name(self, name: str) -> str:
+        """Return our id for the name of a buffer type, such as `RPC0[127.0.0.1:50052]` or `CUDA_Host`."""
+        for device_id, address in self.by_id.items():
+            buffer_type = self.engine.device_buffer_type(address)
+            if buffer_type and self.engine.buffer_type_name(buffer_type) == name:
+                return device_id
+        return CPU_ID
+
+    def free_bytes(self, device_id: str) -> int | None:
+        """Return the free memory that a GPU reports; None for the CPU and RPC, which report the host's total."""
+        device = self.by_id.get(device_id)
+        if device is None or device_id == CPU_ID or device_id in self.remote:
+            return None
+        free, total = self.engine.device_memory(device)
+        return free if total else None
+
+    def memory(self) -> tuple[DeviceMemoryReading, ...]:
+        """Read the memory of all devices but the CPU."""
+        readings = []
+        for device_id, device in self.by_id.items():
+            if device_id != CPU_ID:
+                free, total = self.engine.device_memory(device)
+                readings.append(DeviceMemoryReading(device_id, free, total))
+        return tuple(readings)
+
+
+def list_devices(engine: Bindings, endpoints: Iterable[str]) -> DeviceList:
+    """Describe the local devices and those of each endpoint; an endpoint that does not answer aborts the process."""
+    found = [_describe(engine, device) for device in engine.devices()]
+    for endpoint in endpoints:
+        for index, device in enumerate(_endpoint_devices(engine, endpoint)):
+            found.append(_describe(engine, device, endpoint=endpoint, endpoint_device=index))
+    return DeviceList(devices=tuple(found))
+
+
+def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterable[str]) -> ResolvedDevices:
+    """Find the ggml device of every wanted id.
+
+    Raises:
+        EndOfRequest: `unreachable`, naming the device that is gone or was not described.
+    """
+    described = {ref.id: ref for ref in refs}
+    by_id: dict[str, int] = {}
+    remote: set[str] = set()
+    for device_id in dict.fromkeys(wanted):
+        if device_id == CPU_ID:
+            continue
+        ref = described.get(device_id)
+        if ref is None:
+            raise failure("layout", f"The layout names the device {device_id}, which the rig does not have.")
+        by_id[device_id] = _find(engine, ref)
+        if ref.endpoint is not None:
+            remote.add(device_id)
+    by_id[CPU_ID] = engine.cpu_device()
+    return ResolvedDevices(engine, by_id, frozenset(remote))
+
+
+def _find(engine: Bindings, ref: DeviceRef) -> int:
+    if ref.endpoint is not None:
+        devices = _endpoint_devices(engine, ref.endpoint)
+        if ref.endpoint_device >= len(devices):
+            raise failure(
+                "unreachable",
+                f"{ref.id}: the server at {ref.endpoint} has {len(devices)} devices and none with the number "
+                f"{ref.endpoint_device}. List the devices again.",
+            )
+        return devices[ref.endpoint_device]
+    local = engine.devices()
+    if ref.pci_bus_id is not None and (address := _pci_address(ref.pci_bus_id)):
+        matches = [device for device in local if _pci_address(_device_pci(engine, device) or "") == address]
+        # one card may be listed by two backends
+        matches.sort(key=lambda device: _backend(engine, device).lower() != ref.backend.lower())
+        if matches:
+            return matches[0]
+    else:
+        for device in local:
+            if engine.device_name(device) in (ref.name, ref.id):
+                return device
+    raise failure(
+        "unreachable",
+        f"{ref.id} ({ref.backend}) is not there any more: this machine has "
+        f"{', '.join(engine.device_name(device) for device in local)}. List the devices again.",
+    )
+
+
+def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
+    registry = engine.rpc_add_server(endpoint.encode())
+    if not registry:
+        return []
+    return [engine.registry_device_get(registry, index) for index in range(engine.registry_device_count(registry))]
+
+
+def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, endpoint_device: int = 0) -> GgmlDevice:
+    props = engine.device_props(device)
+    registry = engine.device_registry(device)
+    kind: Literal["gpu", "igpu", "accel", "cpu"] = DEVICE_KINDS.get(props.type, "accel")  # type: ignore[assignment]
+    return GgmlDevice(
+        name=engine.device_name(device),
+        description=(props.description or b"").decode("utf-8", "replace"),
+        backend=_backend(engine, device),
+        kind=kind,
+        free_bytes=props.memory_free,
+        total_bytes=props.memory_total,
+        pci_bus_id=None if endpoint else _device_pci(engine, device),
+        endpoint=endpoint,
+        endpoint_device=endpoint_device,
+        row_split=endpoint is None and bool(engine.registry_function(registry, b"ggml_backend_split_buffer_type")),
+        tensor_split=kind in ("gpu", "igpu"),
+    )
+
+
+def _backend(engine: Bindings, device: int) -> str:
+    name = engine.registry_name(engine.device_registry(device))
+    return BACKEND_NAMES.get(name, name)
+
+
+def _device_pci(engine: Bindings, device: int) -> str | None:
+    device_id = engine.device_props(device).device_id
+    return device_id.decode("utf-8", "replace") if device_id else None
+
+
+def _pci_address(text: str) -> tuple[int, int, int] | None:
+    """Return (domain, bus, device): NVML writes the domain with eight digits and upper case, CUDA with four."""
+    match = _PCI.match(text)
+    return (int(match[1], 16), int(match[2], 16), int(match[3], 16)) if match else None

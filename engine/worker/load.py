@@ -1,0 +1,211 @@
+"""Loading a model onto devices: allocate, read, make the context, warm up; and saying exactly how that ended."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+from engine.runner.protocol import Load, LoadedModel, Part, Probe, Stopped
+from engine.worker import breakdown
+from engine.worker.bindings import Bindings
+from engine.worker.devices import ResolvedDevices, resolve_devices
+from engine.worker.diagnosis import (
+    FreeMemory,
+    allocation_failure,
+    context_failure,
+    decode_failure,
+    model_failure,
+)
+from engine.worker.log import EngineLog
+from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.parameters import ModelParameters, context_struct
+from engine.worker.parts import logged_parts
+from engine.worker.progress import StageReporter
+from engine.worker.session import ABORTED, DECODED, Session, output_buffer_bytes
+from engine.worker.stop import StopRequest
+
+WARM_UP_SECONDS = 2.0
+WARM_UP_GROWTH = 8
+
+
+class Loader:
+    """One load, from request to session."""
+
+    def __init__(
+        self, engine: Bindings, log: EngineLog, stop: StopRequest, reporter: StageReporter, load: Load
+    ) -> None:
+        self._engine = engine
+        self._log = log
+        self._stop = stop
+        self._reporter = reporter
+        self._load = load
+        log.begin()
+        self._devices = resolve_devices(engine, load.devices, wanted_devices(load))
+        self._free = FreeMemory(self._devices)
+        log.on_failed = self._free.note
+
+    def run(self) -> tuple[Session, LoadedModel]:
+        """Load, and return the session with what is to be told of it.
+
+        Raises:
+            EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`; nothing stays allocated.
+        """
+        self._reporter.enter("allocate")
+        check_file(self._load.path)
+        model = self._read_model()
+        try:
+            context = self._make_context(model)
+        except EndOfRequest:
+            self._engine.low.llama_model_free(model)
+            raise
+        session = Session(self._engine, self._log, self._devices, self._load.context, model, context)
+        try:
+            self._warm_up(session)
+        except EndOfRequest:
+            session.free()
+            raise
+        return session, self._describe(session)
+
+    def _read_model(self) -> int:
+        parameters = ModelParameters(
+            self._engine, self._load.parameters, self._devices, self._load.context.load_mode, dry=False
+        )
+        parameters.report_progress_to(self._engine.low.llama_progress_callback(self._on_read))
+        self._check_stop()
+        model = self._engine.low.llama_model_load_from_file(self._load.path.encode(), parameters.struct)
+        if model:
+            return int(model)
+        if self._stop.requested:
+            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+        self._raise_allocation_failure(self._placed_before_weights())
+        raise EndOfRequest(model_failure(self._load.path, self._log.facts))
+
+    def _on_read(self, fraction: float, _data: object) -> bool:
+        if self._reporter.stage == "allocate":
+            self._reporter.enter("read", 0.0)
+        self._reporter.advance(min(1.0, max(0.0, fraction)))
+        return not self._stop.requested
+
+    def _make_context(self, model: int) -> int:
+        self._check_stop()
+        self._reporter.enter("context")
+        self._log.on_buffer = lambda buffer: self._reporter.name_device(
+            self._devices.id_of_buffer_name(buffer.buffer_type)
+        )
+        struct = context_struct(self._engine, self._load.context, self._stop)
+        context = self._engine.low.llama_init_from_model(model, struct)
+        self._log.on_buffer = None
+        if context:
+            return int(context)
+        self._check_stop()
+        self._raise_allocation_failure(self._placed_before_context(model))
+        raise EndOfRequest(context_failure(self._load.context.n_ctx, self._log.facts))
+
+    def _warm_up(self, session: Session) -> None:
+        """Compute batches that grow up to a full micro batch: a first large prompt may make backends allocate more.
+
+        Ends early where the next step would take longer than a user should wait for it.
+        """
+        self._reporter.enter("warm_up", 0.0)
+        token = self._warm_up_token(session)
+        largest = min(self._load.context.n_ubatch, self._load.context.n_batch, session.context_tokens)
+        size, spent_seconds = 1, 0.0
+        while True:
+            self._check_stop()
+            started = time.monotonic()
+            status = session.decode([token] * size)
+            if status != DECODED:
+                self._raise_decode_failure(session, status)
+            session.clear()
+            took_seconds = time.monotonic() - started
+            spent_seconds += took_seconds
+            self._reporter.advance(size / largest)
+            if size == largest or spent_seconds + took_seconds * WARM_UP_GROWTH > WARM_UP_SECONDS:
+                break
+            size = min(size * WARM_UP_GROWTH, largest)
+        self._check_stop()
+
+    def _warm_up_token(self, session: Session) -> int:
+        begin = int(self._engine.low.llama_vocab_bos(session.vocabulary))
+        return begin if 0 <= begin < session.vocabulary_size else 0
+
+    def _describe(self, session: Session) -> LoadedModel:
+        facts = self._log.facts
+        flash = {"on": True, "off": False}.get(self._load.context.flash_attn, facts.flash_attention)
+        names = {name: self._devices.id_of_name(name) for name in self._logged_names()}
+        return LoadedModel(
+            parts=session.parts(),
+            n_ctx=int(self._engine.low.llama_n_ctx(session.context)),
+            n_vocab=session.vocabulary_size,
+            flash_attention=flash,
+            chat_template=bool(self._engine.low.llama_model_chat_template(session.model, None)),
+            layer_devices=tuple(names[name] for _, name in sorted(facts.layer_devices.items())),
+            kv_devices=tuple((layer, names[name]) for layer, name in sorted(facts.cache_devices.items())),
+        )
+
+    def _logged_names(self) -> set[str]:
+        return {*self._log.facts.layer_devices.values(), *self._log.facts.cache_devices.values()}
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+
+    def _raise_decode_failure(self, session: Session, status: int) -> None:
+        if status == ABORTED:
+            self._check_stop()
+        self._raise_allocation_failure(session.parts())
+        raise EndOfRequest(decode_failure(status, self._log.facts))
+
+    def _raise_allocation_failure(self, parts: tuple[Part, ...]) -> None:
+        failed = allocation_failure(self._devices, self._log.facts, self._free, self._reporter.stage, parts)
+        if failed is not None:
+            raise EndOfRequest(failed)
+
+    def _placed_before_weights(self) -> tuple[Part, ...]:
+        """Return the weight buffers that were allocated before the one that was refused.
+
+        The engine logs their sizes only after all of them are there. It goes by the names of the buffer types, so a
+        dry load gives the sizes and the order tells which came first.
+        """
+        failed = self._log.facts.failed
+        if not failed:
+            return ()
+        sizes = dry_weights(self._engine, self._devices, self._load)
+        names = {self._engine.buffer_type_name(key): size for key, size in sizes.items()}
+        return tuple(
+            Part(device=self._devices.id_of_buffer_name(name), buffer_type=name, weights_bytes=size.model_bytes)
+            for name, size in sorted(names.items())
+            if name < failed[-1].buffer_type and size.model_bytes
+        )
+
+    def _placed_before_context(self, model: int) -> tuple[Part, ...]:
+        vocabulary = self._engine.low.llama_model_get_vocab(model)
+        output_bytes = output_buffer_bytes(self._engine.low.llama_vocab_n_tokens(vocabulary), self._load.context)
+        weights = breakdown.model_bytes(self._engine, model)
+        return logged_parts(self._devices, self._log.facts, weights, output_bytes)
+
+
+def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:
+    """Return the weights by buffer type that a load without allocating would place; empty if it cannot be told."""
+    parameters = ModelParameters(engine, load.parameters, devices, load.context.load_mode, dry=True)
+    model = engine.low.llama_model_load_from_file(load.path.encode(), parameters.struct)
+    if not model:
+        return {}
+    try:
+        return breakdown.model_bytes(engine, model) or {}
+    finally:
+        engine.low.llama_model_free(model)
+
+
+def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
+    """Return the ids that a request places anything on."""
+    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides))
+
+
+def check_file(path: str) -> None:
+    """End the request where there is no file to read."""
+    try:
+        with Path(path).open("rb"):
+            return
+    except OSError as error:
+        raise failure("model_file", f"{Path(path).name}: {error.strerror or error}.") from None

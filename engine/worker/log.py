@@ -1,0 +1,160 @@
+"""What llama.cpp's log tells and nothing else does: the layer map, buffer sizes, and which allocation failed.
+
+The patterns follow the printf formats of the pinned version; sizes in MiB have a resolution of 0.01 MiB.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Literal
+
+DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
+TAIL_LINES = 200
+ERROR_LINES = 40
+
+BufferUse = Literal["model", "kv", "rs", "compute", "output"]
+
+_LAYER = re.compile(r"layer\s+(\d+) assigned to device (\S.*), is_swa")
+_CACHE_LAYER = re.compile(r"[:,] layer\s+(\d+): dev = (\S+)")
+_BUFFER = re.compile(r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
+_FAILED_BYTES = re.compile(r"failed to allocate (\S.*?) buffer of size (\d+)\s*$")
+_FAILED_OUTPUT = re.compile(r"failed to allocate output buffer of size ([\d.]+) MiB")
+_FLASH_ON = re.compile(r"Flash Attention enabled")
+_FLASH_OFF = re.compile(r"Flash Attention not supported, set to disabled")
+_SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
+_REASON = re.compile(r"^[\w~:<> ]+: ")
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedBuffer:
+    """A buffer that the engine reported; `size_bytes` is rounded to 0.01 MiB."""
+
+    use: BufferUse
+    buffer_type: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class FailedAllocation:
+    """An allocation that the engine did not get."""
+
+    buffer_type: str
+    requested_bytes: int
+    text: str
+
+
+@dataclass(slots=True)
+class LogFacts:
+    """What the log of one load told. Device names are ggml's."""
+
+    layer_devices: dict[int, str] = field(default_factory=dict)
+    cache_devices: dict[int, str] = field(default_factory=dict)
+    buffers: list[LoggedBuffer] = field(default_factory=list)
+    failed: list[FailedAllocation] = field(default_factory=list)
+    flash_attention: bool | None = None
+    graph_splits: str | None = None
+    errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
+
+    def logged_bytes(self, use: BufferUse) -> dict[str, int]:
+        """Return the bytes by buffer type that were reported for one use."""
+        sizes: dict[str, int] = {}
+        for buffer in self.buffers:
+            if buffer.use == use:
+                sizes[buffer.buffer_type] = sizes.get(buffer.buffer_type, 0) + buffer.size_bytes
+        return sizes
+
+    def reason(self) -> str:
+        """Return the engine's own words for the last failure, without the names of C functions; empty if it said none."""
+        texts = [_plain(line) for line in self.errors]
+        telling = [text for text in texts if not text.startswith(("failed to load model", "llama_model_load_from"))]
+        return (telling or texts or [""])[-1]
+
+
+class EngineLog:
+    """Receives the engine's log: people get INFO and above on stderr, the program gets facts.
+
+    `on_buffer` and `on_failed` are called on the logging thread, while the native call is under way.
+    """
+
+    def __init__(self) -> None:
+        self.facts = LogFacts()
+        self.on_buffer: Callable[[LoggedBuffer], None] | None = None
+        self.on_failed: Callable[[FailedAllocation], None] | None = None
+        self._lock = threading.Lock()
+        self._pending = ""
+        self._level = INFO
+
+    def begin(self) -> None:
+        """Forget what earlier work told."""
+        self.facts = LogFacts()
+        self.on_buffer = self.on_failed = None
+
+    def write(self, level: int, text: str) -> None:
+        """Take a piece of log text, which may be less or more than a line."""
+        with self._lock:
+            if level != CONT:
+                self._level = level
+            *lines, self._pending = (self._pending + text).split("\n")
+            level = self._level
+        for line in lines:
+            self._take(level, line)
+
+    def _take(self, level: int, line: str) -> None:
+        if level >= INFO:
+            os.write(2, f"{line}\n".encode(errors="replace"))
+        if level >= WARN and line.strip():
+            self._take_trouble(level, line)
+        if " layer " in line or "buffer size" in line:
+            self._take_placement(line)
+        elif "Flash Attention" in line:
+            if _FLASH_ON.search(line) or _FLASH_OFF.search(line):
+                self.facts.flash_attention = bool(_FLASH_ON.search(line))
+        elif "splits" in line and (match := _SPLITS.search(line)):
+            self.facts.graph_splits = match[1].strip()
+
+    def _take_trouble(self, level: int, line: str) -> None:
+        if level >= ERROR:
+            self.facts.errors.append(line.strip())
+        failed = None
+        if match := _FAILED_BYTES.search(line):
+            failed = FailedAllocation(match[1], int(match[2]), line.strip())
+        elif match := _FAILED_OUTPUT.search(line):
+            failed = FailedAllocation("CPU", _from_mib(match[1]), line.strip())
+        if failed is not None:
+            self.facts.failed.append(failed)
+            if self.on_failed is not None:
+                self.on_failed(failed)
+
+    def _take_placement(self, line: str) -> None:
+        if match := _LAYER.search(line):
+            self.facts.layer_devices[int(match[1])] = match[2]
+        elif match := _CACHE_LAYER.search(line):
+            self.facts.cache_devices[int(match[1])] = match[2]
+        elif match := _BUFFER.search(line):
+            use: BufferUse = {"KV": "kv", "RS": "rs"}.get(match[2], match[2])  # type: ignore[assignment]
+            buffer = LoggedBuffer(use, match[1], _from_mib(match[3]))
+            self.facts.buffers.append(buffer)
+            if self.on_buffer is not None:
+                self.on_buffer(buffer)
+
+
+def _from_mib(text: str) -> int:
+    return round(float(text) * 1024 * 1024)
+
+
+def _plain(line: str) -> str:
+    """Drop the names of C functions that a line begins with."""
+    previous = ""
+    while line != previous:
+        previous, line = line, _REASON.sub("", line, count=1) if _is_function(line) else line
+    return line
+
+
+def _is_function(line: str) -> bool:
+    head = line.split(":", 1)[0]
+    return "_" in head and " " not in head

@@ -1,0 +1,36 @@
+"""Logits for diagnosis: two layouts of one model are compared by them."""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+
+from engine.runner.protocol import LogitDigest, Logits
+from engine.worker.diagnosis import decode_failure
+from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.session import DECODED, Session
+
+SHOWN = 8
+
+
+def logit_digest(session: Session, request: Logits) -> LogitDigest:
+    """Decode the tokens from an empty cache and digest the logits of the last one.
+
+    Raises:
+        EndOfRequest: with the `Failure`.
+    """
+    limit = min(session.context_tokens, session.settings.n_batch)
+    if not 0 < len(request.tokens) <= limit:
+        raise failure("argument", f"Logits need 1 to {limit} tokens, not {len(request.tokens)}.")
+    size = session.vocabulary_size
+    if any(not 0 <= token < size for token in request.tokens):
+        raise failure("argument", f"Tokens of this model are 0 to {size - 1}.")
+    session.clear()
+    status = session.decode(request.tokens)
+    if status != DECODED:
+        raise EndOfRequest(decode_failure(status, session.log.facts))
+    logits = session.engine.low.llama_get_logits_ith(session.context, -1)
+    values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * size)).contents
+    digest = LogitDigest(sha256=hashlib.sha256(bytes(values)).hexdigest(), first=tuple(values[:SHOWN]))
+    session.clear()
+    return digest

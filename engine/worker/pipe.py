@@ -1,0 +1,91 @@
+"""The child's side of the pipe: messages out on a private duplicate of stdout, requests in on a thread of their own."""
+
+from __future__ import annotations
+
+import os
+import queue
+import sys
+import threading
+
+import msgspec
+
+from engine.runner.protocol import Aborting, AnyRequest, Failure, Message, Quit, Stop
+from engine.worker.stop import StopRequest
+
+READ_BYTES = 1 << 16
+
+
+class MessagePipe:
+    """Claims the process's stdout: from then on native prints go to stderr and only messages reach the parent."""
+
+    def __init__(self) -> None:
+        self._fd = os.dup(1)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+        self._encoder = msgspec.json.Encoder()
+
+    def send(self, message: Message) -> None:
+        """Write one message; ends the process when the parent is gone."""
+        with self._lock:
+            self._write(message)
+
+    def send_last_word(self, text: str) -> None:
+        """Say why the process is about to abort. Any thread may call it, even while another one is writing."""
+        held = self._lock.acquire(timeout=0.5)
+        try:
+            self._write(Aborting(text=text))
+        finally:
+            if held:
+                self._lock.release()
+
+    def _write(self, message: Message) -> None:
+        rest = memoryview(self._encoder.encode(message) + b"\n")
+        try:
+            while rest:
+                rest = rest[os.write(self._fd, rest) :]
+        except OSError:
+            os._exit(0)
+
+
+class RequestReader:
+    """Reads requests from stdin on a thread, so that `Stop` and the end of input are seen whatever native code is doing."""
+
+    def __init__(self, pipe: MessagePipe, stop: StopRequest) -> None:
+        self._pipe = pipe
+        self._stop = stop
+        self._queue: queue.SimpleQueue[AnyRequest] = queue.SimpleQueue()
+        self._decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+
+    def start(self) -> None:
+        threading.Thread(target=self._read, name="requests", daemon=True).start()
+
+    def next_request(self) -> AnyRequest:
+        """Wait for the next request other than `Stop`."""
+        return self._queue.get()
+
+    def _read(self) -> None:
+        fd = sys.stdin.fileno()
+        rest = b""
+        while received := os.read(fd, READ_BYTES):
+            *lines, rest = (rest + received).split(b"\n")
+            for line in lines:
+                if line.strip():
+                    self._handle(line)
+        # The parent closed the pipe or died: nobody is left to serve, and native code may be busy for minutes.
+        os._exit(0)
+
+    def _handle(self, line: bytes) -> None:
+        try:
+            request = self._decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            self._pipe.send(Failure(kind="internal", message=f"A request was not understood: {error}."))
+            return
+        if isinstance(request, Stop):
+            self._stop.set()
+            return
+        # A Stop read before this request belonged to an earlier one; Quit also ends what is running.
+        if isinstance(request, Quit):
+            self._stop.set()
+        else:
+            self._stop.clear()
+        self._queue.put(request)

@@ -1,0 +1,47 @@
+"""What a layout would take, from a load that allocates nothing."""
+
+from __future__ import annotations
+
+from engine.runner.protocol import Probe, Probed
+from engine.worker import breakdown
+from engine.worker.bindings import Bindings
+from engine.worker.devices import resolve_devices
+from engine.worker.diagnosis import FreeMemory, allocation_failure, context_failure, model_failure
+from engine.worker.load import check_file, wanted_devices
+from engine.worker.log import EngineLog
+from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.parameters import ModelParameters, context_struct
+from engine.worker.session import Session
+
+
+def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
+    """Plan the layout with llama.cpp's own graph planner and free everything again.
+
+    Raises:
+        EndOfRequest: with the `Failure`.
+    """
+    log.begin()
+    check_file(request.path)
+    devices = resolve_devices(engine, request.devices, wanted_devices(request))
+    parameters = ModelParameters(engine, request.parameters, devices, request.context.load_mode, dry=True)
+    model = engine.low.llama_model_load_from_file(request.path.encode(), parameters.struct)
+    if not model:
+        raise EndOfRequest(model_failure(request.path, log.facts))
+    context = engine.low.llama_init_from_model(model, context_struct(engine, request.context, None))
+    if not context:
+        engine.low.llama_model_free(model)
+        refused = allocation_failure(devices, log.facts, FreeMemory(devices), "context", ())
+        if refused is not None:
+            raise failure("does_not_fit", f"{refused.device} refused what even a dry run needs: {refused.text}.")
+        raise EndOfRequest(context_failure(request.context.n_ctx, log.facts))
+    session = Session(engine, log, devices, request.context, model, context)
+    try:
+        flash = {"on": True, "off": False}.get(request.context.flash_attn, log.facts.flash_attention)
+        return Probed(
+            parts=session.parts(),
+            exact=breakdown.context_bytes(engine, context) is not None,
+            flash_attention=flash,
+            graph_splits=log.facts.graph_splits,
+        )
+    finally:
+        session.free()

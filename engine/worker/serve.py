@@ -1,0 +1,115 @@
+"""Becoming an RPC worker: ggml's own server on a thread, with a cap on what it may allocate."""
+
+from __future__ import annotations
+
+import ctypes
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from engine.runner.protocol import Serve, Serving
+from engine.worker.bindings import Bindings
+from engine.worker.devices import CPU_ID
+from engine.worker.outcome import failure
+
+SLACK_BYTES = 24 << 20
+"""On top of the cap: the receive buffer for a tensor, graphs, thread stacks and the allocator's own pages."""
+SERVER_STACK_BYTES = 1 << 20
+START_SECONDS = 10.0
+LISTENING = "0A"
+
+
+def serve(engine: Bindings, request: Serve) -> Serving:
+    """Start the server and return once its socket accepts; it runs until the process ends.
+
+    Raises:
+        EndOfRequest: with the `Failure`.
+    """
+    device = engine.cpu_device() if request.device == CPU_ID else engine.device_by_name(request.device.encode())
+    if not device:
+        names = ", ".join(engine.device_name(known) for known in engine.devices())
+        raise failure("unreachable", f"There is no device {request.device} to serve; this machine has {names}.")
+    port = request.port or _free_port(request.host)
+    _check_address(request.host, port)
+    ended = threading.Event()
+    threading.stack_size(SERVER_STACK_BYTES)
+    thread = threading.Thread(target=_run, args=(engine, request, port, device, ended), name="rpc-server", daemon=True)
+    thread.start()
+    threading.stack_size(0)
+    _wait_until_listening(request.host, port, ended)
+    baseline_bytes = _data_bytes()
+    enforced = request.cap_bytes is not None and _limit_data(baseline_bytes + request.cap_bytes + SLACK_BYTES)
+    return Serving(port=port, caps_enforced=enforced, baseline_bytes=baseline_bytes)
+
+
+def _run(engine: Bindings, request: Serve, port: int, device: int, ended: threading.Event) -> None:
+    devices = (ctypes.c_void_p * 1)(device)
+    endpoint = f"{request.host}:{port}".encode()
+    engine.rpc_start_server(endpoint, None, request.n_threads, 1, ctypes.addressof(devices))
+    # it returns only when it could not listen or accept
+    ended.set()
+
+
+def _free_port(host: str) -> int:
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        try:
+            probe.bind((host, 0))
+        except OSError as error:
+            raise failure("argument", f"Cannot listen on {host}: {error.strerror or error}.") from None
+        return int(probe.getsockname()[1])
+
+
+def _check_address(host: str, port: int) -> None:
+    """Fail with the system's reason where the server would only say that it failed."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or error
+            raise failure(
+                "argument",
+                f"Cannot listen on {host}:{port}: {reason}. Choose another port or a numeric address of this machine.",
+            ) from None
+
+
+def _wait_until_listening(host: str, port: int, ended: threading.Event) -> None:
+    deadline = time.monotonic() + START_SECONDS
+    while not _is_listening(host, port):
+        if ended.wait(0.005):
+            raise failure("internal", f"The RPC server on {host}:{port} ended as it started.")
+        if time.monotonic() > deadline:
+            raise failure("internal", f"The RPC server on {host}:{port} did not start in {START_SECONDS:.0f} s.")
+
+
+def _is_listening(host: str, port: int) -> bool:
+    """Look in the system's table: a connection would take the server's one place in the queue."""
+    table = Path("/proc/net/tcp")
+    if sys.platform.startswith("linux") and table.exists():
+        lines = table.read_text(encoding="ascii").splitlines()[1:]
+        fields = [line.split() for line in lines]
+        return any(row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port for row in fields)
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        return probe.connect_ex((host, port)) == 0
+
+
+def _data_bytes() -> int:
+    """Return VmData, what RLIMIT_DATA counts; 0 where the system does not tell."""
+    try:
+        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0
+    line = next((line for line in status.splitlines() if line.startswith("VmData:")), "VmData: 0 kB")
+    return int(line.split()[1]) * 1024
+
+
+def _limit_data(limit_bytes: int) -> bool:
+    """Have the system refuse memory beyond the limit; False where it cannot."""
+    if not sys.platform.startswith("linux"):
+        return False
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
+    return True

@@ -1,0 +1,84 @@
+"""A loaded model with its context: what is shared by loading, generating and measuring."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from engine.layout.context_settings import ContextSettings
+from engine.runner.protocol import Part
+from engine.worker import breakdown
+from engine.worker.bindings import Bindings
+from engine.worker.devices import ResolvedDevices
+from engine.worker.log import EngineLog
+from engine.worker.parts import logged_parts, measured_parts
+
+DECODED, NO_SLOT, ABORTED = 0, 1, 2
+FLOAT_BYTES = 4
+
+
+@dataclass(slots=True)
+class Session:
+    """Native model and context. `tokens` are those in the KV cache of the one sequence that we use."""
+
+    engine: Bindings
+    log: EngineLog
+    devices: ResolvedDevices
+    settings: ContextSettings
+    model: int
+    context: int
+    tokens: list[int] = field(default_factory=list)
+
+    @property
+    def vocabulary(self) -> Any:
+        return self.engine.low.llama_model_get_vocab(self.model)
+
+    @property
+    def vocabulary_size(self) -> int:
+        return int(self.engine.low.llama_vocab_n_tokens(self.vocabulary))
+
+    @property
+    def context_tokens(self) -> int:
+        """How many tokens one sequence may hold."""
+        return int(self.engine.low.llama_n_ctx_seq(self.context))
+
+    @property
+    def memory(self) -> Any:
+        return self.engine.low.llama_get_memory(self.context)
+
+    def decode(self, tokens: Sequence[int]) -> int:
+        """Append tokens to the sequence; returns llama.cpp's status and keeps `tokens` true."""
+        array = (ctypes.c_int32 * len(tokens))(*tokens)
+        batch = self.engine.low.llama_batch_get_one(array, len(tokens))
+        status = int(self.engine.low.llama_decode(self.context, batch))
+        if status == DECODED:
+            self.tokens.extend(tokens)
+        else:
+            # parts of the batch may have been decoded; what is in the cache is no longer known for sure
+            self.clear()
+        return status
+
+    def clear(self) -> None:
+        """Empty the KV cache."""
+        self.engine.low.llama_memory_clear(self.memory, False)
+        self.tokens.clear()
+
+    def parts(self) -> tuple[Part, ...]:
+        """Return what model and context take now."""
+        facts = self.log.facts
+        output_bytes = output_buffer_bytes(self.vocabulary_size, self.settings)
+        sizes = breakdown.context_bytes(self.engine, self.context)
+        if sizes is None:
+            return logged_parts(self.devices, facts, None, output_bytes)
+        return measured_parts(self.devices, sizes, facts, output_bytes)
+
+    def free(self) -> None:
+        self.engine.low.llama_free(self.context)
+        self.engine.low.llama_model_free(self.model)
+
+
+def output_buffer_bytes(vocabulary_size: int, settings: ContextSettings) -> int:
+    """Return what llama.cpp reserves for logits: one row for each sequence."""
+    return FLOAT_BYTES * vocabulary_size * max(1, settings.n_seq_max)

@@ -1,0 +1,56 @@
+"""Text to tokens and back, as the model's vocabulary has it."""
+
+from __future__ import annotations
+
+import codecs
+import ctypes
+from typing import Any
+
+from engine.worker.session import Session
+
+PIECE_BYTES = 256
+
+
+def tokenize(session: Session, text: str, *, add_special: bool) -> list[int]:
+    """Return the tokens of `text`; names of special tokens in it count as these. `add_special`: what the vocabulary begins with."""
+    low, vocabulary = session.engine.low, session.vocabulary
+    encoded = text.encode("utf-8", "replace")
+    room = len(encoded) + 8
+    while True:
+        tokens = (ctypes.c_int32 * room)()
+        count = int(low.llama_tokenize(vocabulary, encoded, len(encoded), tokens, room, add_special, True))
+        if count >= 0:
+            return list(tokens[:count])
+        room = -count
+
+
+def token_text(session: Session, token: int) -> str:
+    """Return how the vocabulary writes a token, empty for none."""
+    if token < 0:
+        return ""
+    return str(session.engine.low.llama_vocab_get_text(session.vocabulary, token).decode("utf-8", "replace"))
+
+
+class PieceDecoder:
+    """Turns tokens into text as they come; a character cut between tokens waits for its rest. Special tokens show nothing."""
+
+    def __init__(self, session: Session) -> None:
+        self._low: Any = session.engine.low
+        self._vocabulary = session.vocabulary
+        self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def add(self, token: int) -> str:
+        return self._decoder.decode(self._bytes(token))
+
+    def rest(self) -> str:
+        """Return what is left of an unfinished character."""
+        return self._decoder.decode(b"", final=True)
+
+    def _bytes(self, token: int) -> bytes:
+        while True:
+            size = len(self._buffer)
+            count = int(self._low.llama_token_to_piece(self._vocabulary, token, self._buffer, size, 0, False))
+            if count >= 0:
+                return self._buffer.raw[:count]
+            self._buffer = ctypes.create_string_buffer(-count)

@@ -1,0 +1,290 @@
+"""make.py's decisions: what to install, what to build, where it is kept, when there is nothing to do."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import make
+
+CUDA = make.Cuda(nvcc="nvcc", version="12.4.131", capabilities=("8.6", "9.0"))
+MACHINE = make.Machine(
+    system="linux", architecture="x86_64", libc="glibc-2.36", compiler="g++ 12.2.0", cpu_flags="ab12"
+)
+BUILD = make.Build(version="0.3.36", backend="cpu", options=("-DGGML_RPC=ON",), toolkit="", machine=MACHINE)
+
+
+@pytest.mark.parametrize(
+    ("requested", "system", "cuda", "chosen"),
+    [
+        ("auto", "linux", None, "cpu"),
+        ("auto", "linux", CUDA, "cuda"),
+        ("auto", "win32", CUDA, "cuda"),
+        ("auto", "darwin", None, "metal"),
+        ("cpu", "linux", CUDA, "cpu"),
+        ("cpu", "darwin", None, "cpu"),
+        ("vulkan", "linux", None, "vulkan"),
+        ("hip", "linux", None, "hip"),
+    ],
+)
+def test_backend_is_what_is_there_or_asked_for(
+    requested: str, system: str, cuda: make.Cuda | None, chosen: str
+) -> None:
+    assert make.choose_backend(requested, system, cuda) == chosen
+
+
+@pytest.mark.parametrize(
+    ("requested", "sentence"),
+    [
+        ("opencl", 'LAYERDECK_BACKEND is "opencl"; it may be auto, cpu'),
+        ("cuda", "needs an NVIDIA driver with a card"),
+        ("metal", "works on macOS only"),
+    ],
+)
+def test_backend_that_cannot_be_is_refused(requested: str, sentence: str) -> None:
+    with pytest.raises(make.SetupError, match=sentence) as caught:
+        make.choose_backend(requested, "linux", None)
+    assert caught.value.exit_code == 2
+
+
+def test_options_always_have_rpc_and_end_with_the_users_own() -> None:
+    assert make.build_options("cpu", "linux", "") == ("-DGGML_RPC=ON",)
+    assert make.build_options("cuda", "linux", "-DGGML_CUDA_F16=ON -DX='a b'") == (
+        "-DGGML_RPC=ON",
+        "-DGGML_CUDA=ON",
+        "-DCMAKE_CUDA_ARCHITECTURES=native",
+        "-DGGML_CUDA_F16=ON",
+        "-DX=a b",
+    )
+    assert make.build_options("vulkan", "linux", "") == ("-DGGML_RPC=ON", "-DGGML_VULKAN=ON")
+    assert make.build_options("metal", "darwin", "") == ("-DGGML_RPC=ON", "-DGGML_METAL=ON")
+    assert make.build_options("cpu", "darwin", "") == ("-DGGML_RPC=ON", "-DGGML_METAL=OFF")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        dataclasses.replace(BUILD, version="0.3.37"),
+        dataclasses.replace(BUILD, backend="vulkan"),
+        dataclasses.replace(BUILD, options=()),
+        dataclasses.replace(BUILD, toolkit="12.4 for 8.6"),
+        dataclasses.replace(BUILD, machine=dataclasses.replace(MACHINE, compiler="g++ 13.1.0")),
+        dataclasses.replace(BUILD, machine=dataclasses.replace(MACHINE, cpu_flags="cd34")),
+        dataclasses.replace(BUILD, machine=dataclasses.replace(MACHINE, libc="glibc-2.41")),
+    ],
+)
+def test_wheel_is_shared_only_by_equal_builds(other: make.Build) -> None:
+    assert dataclasses.replace(BUILD).key == BUILD.key
+    assert other.key != BUILD.key
+
+
+def test_key_is_a_readable_folder_name() -> None:
+    assert BUILD.key.startswith("0.3.36-cpu-")
+    assert set(BUILD.key) <= set("0123456789abcdefghijklmnopqrstuvwxyz.-")
+
+
+def test_pinned_version_is_read_and_required() -> None:
+    assert make.pinned_version("llama-cpp-python", '  "llama-cpp-python==0.3.36",') == "0.3.36"
+    with pytest.raises(make.SetupError, match=r"does not pin gguf with =="):
+        make.pinned_version("gguf", '"gguf>=0.19"')
+
+
+@pytest.mark.parametrize(
+    ("system", "environ", "folder"),
+    [
+        ("linux", {}, "home/.cache/layerdeck"),
+        ("linux", {"XDG_CACHE_HOME": "elsewhere"}, "elsewhere/layerdeck"),
+        ("linux", {"XDG_CACHE_HOME": ""}, "home/.cache/layerdeck"),
+        ("darwin", {"XDG_CACHE_HOME": "elsewhere"}, "home/Library/Caches/layerdeck"),
+        ("win32", {"LOCALAPPDATA": "local"}, "local/layerdeck"),
+    ],
+)
+def test_cache_is_where_the_system_keeps_caches(system: str, environ: dict[str, str], folder: str) -> None:
+    assert make.cache_folder(system, environ, Path("home")) == Path(folder)
+
+
+def test_cpu_flags_do_not_depend_on_their_order() -> None:
+    assert make.parse_cpu_flags("model name : X\nflags\t\t: sse avx2\n\nflags : none\n") == "avx2 sse"
+    assert make.parse_cpu_flags("Features : fp asimd\n") == "asimd fp"
+    assert make.parse_cpu_flags("") == ""
+
+
+def test_nvcc_version_is_found() -> None:
+    text = "nvcc: NVIDIA (R) Cuda compiler driver\nCuda compilation tools, release 12.4, V12.4.131\n"
+    assert make.parse_nvcc_version(text) == "12.4.131"
+
+
+def test_missing_packages_are_those_neither_installed_nor_provided() -> None:
+    listed = (
+        "ii |libegl1|\n"
+        "rc |libgl1|libgl1-mesa-glx (= 1.0)\n"
+        "ii |libglib2.0-0t64|libglib2.0-0 (= 2.84.1)\n"
+        "un |xvfb|\n"
+        "ii |mesa|libone, libtwo (= 3)\n"
+    )
+    wanted = ["libegl1", "libgl1", "libglib2.0-0", "xvfb", "g++", "libone", "libtwo"]
+    assert make.missing_packages(wanted, listed) == ["g++", "libgl1", "xvfb"]
+
+
+def test_packages_follow_what_is_to_be_done() -> None:
+    least = make.wanted_packages(tests=False, backend="cpu", has_compiler=True, has_venv=True)
+    most = make.wanted_packages(tests=True, backend="vulkan", has_compiler=False, has_venv=False)
+    assert set(most) - set(least) == {
+        "g++",
+        "python3-venv",
+        "xvfb",
+        "xdotool",
+        "openbox",
+        *make.BACKEND_PACKAGES["vulkan"],
+    }
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="apt-get and user ids are not on Windows")
+def test_without_root_the_packages_are_named_in_one_line_to_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(make.SetupError) as caught:
+        make.install_packages(["g++", "libegl1"])
+    assert str(caught.value).splitlines()[-1].strip() == "sudo apt-get install -y --no-install-recommends g++ libegl1"
+    assert caught.value.exit_code == 2
+
+
+def test_finished_set_up_is_recognised_and_only_for_the_same_inputs() -> None:
+    inputs = (b"[project]", Path("here"), "3.11", "auto", "")
+    digest = make.setup_digest(*inputs)
+    stamp = {"digest": digest, "tests": "no"}
+    assert make.is_set_up(stamp, digest, tests=False)
+    assert not make.is_set_up(stamp, digest, tests=True)
+    assert make.is_set_up({**stamp, "tests": "yes"}, digest, tests=True)
+    assert not make.is_set_up({}, digest, tests=False)
+    for index, other in enumerate((b"[other]", Path("there"), "3.12", "vulkan", "-DX=1")):
+        changed = (*inputs[:index], other, *inputs[index + 1 :])
+        assert make.setup_digest(*changed) != digest  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "\0\0"])
+def test_broken_stamp_is_no_stamp(text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "STAMP", tmp_path / "stamp.json")
+    assert make.read_stamp() == {}
+    make.STAMP.write_text(text, encoding="utf-8")
+    assert make.read_stamp() == {}
+
+
+def test_options_after_the_command_are_passed_on() -> None:
+    assert make.parse_command(["test", "-k", "layout", "--co", "-q"]) == ("test", ["-k", "layout", "--co", "-q"])
+    assert make.parse_command(["run", "--theme", "dark", "a.gguf"]) == ("run", ["--theme", "dark", "a.gguf"])
+
+
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        make.parse_command(["build"])
+    assert caught.value.code == 2
+    assert "invalid choice: 'build'" in capsys.readouterr().err
+
+
+def test_unknown_benchmark_is_refused_before_any_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "set_up", lambda **_: pytest.fail("set up for nothing"))
+    with pytest.raises(make.SetupError, match="No benchmark is called no_such"):
+        make.run_benchmarks(["no_such"])
+
+
+class Terminal(io.StringIO):
+    """A stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_rewrites_one_line_on_a_terminal() -> None:
+    terminal = Terminal()
+    progress = make.Progress(terminal)
+    progress.see("  [12/197] Building CXX object ggml.o")
+    progress.tick()
+    progress.see("  [ 50%] Building CXX object ggml.o")
+    progress.tick()
+    progress.end()
+    lines = [line.strip() for line in terminal.getvalue().split("\r")]
+    assert lines == ["", "llama.cpp: 12 of 197 steps, 0 s", "llama.cpp: 50 %, 0 s"]
+    assert terminal.getvalue().endswith("\n")
+
+
+def test_progress_is_a_line_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    out = io.StringIO()
+    now_s = 0.0
+    monkeypatch.setattr(time, "monotonic", lambda: now_s)
+    progress = make.Progress(out)
+    for step in range(80):
+        now_s = step / 2
+        progress.see(f"[{step}/197] Building")
+        progress.tick()
+    progress.end()
+    assert out.getvalue() == "  llama.cpp: 30 of 197 steps, 15 s\n  llama.cpp: 60 of 197 steps, 30 s\n"
+
+
+def test_duration_is_in_minutes_and_seconds() -> None:
+    assert make.format_duration(59.4) == "59 s"
+    assert make.format_duration(185) == "3 min 5 s"
+
+
+def test_failed_build_shows_its_end_and_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    log = tmp_path / "folder" / "build.log"
+    script = "import sys\nfor n in range(100): print('line', n)\nsys.exit(3)"
+    with pytest.raises(make.SetupError) as caught:
+        make.run_logged([sys.executable, "-c", script], os.environ, log)
+    lines = str(caught.value).splitlines()
+    assert lines[:-1] == [f"line {n}" for n in range(70, 100)]
+    assert str(log) in lines[-1]
+    assert log.read_text(encoding="utf-8").splitlines() == [f"line {n}" for n in range(100)]
+    assert "line" not in capfd.readouterr().out
+
+
+def _use_cache(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(make, "cache_folder", lambda *_: folder)
+    return folder / "wheels" / BUILD.key
+
+
+def test_wheel_is_built_once_and_described(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = _use_cache(tmp_path, monkeypatch)
+    builds = []
+
+    def build(_build: make.Build, _cuda: None, _scratch: Path, target: Path, _log: Path) -> None:
+        builds.append(target)
+        (target / "engine.whl").write_bytes(b"wheel")
+
+    monkeypatch.setattr(make, "build_wheel", build)
+    first, second = make.require_wheel(BUILD, None), make.require_wheel(BUILD, None)
+    assert first == second == kept / "engine.whl"
+    assert len(builds) == 1
+    assert json.loads((kept / "build.json").read_text(encoding="utf-8"))["machine"]["compiler"] == "g++ 12.2.0"
+    assert [path.name for path in kept.parent.iterdir()] == [BUILD.key]
+
+
+def test_failed_build_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = _use_cache(tmp_path, monkeypatch)
+
+    def build(_build: make.Build, _cuda: None, _scratch: Path, target: Path, _log: Path) -> None:
+        (target / "half.whl").write_bytes(b"half")
+        raise make.SetupError("no", exit_code=1)
+
+    monkeypatch.setattr(make, "build_wheel", build)
+    with pytest.raises(make.SetupError, match="no"):
+        make.require_wheel(BUILD, None)
+    assert list(kept.parent.iterdir()) == []
+
+
+def test_wheel_of_a_faster_build_beside_ours_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = _use_cache(tmp_path, monkeypatch)
+
+    def build(_build: make.Build, _cuda: None, _scratch: Path, target: Path, _log: Path) -> None:
+        (target / "ours.whl").write_bytes(b"ours")
+        kept.mkdir()
+        (kept / "theirs.whl").write_bytes(b"theirs")
+
+    monkeypatch.setattr(make, "build_wheel", build)
+    assert make.require_wheel(BUILD, None) == kept / "theirs.whl"

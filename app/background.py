@@ -32,7 +32,11 @@ class Background(QObject):
         self._answered.connect(self._on_answered, Qt.ConnectionType.QueuedConnection)
 
     def run(
-        self, what: str, function: Callable[[], _T], on_result: Callable[[_T], None], on_error: Callable[[EngineError], None]
+        self,
+        what: str,
+        function: Callable[[], _T],
+        on_result: Callable[[_T], None],
+        on_error: Callable[[EngineError], None],
     ) -> None:
         """Run `function`; then call `on_result` or `on_error` in the GUI thread. Other exceptions are bugs and are raised there."""
         threading.Thread(target=self._work, args=(function, on_result, on_error), name=what, daemon=True).start()
@@ -41,7 +45,9 @@ class Background(QObject):
         """Deliver nothing any more."""
         self._closed = True
 
-    def _work(self, function: Callable[[], Any], on_result: Callable[[Any], None], on_error: Callable[[EngineError], None]) -> None:
+    def _work(
+        self, function: Callable[[], Any], on_result: Callable[[Any], None], on_error: Callable[[EngineError], None]
+    ) -> None:
         try:
             result = function()
         except EngineError as error:

@@ -63,7 +63,9 @@ def _temperature(text: str) -> float:
 
 def make_parser() -> Parser:
     """Return the parser of `layerdeck-cli`."""
-    parser = Parser(prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that.")
+    parser = Parser(
+        prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that."
+    )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
 
     def add(name: str, text: str) -> argparse.ArgumentParser:
@@ -75,7 +77,9 @@ def make_parser() -> Parser:
     inspect.add_argument("file", type=Path, metavar="FILE")
 
     devices = add("devices", "print this machine's rig file")
-    devices.add_argument("--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat")
+    devices.add_argument(
+        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat"
+    )
 
     plan = add("plan", "forecast what each device would hold")
     _add_layout_arguments(plan)
@@ -90,7 +94,9 @@ def make_parser() -> Parser:
     load.add_argument("--prompt", metavar="TEXT")
     load.add_argument("-n", dest="max_tokens", type=_positive, metavar="N", help="generate at most N tokens")
     load.add_argument("--seed", type=int, metavar="S")
-    load.add_argument("--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token")
+    load.add_argument(
+        "--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token"
+    )
 
     _add_rig_commands(add("rig", "run RPC workers"))
 
@@ -113,12 +119,16 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
 def _add_rig_commands(rig: argparse.ArgumentParser) -> None:
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve", parser_class=Parser)
     lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
-    lab.add_argument("--workers", type=_sizes, required=True, metavar="SIZE[,SIZE...]", help="one cap per worker: 512MiB,1GiB")
+    lab.add_argument(
+        "--workers", type=_sizes, required=True, metavar="SIZE[,SIZE...]", help="one cap per worker: 512MiB,1GiB"
+    )
     lab.add_argument("--out", type=Path, metavar="FILE", help="also write the rig file here")
     lab.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     serve = commands.add_parser("serve", help="be an RPC worker for other machines")
     serve.add_argument("--port", type=_port, required=True, metavar="P")
-    serve.add_argument("--host", default="127.0.0.1", metavar="ADDRESS", help="numeric address to listen on (default 127.0.0.1)")
+    serve.add_argument(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="numeric address to listen on (default 127.0.0.1)"
+    )
     serve.add_argument("--device", default="CPU", metavar="D", help="ggml device to offer (default CPU)")
     serve.add_argument("--cap", type=_size, metavar="SIZE", help="offer at most this much memory")
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)

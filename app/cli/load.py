@@ -39,7 +39,9 @@ def run_load(options: Namespace) -> int:
     report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
     if report.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))
-    job = LoadJob(model=inputs.model, rig=inputs.rig, layout=inputs.layout, context=inputs.context, forecast=report.rows)
+    job = LoadJob(
+        model=inputs.model, rig=inputs.rig, layout=inputs.layout, context=inputs.context, forecast=report.rows
+    )
     generate = None
     if options.prompt is not None:
         generate = Generate(

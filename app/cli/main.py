@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Callable, Sequence
 from argparse import Namespace
+from collections.abc import Callable, Sequence
 
 from app.cli import commands, exit_codes, load, rig
 from app.cli.arguments import LATER_COMMANDS, make_parser

@@ -1,0 +1,60 @@
+"""The menu bar: every command with its shortcut, in one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtGui import QAction, QKeySequence
+from PySide6.QtWidgets import QMainWindow, QMenu
+
+Shortcut = QKeySequence.StandardKey | str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Command:
+    """One entry of a menu. `name` is how the program finds it again."""
+
+    name: str
+    text: str
+    slot: Callable[[], None]
+    shortcut: Shortcut = None
+    tip: str = ""
+
+
+SEPARATOR = None
+MenuEntries = tuple[Command | None, ...]
+
+
+class Actions:
+    """The actions of a window by name."""
+
+    def __init__(self, window: QMainWindow, menus: tuple[tuple[str, MenuEntries], ...]) -> None:
+        self._by_name: dict[str, QAction] = {}
+        self.menus: dict[str, QMenu] = {}
+        for title, entries in menus:
+            menu = window.menuBar().addMenu(title)
+            self.menus[title.replace("&", "")] = menu
+            for entry in entries:
+                if entry is SEPARATOR:
+                    menu.addSeparator()
+                else:
+                    menu.addAction(self._make(window, entry))
+
+    def __getitem__(self, name: str) -> QAction:
+        return self._by_name[name]
+
+    def enable(self, **enabled: bool) -> None:
+        """Enable or disable actions by name."""
+        for name, value in enabled.items():
+            self._by_name[name].setEnabled(value)
+
+    def _make(self, window: QMainWindow, command: Command) -> QAction:
+        action = QAction(command.text, window)
+        if command.shortcut is not None:
+            action.setShortcut(QKeySequence(command.shortcut))
+        if command.tip:
+            action.setStatusTip(command.tip)
+        action.triggered.connect(lambda _checked=False: command.slot())
+        self._by_name[command.name] = action
+        return action

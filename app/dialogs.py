@@ -1,0 +1,32 @@
+"""File dialogs and other questions to the user."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
+
+MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
+LAYOUT_FILTER = "Layouts (*.json);;All files (*)"
+RIG_FILTER = "Rigs (*.json);;All files (*)"
+
+
+def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None = None) -> Path | None:
+    """Return the file that the user chose to open."""
+    name, _ = QFileDialog.getOpenFileName(parent, title, str(folder or ""), file_filter)
+    return Path(name) if name else None
+
+
+def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Path | None:
+    """Return the file that the user chose to write; `.json` is added where no ending was typed."""
+    name, _ = QFileDialog.getSaveFileName(parent, title, proposal, file_filter)
+    if not name:
+        return None
+    path = Path(name)
+    return path if path.suffix else path.with_suffix(".json")
+
+
+def show_text(parent: QWidget, title: str, text: str) -> None:
+    """Show `text` with a close button."""
+    box = QMessageBox(QMessageBox.Icon.NoIcon, title, text, QMessageBox.StandardButton.Close, parent)
+    box.open()

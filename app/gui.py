@@ -1,0 +1,137 @@
+"""Entry point of the window: `layerdeck [--theme light|dark|system] [--rig FILE] [FILE.gguf]`."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from engine.errors import NoDisplayError
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
+
+NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
+EXIT_ARGUMENT = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Open the window and return the exit code when it closes."""
+    options = _parse(arguments)
+    try:
+        check_display()
+    except NoDisplayError as error:
+        sys.stderr.write(f"layerdeck: {error.summary()}\n")
+        return EXIT_ARGUMENT
+    return _run(options)
+
+
+def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="layerdeck", description="Place the layers of a GGUF model on your devices, load exactly that, and chat."
+    )
+    parser.add_argument("file", nargs="?", type=Path, metavar="FILE.gguf")
+    parser.add_argument("--theme", choices=("light", "dark", "system"))
+    parser.add_argument("--rig", type=Path, metavar="FILE", help="use the devices of this rig file")
+    return parser.parse_args(arguments)
+
+
+def check_display() -> None:
+    """Raise `NoDisplayError` where Qt would abort the process for want of a screen."""
+    if not sys.platform.startswith("linux"):
+        return
+    platform = os.environ.get("QT_QPA_PLATFORM", "")
+    if platform and not platform.startswith("xcb"):
+        return
+    if os.environ.get("WAYLAND_DISPLAY") and not platform:
+        return
+    if not os.environ.get("DISPLAY") or not _x_server_answers():
+        raise NoDisplayError(NO_DISPLAY)
+
+
+def _x_server_answers() -> bool:
+    name = ctypes.util.find_library("xcb")
+    if name is None:
+        return True
+    xcb = ctypes.CDLL(name)
+    xcb.xcb_connect.restype = ctypes.c_void_p
+    xcb.xcb_connect.argtypes = [ctypes.c_char_p, ctypes.c_void_p]
+    xcb.xcb_connection_has_error.argtypes = [ctypes.c_void_p]
+    xcb.xcb_disconnect.argtypes = [ctypes.c_void_p]
+    connection = xcb.xcb_connect(None, None)
+    broken = bool(xcb.xcb_connection_has_error(connection))
+    xcb.xcb_disconnect(connection)
+    return not broken
+
+
+def _run(options: argparse.Namespace) -> int:
+    from PySide6.QtWidgets import QApplication
+
+    from app.bug_report import BugReporter
+    from app.logs import start_logging
+    from app.main_window import MainWindow
+    from app.settings import APPLICATION, Settings, log_path
+    from app.theme import Theme
+
+    start_logging(log_path())
+    application = QApplication(sys.argv[:1])
+    application.setApplicationName(APPLICATION)
+    application.setApplicationDisplayName("Layerdeck")
+    application.setDesktopFileName(APPLICATION)
+    reporter = BugReporter(application)
+    reporter.install()
+    settings = Settings()
+    theme = Theme(application, options.theme or settings.theme)
+    window = MainWindow(settings, theme)
+    signals = QuitOnSignals(application)
+    window.show()
+    window.start(model=options.file, rig=options.rig)
+    code = application.exec()
+    signals.close()
+    logging.shutdown()
+    return code
+
+
+class QuitOnSignals:
+    """SIGINT and SIGTERM close the window properly: Python's handlers only run when Qt gives the interpreter a turn."""
+
+    def __init__(self, application: QApplication) -> None:
+        from PySide6.QtCore import QSocketNotifier
+
+        self._application = application
+        self._reader, self._writer = socket.socketpair()
+        self._reader.setblocking(False)
+        self._writer.setblocking(False)
+        self._before = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        for name in ("SIGINT", "SIGTERM", "SIGHUP"):
+            if hasattr(signal, name):
+                signal.signal(getattr(signal, name), self._on_signal)
+        self._notifier = QSocketNotifier(self._reader.fileno(), QSocketNotifier.Type.Read)
+        self._notifier.activated.connect(self._on_readable)
+
+    def close(self) -> None:
+        self._notifier.setEnabled(False)
+        signal.set_wakeup_fd(self._before)
+        self._reader.close()
+        self._writer.close()
+
+    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+        """Nothing to do here: the byte on the wake-up socket does it."""
+
+    def _on_readable(self) -> None:
+        self._reader.recv(4096)
+        self._application.closeAllWindows()
+        self._application.quit()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,252 @@
+"""The main window: puts the widgets together and connects them to the session."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import Qt, QUrl
+from PySide6.QtGui import QCloseEvent, QDesktopServices, QDragEnterEvent, QDropEvent
+from PySide6.QtWidgets import QDockWidget, QLabel, QMainWindow, QVBoxLayout, QWidget
+
+from app import dialogs
+from app.actions import Actions
+from app.menus import make_menus
+from app.presenter import Presenter
+from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
+from app.session import Notice, Session
+from app.settings import Settings, log_path
+from app.theme import Theme, ThemeName
+from engine.layout.layout import Layout
+from widgets.chat.chat_pane import ChatPane
+from widgets.common.palette import Palette
+from widgets.controls.settings_bar import SettingsBar
+from widgets.devices.device_strip import DeviceStrip
+from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.keys import KEY_HELP
+from widgets.library.model_panel import ModelPanel
+from widgets.load_report.load_report import LoadReport
+
+DOCK_STATE_VERSION = 1
+DEFAULT_SIZE = (1440, 900)
+
+
+class MainWindow(QMainWindow):
+    """One screen that tells the whole story: devices, model, layout, last load, chat."""
+
+    def __init__(self, settings: Settings, theme: Theme) -> None:
+        super().__init__()
+        self.setWindowTitle("Layerdeck")
+        self.setAcceptDrops(True)
+        self.setDockNestingEnabled(True)
+        self.settings = settings
+        self.theme = theme
+        self.session = Session(settings, self)
+        self.settings_bar = SettingsBar()
+        self.device_strip = DeviceStrip()
+        self.editor = LayoutEditor()
+        self.model_panel = ModelPanel()
+        self.load_report = LoadReport()
+        self.chat = ChatPane()
+        self._status = QLabel()
+        self._closing = False
+        self._place_widgets()
+        self.actions_by_name = Actions(self, make_menus(self))
+        self._fill_view_menu()
+        self.presenter = Presenter(self)
+        self._connect_dialogs()
+        self.theme.palette_changed.connect(self._apply_palette)
+        self._apply_palette(theme.palette)
+        self._restore()
+
+    def start(self, *, model: Path | None, rig: Path | None) -> None:
+        """Look for devices and open what the command line names."""
+        self.presenter.show_recent_models()
+        self.session.rig_keeper.start()
+        if rig is not None:
+            self.session.rig_keeper.open_rig(rig)
+        if model is not None:
+            self.session.open_model(model)
+
+    # ------------------------------------------------------------------ structure
+
+    def _place_widgets(self) -> None:
+        central = QWidget()
+        column = QVBoxLayout(central)
+        column.setContentsMargins(8, 8, 8, 8)
+        column.setSpacing(8)
+        column.addWidget(self.settings_bar)
+        column.addWidget(self.device_strip)
+        column.addWidget(self.editor, stretch=1)
+        self.setCentralWidget(central)
+        self.docks = {
+            "models": self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea),
+            "report": self._dock("Last load", "report", self.load_report, Qt.DockWidgetArea.BottomDockWidgetArea),
+            "chat": self._dock("Chat", "chat", self.chat, Qt.DockWidgetArea.RightDockWidgetArea),
+        }
+        self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
+        self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
+        self.statusBar().addWidget(self._status, 1)
+        self.statusBar().setSizeGripEnabled(False)
+
+    def _dock(self, title: str, name: str, content: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
+        dock = QDockWidget(title, self)
+        dock.setObjectName(name)
+        dock.setWidget(content)
+        self.addDockWidget(area, dock)
+        return dock
+
+    def _fill_view_menu(self) -> None:
+        menu = self.actions_by_name.menus["View"]
+        first = menu.actions()[0] if menu.actions() else None
+        toggles = [dock.toggleViewAction() for dock in self.docks.values()]
+        if first is None:
+            menu.addActions(toggles)
+        else:
+            menu.insertActions(first, toggles)
+            menu.insertSeparator(first)
+
+    def _restore(self) -> None:
+        self.resize(*DEFAULT_SIZE)
+        saved = self.settings.window_state()
+        if saved is not None and self.restoreGeometry(saved[0]) and self.restoreState(saved[1], DOCK_STATE_VERSION):
+            return
+        self.reset_docks()
+
+    def reset_docks(self) -> None:
+        """Put the docks where they were at first."""
+        docks = self.docks
+        for dock in docks.values():
+            dock.setFloating(False)
+            dock.show()
+        self.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, docks["models"])
+        self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
+        self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
+        self.resizeDocks([docks["models"], docks["chat"]], [208, 320], Qt.Orientation.Horizontal)
+        self.resizeDocks([docks["report"]], [176], Qt.Orientation.Vertical)
+
+    def _apply_palette(self, palette: Palette) -> None:
+        for widget in (
+            self.device_strip,
+            self.editor,
+            self.model_panel,
+            self.load_report,
+            self.chat,
+            self.settings_bar,
+        ):
+            widget.apply_palette(palette)
+
+    # ------------------------------------------------------------------ commands
+
+    def open_model(self) -> None:
+        recent = self.settings.recent_models
+        path = dialogs.ask_open(self, "Open a model", dialogs.MODEL_FILTER, recent[0].parent if recent else None)
+        if path is not None:
+            self.session.open_model(path)
+
+    def open_layout(self) -> None:
+        path = dialogs.ask_open(self, "Open a layout", dialogs.LAYOUT_FILTER)
+        if path is not None:
+            self.session.open_layout(path)
+
+    def save_layout(self) -> None:
+        model = self.session.document.model
+        if model is not None:
+            path = dialogs.ask_save(
+                self, "Save the layout", dialogs.LAYOUT_FILTER, f"{model.paths[0].stem}.layout.json"
+            )
+            if path is not None:
+                self.session.save_layout(path)
+
+    def open_rig(self) -> None:
+        path = dialogs.ask_open(self, "Open a rig", dialogs.RIG_FILTER)
+        if path is not None:
+            self.session.rig_keeper.open_rig(path)
+
+    def save_rig(self) -> None:
+        path = dialogs.ask_save(self, "Save the rig", dialogs.RIG_FILTER, "rig.json")
+        if path is not None:
+            self.session.rig_keeper.save_rig(path)
+
+    def add_remote(self) -> None:
+        def remember() -> None:
+            self.settings.remote_warning_given = True
+
+        ask_remote_endpoint(
+            self,
+            warn=not self.settings.remote_warning_given,
+            on_warned=remember,
+            then=self.session.rig_keeper.add_remote,
+        )
+
+    def start_lab(self) -> None:
+        ask_lab_caps(self, self.session.rig_keeper.start_lab)
+
+    def set_theme(self, name: ThemeName) -> None:
+        self.settings.theme = name
+        self.theme.set_name(name)
+
+    def set_layout(self, layout: Layout, text: str) -> None:
+        self.session.document.set_layout(layout, text)
+
+    def show_keys(self) -> None:
+        lines = "\n".join(f"{keys}\t{meaning}" for keys, meaning in KEY_HELP.items())
+        dialogs.show_text(self, "Keys of the layout editor", lines)
+
+    def open_log(self) -> None:
+        QDesktopServices.openUrl(QUrl.fromLocalFile(str(log_path())))
+
+    def show_about(self) -> None:
+        dialogs.show_text(
+            self,
+            "About Layerdeck",
+            "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result.",
+        )
+
+    # ------------------------------------------------------------------ status
+
+    def show_notice(self, notice: Notice) -> None:
+        """Show a sentence in the status bar; bad news stays until the next one."""
+        self._status.setProperty("role", "error" if notice.bad else "dim")
+        self._status.style().unpolish(self._status)
+        self._status.style().polish(self._status)
+        self._status.setText(notice.text)
+        self._status.setToolTip(notice.text)
+
+    def show_status(self, text: str) -> None:
+        self.show_notice(Notice(text, bad=False))
+
+    def _connect_dialogs(self) -> None:
+        self.model_panel.open_requested.connect(self.open_model)
+        self.device_strip.add_remote_requested.connect(self.add_remote)
+        self.device_strip.add_lab_requested.connect(self.start_lab)
+
+    # ------------------------------------------------------------------ events of Qt
+
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        """Take files."""
+        if event.mimeData().hasUrls() and any(url.isLocalFile() for url in event.mimeData().urls()):
+            event.acceptProposedAction()
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        """Open a dropped model, layout or rig."""
+        for url in event.mimeData().urls():
+            if url.isLocalFile():
+                event.acceptProposedAction()
+                self.open_dropped(Path(url.toLocalFile()))
+                return
+
+    def open_dropped(self, path: Path) -> None:
+        """Open `path` as what its name says: `.json` is a layout, anything else a model."""
+        if path.suffix.lower() == ".json":
+            self.session.open_layout(path)
+        else:
+            self.session.open_model(path)
+
+    def closeEvent(self, event: QCloseEvent) -> None:
+        """End every process before the window goes; closing twice does nothing more."""
+        if not self._closing:
+            self._closing = True
+            self.settings.save_window_state(self.saveGeometry(), self.saveState(DOCK_STATE_VERSION))
+            self.hide()
+            self.session.close()
+        event.accept()

@@ -1,0 +1,111 @@
+"""What is in the menu bar."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtGui import QKeySequence
+
+from app.actions import SEPARATOR, Command, MenuEntries
+from engine.layout.layout import split_evenly
+
+if TYPE_CHECKING:
+    from app.main_window import MainWindow
+
+_Key = QKeySequence.StandardKey
+
+
+def make_menus(window: MainWindow) -> tuple[tuple[str, MenuEntries], ...]:
+    """Return the menus of `window` by title."""
+    return (
+        ("&File", _file(window)),
+        ("&Edit", _edit(window)),
+        ("&Layout", _layout(window)),
+        ("&Devices", _devices(window)),
+        ("&Model", _model(window)),
+        ("&View", _view(window)),
+        ("&Help", _help(window)),
+    )
+
+
+def _file(window: MainWindow) -> MenuEntries:
+    return (
+        Command("open_model", "&Open Model…", window.open_model, _Key.Open),
+        Command("open_demo", "Open &Demo Model", window.session.open_demo),
+        SEPARATOR,
+        Command("open_layout", "Open &Layout…", window.open_layout, "Ctrl+Shift+O"),
+        Command("save_layout", "&Save Layout…", window.save_layout, _Key.Save),
+        Command("open_rig", "Open &Rig…", window.open_rig),
+        Command("save_rig", "Save R&ig…", window.save_rig),
+        SEPARATOR,
+        Command("quit", "&Quit", lambda: _close(window), "Ctrl+Q"),
+    )
+
+
+def _edit(window: MainWindow) -> MenuEntries:
+    stack = window.session.document.undo_stack
+    return (
+        Command("undo", "&Undo", stack.undo, _Key.Undo),
+        Command("redo", "&Redo", stack.redo, _Key.Redo),
+        SEPARATOR,
+        Command("copy_report", "&Copy Load Report", window.load_report.copy, "Ctrl+Shift+C"),
+        Command("clear_chat", "C&lear Chat", window.session.clear_conversation, "Ctrl+Shift+L"),
+    )
+
+
+def _layout(window: MainWindow) -> MenuEntries:
+    def even() -> None:
+        edit, rig = window.session.document.edit, window.session.rig_keeper.rig
+        if edit is not None:
+            devices = [device.id for device in rig.devices][: edit.layout.n_layers] or [rig.host.id]
+            window.set_layout(split_evenly(edit.layout.n_layers, devices), "split evenly")
+
+    return (
+        Command("propose", "&Propose a Layout", window.session.use_initial_layout, "Ctrl+I"),
+        Command("split_evenly", "Split &Evenly over Devices", even, "Ctrl+E"),
+    )
+
+
+def _devices(window: MainWindow) -> MenuEntries:
+    keeper = window.session.rig_keeper
+    return (
+        Command("refresh", "&Refresh", keeper.refresh, _Key.Refresh),
+        SEPARATOR,
+        Command("start_lab", "Start &Lab Rig…", window.start_lab),
+        Command("stop_lab", "&Stop Lab Rig", keeper.stop_lab),
+        SEPARATOR,
+        Command("add_remote", "Add Re&mote Worker…", window.add_remote),
+    )
+
+
+def _model(window: MainWindow) -> MenuEntries:
+    session = window.session
+    return (
+        Command("load", "&Load", session.load, "Ctrl+Return"),
+        Command("cancel", "&Cancel Load", session.cancel, "Ctrl+."),
+        Command("unload", "&Unload", session.unload, "Ctrl+U"),
+        SEPARATOR,
+        Command("stop_answer", "&Stop Answer", session.stop_answer, "Ctrl+Shift+."),
+    )
+
+
+def _view(window: MainWindow) -> MenuEntries:
+    return (
+        Command("theme_light", "&Light", lambda: window.set_theme("light")),
+        Command("theme_dark", "&Dark", lambda: window.set_theme("dark")),
+        Command("theme_system", "As the &System", lambda: window.set_theme("system")),
+        SEPARATOR,
+        Command("reset_docks", "&Reset Panels", window.reset_docks),
+    )
+
+
+def _help(window: MainWindow) -> MenuEntries:
+    return (
+        Command("keys", "&Keys of the Layout Editor", window.show_keys, _Key.HelpContents),
+        Command("log", "Open the &Log File", window.open_log),
+        Command("about", "&About Layerdeck", window.show_about),
+    )
+
+
+def _close(window: MainWindow) -> None:
+    window.close()

@@ -1,0 +1,271 @@
+"""Carries values from the session to the widgets, and intents from the widgets to the session."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QMenu
+
+from app.session import ContextUse, Notice, SessionState
+from engine.devices.device import Rig
+from engine.fit.preview import LoadedLayout, Preview
+from engine.gguf.inspect import file_type_name
+from engine.gguf.model_file import ModelFile
+from engine.layout.layout import SplitMode
+from engine.layout.rules import split_mode_obstacles
+from engine.runner.events import Done, OutOfMemory, Progress
+from engine.units import format_bytes
+from widgets.controls.states import LoadState, SplitModeChoice
+from widgets.devices.limits import DeviceLimits
+from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
+from widgets.library.recent_model import ModelChoice, RecentModel
+
+if TYPE_CHECKING:
+    from app.main_window import MainWindow
+
+_NO_MODEL_TEXT = "Open a model"
+_STAGE_WORDS = {
+    "header": "Reading the header",
+    "fit": "Checking the layout",
+    "allocate": "Allocating weights",
+    "read": "Reading weights",
+    "context": "Creating the context",
+    "warm_up": "Warming up",
+}
+
+
+class Presenter(QObject):
+    """Connects one window's widgets to its session."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self._session = window.session
+        self._connect_session()
+        self._connect_widgets()
+        self._on_model_changed(None)
+        self._on_rig_changed(self._session.rig_keeper.rig)
+        self._show_load_state()
+
+    # ------------------------------------------------------------------ wiring
+
+    def _connect_session(self) -> None:
+        session, keeper, bridge, document = (
+            self._session,
+            self._session.rig_keeper,
+            self._session.bridge,
+            self._session.document,
+        )
+        window = self._window
+        session.model_changed.connect(self._on_model_changed)
+        session.state_changed.connect(self._on_state_changed)
+        session.loaded_changed.connect(self._on_loaded_changed)
+        session.notice.connect(window.show_notice)
+        session.busy_changed.connect(self._on_busy_changed)
+        keeper.busy_changed.connect(self._on_busy_changed)
+        keeper.rig_changed.connect(self._on_rig_changed)
+        keeper.samples_arrived.connect(window.device_strip.add_samples)
+        keeper.worker_lost.connect(self._on_worker_lost)
+        keeper.lab_changed.connect(self._on_lab_changed)
+        document.preview_changed.connect(self._on_preview_changed)
+        document.undo_stack.canUndoChanged.connect(window.actions_by_name["undo"].setEnabled)
+        document.undo_stack.canRedoChanged.connect(window.actions_by_name["redo"].setEnabled)
+        bridge.progress.connect(self._on_progress)
+        bridge.loaded.connect(window.load_report.show_loaded)
+        bridge.out_of_memory.connect(self._on_out_of_memory)
+        bridge.failed.connect(window.load_report.show_failed)
+        bridge.crashed.connect(window.load_report.show_crashed)
+        bridge.cancelled.connect(window.load_report.show_cancelled)
+        session.answer_started.connect(window.chat.begin_answer)
+        session.answer_text.connect(window.chat.append_text)
+        session.answer_finished.connect(self._on_answer_finished)
+        session.answer_failed.connect(window.chat.fail_answer)
+        session.context_use_changed.connect(self._on_context_use)
+        session.conversation_cleared.connect(window.chat.clear)
+
+    def _connect_widgets(self) -> None:
+        window, session = self._window, self._session
+        bar, editor, strip, panel, chat = (
+            window.settings_bar,
+            window.editor,
+            window.device_strip,
+            window.model_panel,
+            window.chat,
+        )
+        bar.load_requested.connect(session.load)
+        bar.cancel_requested.connect(session.cancel)
+        bar.unload_requested.connect(session.unload)
+        bar.context_changed.connect(session.document.set_context)
+        bar.split_mode_changed.connect(self._on_split_mode)
+        bar.model_menu_requested.connect(self._show_model_menu)
+        editor.boundary_moved.connect(self._on_boundary_moved)
+        editor.range_moved.connect(self._on_range_moved)
+        editor.output_moved.connect(self._on_output_moved)
+        editor.move_finished.connect(session.document.finish_move)
+        editor.move_cancelled.connect(session.document.cancel_move)
+        strip.limits_edited.connect(self._on_limits_edited)
+        strip.remove_requested.connect(session.rig_keeper.remove)
+        panel.model_chosen.connect(self._on_model_chosen)
+        panel.demo_requested.connect(session.open_demo)
+        panel.try_demo_requested.connect(session.try_demo)
+        panel.lab_requested.connect(window.start_lab)
+        chat.send_requested.connect(session.send)
+        chat.stop_requested.connect(session.stop_answer)
+        chat.clear_requested.connect(session.clear_conversation)
+        chat.clear_undone.connect(lambda: session.restore_conversation(chat.messages()))
+
+    # ------------------------------------------------------------------ model, rig, layout
+
+    def show_recent_models(self) -> None:
+        """List the recent models that are still there by name; their files are not touched."""
+        self._window.model_panel.set_recent(
+            [RecentModel(path, path.stem, str(path.parent.name)) for path in self._session.settings.recent_models]
+        )
+
+    def _on_model_changed(self, model: ModelFile | None) -> None:
+        window = self._window
+        if model is None:
+            window.settings_bar.set_model_text(_NO_MODEL_TEXT, "")
+        else:
+            detail = f"{file_type_name(model)} · {format_bytes(model.size_bytes)} · {model.n_layers} layers"
+            window.settings_bar.set_model_text(model.name, detail)
+            self.show_recent_models()
+            window.model_panel.set_current(model.paths[0])
+        window.setWindowTitle("Layerdeck" if model is None else f"{model.name} — Layerdeck")
+        window.actions_by_name.enable(
+            save_layout=model is not None,
+            open_layout=model is not None,
+            propose=model is not None,
+            split_evenly=model is not None,
+        )
+        self._show_load_state()
+
+    def _on_rig_changed(self, rig: Rig) -> None:
+        self._window.device_strip.set_devices(rig.all_devices)
+
+    def _on_lab_changed(self, running: bool) -> None:
+        self._window.actions_by_name.enable(start_lab=not running, stop_lab=running)
+
+    def _on_preview_changed(self, preview: Preview | None) -> None:
+        window = self._window
+        window.editor.set_preview(preview)
+        if preview is not None:
+            model = self._session.document.model
+            trained = model.hyper_parameter("context_length") if model is not None else None
+            window.settings_bar.set_context(preview.context, trained if isinstance(trained, int) else None)
+            window.settings_bar.set_split_mode(preview.layout.split_mode, split_mode_obstacles(preview.rig))
+        self._show_load_state()
+
+    def _on_boundary_moved(self, move: BoundaryMove) -> None:
+        self._session.document.move(lambda layout: layout.move_boundary(move.index, move.layer))
+
+    def _on_range_moved(self, move: RangeMove) -> None:
+        self._session.document.move(lambda layout: layout.move_range(move.first, move.last, move.device))
+
+    def _on_output_moved(self, move: OutputMove) -> None:
+        self._session.document.move(lambda layout: layout.move_output(move.device))
+
+    def _on_split_mode(self, choice: SplitModeChoice) -> None:
+        edit = self._session.document.edit
+        if edit is None:
+            return
+        mode: SplitMode = choice.mode
+        self._session.document.set_layout(edit.layout.with_split_mode(mode), f"split mode {mode}")
+
+    def _on_limits_edited(self, limits: DeviceLimits) -> None:
+        self._session.rig_keeper.set_limits(limits.device, limits.cap_bytes, limits.margin_bytes)
+
+    def _on_model_chosen(self, choice: ModelChoice) -> None:
+        self._session.open_model(choice.path)
+
+    def _show_model_menu(self) -> None:
+        window = self._window
+        menu = QMenu(window)
+        menu.addAction(window.actions_by_name["open_model"])
+        menu.addAction(window.actions_by_name["open_demo"])
+        recent = self._session.settings.recent_models
+        if recent:
+            menu.addSeparator()
+        for path in recent:
+            menu.addAction(path.stem, lambda path=path: self._session.open_model(path))
+        bar = window.settings_bar
+        menu.popup(bar.mapToGlobal(bar.rect().bottomLeft()))
+
+    # ------------------------------------------------------------------ loading
+
+    def _on_state_changed(self, state: SessionState) -> None:
+        window, session = self._window, self._session
+        if state in (SessionState.READY, SessionState.GENERATING):
+            window.chat.set_ready(True, "") if state is SessionState.READY else None
+        elif state is SessionState.LOADING:
+            window.chat.set_ready(False, "Loading…")
+            window.chat.set_context_full(False)
+        else:
+            window.chat.set_ready(False, "Load a model to chat.")
+        names = window.actions_by_name
+        names.enable(
+            cancel=state is SessionState.LOADING,
+            unload=state in (SessionState.READY, SessionState.GENERATING),
+            stop_answer=state is SessionState.GENERATING,
+        )
+        if state is SessionState.READY and session.loaded_model is not None:
+            window.show_status(f"{session.loaded_model.name} is loaded")
+        self._show_load_state()
+
+    def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
+        shown = loaded if self._session.document.model is self._session.loaded_model else None
+        self._window.editor.set_loaded(shown)
+        self._window.device_strip.set_rows(loaded.measured if loaded is not None else ())
+        self._show_load_state()
+
+    def _show_load_state(self) -> None:
+        state = self._load_state()
+        self._window.settings_bar.set_load_state(state)
+        self._window.actions_by_name.enable(load=state in (LoadState.IDLE, LoadState.EDITED))
+
+    def _load_state(self) -> LoadState:
+        session = self._session
+        match session.state:
+            case SessionState.LOADING:
+                return LoadState.LOADING
+            case SessionState.STOPPING:
+                return LoadState.BUSY
+            case SessionState.READY:
+                return LoadState.EDITED if session.is_edited else LoadState.LOADED
+            case SessionState.GENERATING:
+                return LoadState.LOADED
+            case SessionState.EMPTY:
+                return LoadState.NO_MODEL if session.document.model is None else LoadState.IDLE
+
+    def _on_progress(self, event: Progress) -> None:
+        words = _STAGE_WORDS[event.stage]
+        text = words if event.device is None else f"{words} on {event.device}"
+        self._window.settings_bar.set_progress(event.fraction, text)
+        self._window.load_report.show_progress(event.stage, event.fraction, event.device)
+        self._window.show_status(f"{text}…")
+
+    def _on_out_of_memory(self, event: OutOfMemory) -> None:
+        names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
+        self._window.load_report.show_out_of_memory(event, names)
+        self._window.show_notice(Notice(event.message))
+
+    def _on_worker_lost(self, sentence: str) -> None:
+        self._window.show_notice(Notice(sentence))
+
+    def _on_busy_changed(self, what: str) -> None:
+        self._window.show_status(f"{what}…" if what else "")
+
+    # ------------------------------------------------------------------ chat
+
+    def _on_answer_finished(self, event: Done) -> None:
+        chat = self._window.chat
+        stats = (
+            f"{event.generation_tokens_per_second:.1f} tok/s · prompt {event.prompt_tokens_per_second:.0f} tok/s · "
+            f"{event.generated_tokens} tokens"
+        )
+        chat.finish_answer(f"{stats} · stopped" if event.stop_reason == "stopped" else stats)
+        chat.set_context_full(event.stop_reason == "context_full")
+
+    def _on_context_use(self, use: ContextUse) -> None:
+        self._window.chat.set_context(use.used, use.total)

@@ -1,0 +1,274 @@
+"""The rig of the window: this machine's devices, a lab, remote workers, their limits and live memory."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.background import Background
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.rig_file import encode_rig, read_rig
+from engine.errors import EngineError, RigError
+from engine.fit.report import DeviceRow
+from engine.layout.layout import Layout
+from engine.runner.discovery import discover, host_device
+from engine.runner.lab import LabRig
+from engine.telemetry.sample import Sample
+from engine.telemetry.sampler import Sampler
+from engine.units import MIB
+
+_T = TypeVar("_T")
+_log = logging.getLogger("layerdeck.rig")
+
+FREE_STEP_BYTES = 16 * MIB
+"""Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""
+
+
+class RigKeeper(QObject):
+    """Owns the lab workers and the sampler. `rig_changed` carries a new `Rig` whenever devices, limits or free memory changed."""
+
+    rig_changed = Signal(Rig)
+    samples_arrived = Signal(object)  # tuple[Sample, ...]
+    failed = Signal(EngineError)
+    lab_changed = Signal(bool)  # whether lab workers run
+    worker_lost = Signal(str)
+    busy_changed = Signal(str)
+
+    _sampled = Signal(object)
+    _worker_ended = Signal(str, str)
+
+    def __init__(self, background: Background, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._background = background
+        self._rig = Rig((), host_device())
+        self._lab: LabRig | None = None
+        self._sampler: Sampler | None = None
+        self._held: frozenset[str] = frozenset()
+        self._own_bytes: dict[str, int] = {}
+        self._from_file = False
+        self._closed = False
+        self._sampled.connect(self._on_sampled, Qt.ConnectionType.QueuedConnection)
+        self._worker_ended.connect(self._on_worker_ended, Qt.ConnectionType.QueuedConnection)
+
+    @property
+    def rig(self) -> Rig:
+        return self._rig
+
+    @property
+    def has_lab(self) -> bool:
+        return self._lab is not None
+
+    @property
+    def is_real(self) -> bool:
+        """Whether the devices can be asked: a rig file may describe hardware that is not here."""
+        return not self._from_file or all(device.is_rpc for device in self._rig.devices)
+
+    def start(self) -> None:
+        """Begin sampling and look for this machine's devices."""
+        self._restart_sampler()
+        self.refresh()
+
+    def close(self) -> None:
+        """Stop sampling and end the lab workers."""
+        self._closed = True
+        if self._sampler is not None:
+            self._sampler.close()
+            self._sampler = None
+        if self._lab is not None:
+            self._lab.close()
+            self._lab = None
+
+    # ------------------------------------------------------------------ where devices come from
+
+    def refresh(self) -> None:
+        """Look for this machine's devices again; lab and remote workers stay."""
+
+        def show(found: Rig) -> None:
+            self._from_file = False
+            workers = tuple(device for device in self._rig.devices if device.is_rpc)
+            known = {device.id: device for device in self._rig.devices}
+            local = tuple(_with_limits_of(device, known.get(device.id)) for device in found.devices)
+            self._set_rig(Rig((*local, *workers), found.host))
+
+        self._run("Looking for devices", discover, show)
+
+    def open_rig(self, path: Path) -> None:
+        """Use the devices that the rig file `path` describes."""
+
+        def show(rig: Rig) -> None:
+            self._from_file = True
+            self._set_rig(rig)
+
+        self._run(f"Reading {path.name}", lambda: read_rig(path), show)
+
+    def save_rig(self, path: Path) -> None:
+        """Write the rig file of the devices shown."""
+        document = encode_rig(self._rig)
+
+        def write() -> None:
+            try:
+                path.write_bytes(document + b"\n")
+            except OSError as error:
+                raise RigError(f"Could not write {path.name}: {error.strerror}. Choose another place.") from error
+
+        self._run(f"Saving {path.name}", write, lambda _: None)
+
+    def start_lab(self, caps_bytes: Sequence[int], then: Callable[[], None] | None = None) -> None:
+        """Start capped RPC workers on this machine and add them as devices."""
+        if self._lab is not None:
+            if then is not None:
+                then()
+            return
+
+        def begin() -> LabRig:
+            lab = LabRig(caps_bytes, on_worker_ended=self._worker_ended.emit)
+            lab.start()
+            return lab
+
+        def show(lab: LabRig) -> None:
+            if self._closed:
+                lab.close()
+                return
+            self._lab = lab
+            self._add(lab.rig.devices)
+            self.lab_changed.emit(True)
+            if then is not None:
+                then()
+
+        self._run("Starting lab workers", begin, show)
+
+    def stop_lab(self) -> None:
+        """End the lab workers and take them out of the rig."""
+        lab, self._lab = self._lab, None
+        if lab is None:
+            return
+        endpoints = {device.endpoint for device in lab.rig.devices}
+        self._run("Stopping lab workers", lab.close, lambda _: None)
+        self._set_rig(Rig(tuple(each for each in self._rig.devices if each.endpoint not in endpoints), self._rig.host))
+        self.lab_changed.emit(False)
+
+    def add_remote(self, endpoint: str) -> None:
+        """Ask the RPC worker at `endpoint` (host:port) for its devices and add them."""
+        if any(device.endpoint == endpoint for device in self._rig.devices):
+            self.failed.emit(RigError(f"{endpoint} is already among the devices."))
+            return
+
+        def show(found: Rig) -> None:
+            self._add(tuple(device for device in found.devices if device.endpoint == endpoint))
+
+        self._run(f"Asking {endpoint}", lambda: discover((endpoint,)), show)
+
+    def remove(self, device_id: str) -> None:
+        """Take a device out of the rig; it is not touched."""
+        self._set_rig(Rig(tuple(device for device in self._rig.devices if device.id != device_id), self._rig.host))
+
+    def set_limits(self, device_id: str, cap_bytes: int | None, margin_bytes: int) -> None:
+        """Set how much of a device may be planned."""
+
+        def limited(device: Device) -> Device:
+            return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
+
+        self._set_rig(Rig(tuple(limited(device) for device in self._rig.devices), limited(self._rig.host)))
+
+    def _run(self, what: str, function: Callable[[], _T], show: Callable[[_T], None]) -> None:
+        def done(result: _T) -> None:
+            self.busy_changed.emit("")
+            show(result)
+
+        def failed(error: EngineError) -> None:
+            self.busy_changed.emit("")
+            self.failed.emit(error)
+
+        self.busy_changed.emit(what)
+        self._background.run(what, function, done, failed)
+
+    def _add(self, devices: Sequence[Device]) -> None:
+        taken = set(self._rig.ids)
+        added = []
+        for device in devices:
+            device_id = device.id
+            number = 0
+            while device_id in taken:
+                device_id = f"RPC{number}" if device.is_rpc else f"{device.id}-{number}"
+                number += 1
+            taken.add(device_id)
+            added.append(replace(device, id=device_id))
+        self._set_rig(Rig((*self._rig.devices, *added), self._rig.host))
+
+    def _set_rig(self, rig: Rig) -> None:
+        devices_changed = _identity(rig) != _identity(self._rig)
+        self._rig = rig
+        if devices_changed:
+            self._restart_sampler()
+        self.rig_changed.emit(rig)
+
+    # ------------------------------------------------------------------ live memory
+
+    def set_held_endpoints(self, rig: Rig, layout: Layout) -> None:
+        """Remember which workers our own load holds: they serve one client and must not be asked."""
+        used = {run.device for run in layout.runs} | {layout.output_device}
+        self._held = frozenset(d.endpoint for d in rig.devices if d.endpoint is not None and d.id in used)
+
+    def release_endpoints(self) -> None:
+        self._held = frozenset()
+
+    @property
+    def held_endpoints(self) -> frozenset[str]:
+        return self._held
+
+    def set_measured(self, rows: Sequence[DeviceRow]) -> None:
+        """Tell what our loaded model holds, so that its memory counts as free for the layout that would replace it."""
+        self._own_bytes = {row.id: row.need_bytes for row in rows}
+
+    def _restart_sampler(self) -> None:
+        if self._closed:
+            return
+        if self._sampler is not None:
+            self._sampler.close()
+        self._sampler = Sampler(self._rig.all_devices, on_samples=self._sampled.emit)
+        self._sampler.start()
+
+    def _on_sampled(self, samples: tuple[Sample, ...]) -> None:
+        if self._closed:
+            return
+        self.samples_arrived.emit(samples)
+        free = {sample.device: self._free_bytes(sample) for sample in samples}
+
+        def updated(device: Device) -> Device:
+            now = free.get(device.id)
+            if now is None or (device.free_bytes is not None and abs(now - device.free_bytes) < FREE_STEP_BYTES):
+                return device
+            return replace(device, free_bytes=min(now, device.total_bytes))
+
+        if not self._from_file:
+            rig = Rig(tuple(updated(device) for device in self._rig.devices), updated(self._rig.host))
+            if rig != self._rig:
+                self._rig = rig
+                self.rig_changed.emit(rig)
+
+    def _free_bytes(self, sample: Sample) -> int | None:
+        if sample.used_bytes is None or sample.total_bytes is None:
+            return None
+        own = self._own_bytes.get(sample.device, 0)
+        if sample.device == CPU_ID and sample.own_bytes is not None:
+            own = min(own, sample.own_bytes)
+        return max(0, sample.total_bytes - sample.used_bytes + own)
+
+    def _on_worker_ended(self, worker: str, sentence: str) -> None:
+        _log.warning("%s: %s", worker, sentence)
+        if not self._closed:
+            self.worker_lost.emit(sentence)
+
+
+def _identity(rig: Rig) -> tuple[tuple[str, str | None, str | None], ...]:
+    return tuple((device.id, device.endpoint, device.pci_bus_id) for device in rig.all_devices)
+
+
+def _with_limits_of(device: Device, known: Device | None) -> Device:
+    """Keep the limits that the user gave a device when it is found again."""
+    return device if known is None else replace(device, cap_bytes=known.cap_bytes, margin_bytes=known.margin_bytes)

@@ -1,0 +1,385 @@
+"""The load and chat session: what the window's actions mean, and what became of them."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from enum import Enum, auto
+from pathlib import Path
+from typing import Literal
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.background import Background
+from app.document import Edit, LayoutDocument
+from app.engine_bridge import EngineBridge
+from app.rig_keeper import RigKeeper
+from app.settings import Settings, demo_path
+from engine.demo.writer import is_current_demo, write_demo_model
+from engine.devices.device import Rig
+from engine.errors import EngineError, LayoutError
+from engine.fit.initial_layout import initial_layout
+from engine.fit.preview import LoadedLayout
+from engine.fit.report import FitReport
+from engine.gguf.model_file import ModelFile
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout_file import LayoutFile, read_layout, write_layout
+from engine.runner.client import LoadJob
+from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Token
+from engine.runner.probe import ProbeRun
+from engine.runner.protocol import ChatMessage, Generate
+from engine.units import MIB
+
+_log = logging.getLogger("layerdeck.session")
+
+PROBE_PAUSE_MS = 500
+"""A probe starts when nothing was edited for this long."""
+DEMO_LAB_CAPS = (256 * MIB, 256 * MIB, 512 * MIB)
+
+
+class SessionState(Enum):
+    """What the child of the loaded model does."""
+
+    EMPTY = auto()
+    LOADING = auto()
+    READY = auto()
+    GENERATING = auto()
+    STOPPING = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class Notice:
+    """Something to tell the user: a sentence, and whether it is bad news."""
+
+    text: str
+    bad: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ContextUse:
+    """Tokens of the loaded context; `used` None when nothing was said yet."""
+
+    used: int | None
+    total: int | None
+
+
+class Session(QObject):
+    """Owns document, rig, child and conversation. Everything that waits happens elsewhere; answers arrive as signals."""
+
+    model_changed = Signal(object)  # ModelFile | None
+    busy_changed = Signal(str)  # what is being waited for, empty when nothing is
+    state_changed = Signal(SessionState)
+    loaded_changed = Signal(object)  # LoadedLayout | None
+    notice = Signal(Notice)
+    answer_started = Signal(str)
+    answer_text = Signal(str)
+    answer_finished = Signal(Done)
+    answer_failed = Signal(str)
+    context_use_changed = Signal(ContextUse)
+    conversation_cleared = Signal()
+
+    def __init__(self, settings: Settings, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.settings = settings
+        self.background = Background(self)
+        self.document = LayoutDocument(self)
+        self.rig_keeper = RigKeeper(self.background, self)
+        self.bridge = EngineBridge(self)
+        self.state = SessionState.EMPTY
+        self.loaded: LoadedLayout | None = None
+        self.loaded_model: ModelFile | None = None
+        self._pending: LoadJob | None = None
+        self._probe: ProbeRun | None = None
+        self._messages: list[ChatMessage] = []
+        self._answer: list[str] = []
+        self._discard_answer = False
+        self._probe_timer = QTimer(self)
+        self._probe_timer.setSingleShot(True)
+        self._probe_timer.setInterval(PROBE_PAUSE_MS)
+        self._probe_timer.timeout.connect(self._start_probe)
+        self._connect()
+
+    def _connect(self) -> None:
+        self.rig_keeper.rig_changed.connect(self._on_rig_changed)
+        self.rig_keeper.failed.connect(self._tell)
+        self.document.edit_settled.connect(self._probe_timer.start)
+        bridge = self.bridge
+        bridge.loaded.connect(self._on_loaded)
+        bridge.out_of_memory.connect(self._on_load_ended)
+        bridge.failed.connect(self._on_failed)
+        bridge.crashed.connect(self._on_failed)
+        bridge.cancelled.connect(self._on_load_ended)
+        bridge.token.connect(self._on_token)
+        bridge.done.connect(self._on_done)
+
+    def close(self) -> None:
+        """End every process and thread of ours. Bounded; called once, when the window closes."""
+        self._probe_timer.stop()
+        self.background.close()
+        self._cancel_probe()
+        self.bridge.close()
+        self.rig_keeper.close()
+        self.settings.sync()
+
+    # ------------------------------------------------------------------ model and layout
+
+    def open_model(self, path: Path) -> None:
+        """Read `path` and begin with its initial layout. What is loaded stays loaded."""
+        self.busy_changed.emit(f"Reading {path.name}")
+        self.background.run("read model", lambda: read_model(path), self._on_model_read, self._on_open_failed)
+
+    def open_demo(self) -> None:
+        """Open the demo model, written first where it is not there yet."""
+        path = demo_path()
+
+        def prepare() -> ModelFile:
+            if not is_current_demo(path):
+                write_demo_model(path)
+            return read_model(path)
+
+        self.busy_changed.emit("Preparing the demo model")
+        self.background.run("demo model", prepare, self._on_model_read, self._on_open_failed)
+
+    def try_demo(self) -> None:
+        """A lab rig and the demo model, in one click."""
+        self.rig_keeper.start_lab(DEMO_LAB_CAPS, then=self.open_demo)
+
+    def open_layout(self, path: Path) -> None:
+        """Replace the edited layout by the one in `path`, as one step of undo."""
+        model = self.document.model
+        if model is None:
+            self._tell(LayoutError("Open the model first; a layout file only says where its layers go."))
+            return
+
+        def apply(document: LayoutFile) -> None:
+            self.document.replace(Edit(document.layout, document.context), f"open {path.name}")
+
+        self.background.run("read layout", lambda: read_layout(path, n_layers=model.n_layers), apply, self._tell)
+
+    def save_layout(self, path: Path) -> None:
+        """Write the edited layout to `path`."""
+        model, edit = self.document.model, self.document.edit
+        if model is None or edit is None:
+            return
+        document = LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)
+        self.background.run(
+            "write layout", lambda: write_layout(path, document), lambda _: self._say(f"Saved {path.name}"), self._tell
+        )
+
+    def use_initial_layout(self) -> None:
+        """Go to the layout that is proposed for the devices as they are now."""
+        model, edit = self.document.model, self.document.edit
+        if model is not None and edit is not None:
+            self.document.set_layout(initial_layout(model, self.rig_keeper.rig, edit.context), "propose layout")
+
+    def _on_model_read(self, model: ModelFile) -> None:
+        self.busy_changed.emit("")
+        self.settings.add_recent_model(model.paths[0])
+        context = _first_context(model)
+        layout = initial_layout(model, self.rig_keeper.rig, context)
+        self.document.open(model, self.rig_keeper.rig, Edit(layout, context))
+        self.model_changed.emit(model)
+
+    def _on_open_failed(self, error: EngineError) -> None:
+        self.busy_changed.emit("")
+        self._tell(error)
+
+    def _on_rig_changed(self, rig: Rig) -> None:
+        self.document.set_rig(rig)
+
+    # ------------------------------------------------------------------ loading
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether the edited layout is not the loaded one."""
+        edit = self.document.edit
+        if self.loaded is None or edit is None:
+            return False
+        same_model = self.document.model is self.loaded_model
+        return not same_model or edit != Edit(self.loaded.layout, self.loaded.context)
+
+    def load(self) -> None:
+        """Load the edited layout; what is loaded is replaced, once the layout has been checked."""
+        model, preview = self.document.model, self.document.preview
+        if model is None or preview is None or self.state not in (SessionState.EMPTY, SessionState.READY):
+            return
+        if preview.report.violations:
+            first = preview.report.violations[0]
+            self._say(f"{first.message} {first.remedy}", bad=True)
+            return
+        self._cancel_probe()
+        self._pending = LoadJob(
+            model=model, rig=preview.rig, layout=preview.layout, context=preview.context, forecast=preview.report.rows
+        )
+        self._set_loaded(None, None)
+        self._set_state(SessionState.LOADING)
+        self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
+        self.bridge.load(self._pending)
+
+    def cancel(self) -> None:
+        """End the load that is running."""
+        if self.state is SessionState.LOADING:
+            self._set_state(SessionState.STOPPING)
+            self.bridge.stop()
+
+    def unload(self) -> None:
+        """Free the loaded model."""
+        if self.state in (SessionState.READY, SessionState.GENERATING):
+            self._end_answer("The model was unloaded.") if self.state is SessionState.GENERATING else None
+            self.bridge.unload()
+            self._set_loaded(None, None)
+            self._set_state(SessionState.EMPTY)
+            self._release()
+
+    def _on_loaded(self, event: Loaded) -> None:
+        job, self._pending = self._pending, None
+        if job is None:
+            return
+        self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
+        self._set_state(SessionState.READY)
+        self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size or job.context.n_ctx))
+
+    def _on_load_ended(self, event: OutOfMemory | Cancelled) -> None:
+        if self.state is SessionState.GENERATING and isinstance(event, OutOfMemory):
+            self._end_answer(event.message)
+        self._forget_child()
+
+    def _on_failed(self, event: Failed | Crashed) -> None:
+        if self.state is not SessionState.GENERATING:
+            self._forget_child()
+            return
+        self._end_answer(event.message)
+        if self.bridge.runner.is_ready:
+            self._set_state(SessionState.READY)
+        else:
+            self._forget_child()
+
+    def _forget_child(self) -> None:
+        self._pending = None
+        self._set_loaded(None, None)
+        self._set_state(SessionState.EMPTY)
+        self._release()
+
+    def _release(self) -> None:
+        self.rig_keeper.release_endpoints()
+        self.context_use_changed.emit(ContextUse(None, None))
+        self._probe_timer.start()
+
+    def _set_loaded(self, loaded: LoadedLayout | None, model: ModelFile | None) -> None:
+        self.loaded, self.loaded_model = loaded, model
+        self.rig_keeper.set_measured(loaded.measured if loaded is not None else ())
+        self.loaded_changed.emit(loaded)
+
+    def _set_state(self, state: SessionState) -> None:
+        self.state = state
+        self.state_changed.emit(state)
+
+    # ------------------------------------------------------------------ probing
+
+    def _start_probe(self) -> None:
+        edit, model, preview = self.document.edit, self.document.model, self.document.preview
+        if edit is None or model is None or preview is None or self.document.is_dragging or preview.report.violations:
+            return
+        if self.state is not SessionState.EMPTY or not self.rig_keeper.is_real:
+            return
+        self._cancel_probe()
+        run = self._probe = ProbeRun(model, preview.rig, edit.layout, edit.context)
+
+        def show(report: FitReport) -> None:
+            if self._probe is run:
+                self._probe = None
+                self.document.show_probed(edit, report)
+
+        def skip(error: EngineError) -> None:
+            if self._probe is run:
+                self._probe = None
+                _log.info("probe: %s", error.summary())
+
+        self.background.run("probe", run.run, show, skip)
+
+    def _cancel_probe(self) -> None:
+        run, self._probe = self._probe, None
+        if run is not None:
+            run.cancel()
+
+    # ------------------------------------------------------------------ chat
+
+    def send(self, text: str) -> None:
+        """Answer `text` in the conversation so far."""
+        if self.state is not SessionState.READY or self.loaded_model is None:
+            return
+        self._messages.append(ChatMessage(role="user", content=text))
+        self._answer = []
+        self._discard_answer = False
+        self._set_state(SessionState.GENERATING)
+        self.answer_started.emit(self.loaded_model.name)
+        self.bridge.generate(Generate(messages=tuple(self._messages)))
+
+    def stop_answer(self) -> None:
+        """End the answer that is being written; what is there stays."""
+        if self.state is SessionState.GENERATING:
+            self.bridge.stop()
+
+    def clear_conversation(self) -> None:
+        """Forget the conversation; a running answer ends first."""
+        self._discard_answer = self.state is SessionState.GENERATING
+        self.stop_answer()
+        self._messages.clear()
+        self._answer.clear()
+        self.conversation_cleared.emit()
+        if self.state is SessionState.READY:
+            self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size))
+
+    def restore_conversation(self, messages: tuple[tuple[Literal["user", "assistant"], str], ...]) -> None:
+        """Go on with a conversation that had been cleared."""
+        self._messages = [ChatMessage(role=role, content=text) for role, text in messages]
+
+    def _on_token(self, event: Token) -> None:
+        if self._discard_answer:
+            return
+        self._answer.append(event.text)
+        self.answer_text.emit(event.text)
+
+    def _on_done(self, event: Done) -> None:
+        self._keep_answer()
+        self._set_state(SessionState.READY)
+        if self._discard_answer:
+            self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size))
+            return
+        self.answer_finished.emit(event)
+        self.context_use_changed.emit(ContextUse(self.bridge.runner.context_used, self.bridge.runner.context_size))
+
+    def _end_answer(self, message: str) -> None:
+        """Take the question back: what came of the answer stays on the screen, not in the conversation."""
+        self._answer = []
+        if self._messages and self._messages[-1].role == "user":
+            self._messages.pop()
+        if not self._discard_answer:
+            self.answer_failed.emit(message)
+
+    def _keep_answer(self) -> None:
+        """Make the answer so far part of the conversation; a question without any answer is taken back."""
+        text = "".join(self._answer)
+        self._answer = []
+        if text and self._messages:
+            self._messages.append(ChatMessage(role="assistant", content=text))
+        elif self._messages and self._messages[-1].role == "user":
+            self._messages.pop()
+
+    # ------------------------------------------------------------------ telling
+
+    def _tell(self, error: EngineError) -> None:
+        self.notice.emit(Notice(error.summary()))
+
+    def _say(self, text: str, *, bad: bool = False) -> None:
+        self.notice.emit(Notice(text, bad))
+
+
+def _first_context(model: ModelFile) -> ContextSettings:
+    """Return our defaults, with the context no longer than the model was trained for."""
+    trained = model.hyper_parameter("context_length")
+    defaults = ContextSettings()
+    if isinstance(trained, int) and 0 < trained < defaults.n_ctx:
+        return ContextSettings(n_ctx=trained)
+    return defaults

@@ -16,6 +16,8 @@ from engine.units import MAX_SIZE_BYTES, parse_size
 MAX_FILE_BYTES = 1 << 20
 """Layouts and rigs are a few KiB; anything beyond this is another kind of file."""
 
+MAX_DIGITS = 40
+
 T = TypeVar("T")
 D = TypeVar("D")
 Choice = TypeVar("Choice", bound=str)
@@ -151,7 +153,9 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         if len(text) > MAX_FILE_BYTES:
             raise ValueError(f"this is larger than 1 MiB and so no {what} file")
-        value: object = json.loads(text, object_pairs_hook=_unique_keys, parse_constant=_no_constant)
+        value: object = json.loads(
+            text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant
+        )
     except UnicodeDecodeError as error:
         raise fail(f"this is not UTF-8 text at byte {error.start}; save it as UTF-8", source=source) from error
     except json.JSONDecodeError as error:
@@ -223,6 +227,12 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     return value
 
 
+def _whole_number(text: str) -> int:
+    if len(text) > MAX_DIGITS:
+        raise ValueError(f"a number of {len(text)} digits is in it; no value here has more than {MAX_DIGITS}")
+    return int(text)
+
+
 def _no_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a number that JSON has")
 
@@ -232,7 +242,5 @@ def _shown(value: object) -> str:
         return "an object"
     if isinstance(value, list):
         return "a list"
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) >= 10**30:
-        return "a number of more than 30 digits"
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

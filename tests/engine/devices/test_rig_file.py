@@ -1,0 +1,136 @@
+"""The rig file: what is written is read back, and each fault is one sentence with its place."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.devices.device import Capabilities, Rig
+from engine.devices.rig_file import encode_rig, parse_rig, read_rig, write_rig
+from engine.errors import RigError
+from engine.units import GIB, MIB
+from tests.support.strategies import rigs
+
+CUDA = {"id": "CUDA0", "backend": "CUDA", "total_bytes": "24GiB"}
+RPC = {"id": "RPC0", "backend": "RPC", "endpoint": "192.168.1.7:50052", "total_bytes": "8GiB"}
+
+
+def parse(*devices: object, **changes: object) -> Rig:
+    document = {"version": 1, "devices": list(devices), "host": {"total_bytes": "64GiB"}, **changes}
+    return parse_rig(json.dumps(document), source="r.json")
+
+
+@given(rigs())
+def test_what_is_written_is_read_back(rig: Rig) -> None:
+    assert parse_rig(encode_rig(rig)) == rig
+
+
+def test_only_needed_keys_take_the_defaults() -> None:
+    rig = parse(CUDA, RPC, {"id": "H", "backend": "CPU", "total_bytes": 5})
+    cuda, rpc, second_cpu = rig.devices
+    assert (cuda.name, cuda.kind, cuda.total_bytes, cuda.free_bytes) == ("CUDA0", "gpu", 24 * GIB, None)
+    assert (cuda.cap_bytes, cuda.margin_bytes, cuda.capabilities) == (None, 0, Capabilities(False, True))
+    assert (rpc.endpoint, rpc.endpoint_device, rpc.is_rpc) == ("192.168.1.7:50052", 0, True)
+    assert second_cpu.kind == "cpu"
+    assert rig.ids == ("CUDA0", "RPC0", "H", "CPU")
+    assert (rig.host.total_bytes, rig.host.free_bytes) == (64 * GIB, None)
+
+
+def test_sizes_are_whole_bytes_or_names_of_sizes() -> None:
+    (device,) = parse({**CUDA, "free_bytes": 123, "cap_bytes": "1.5GiB", "margin_bytes": "512MiB"}).devices
+    assert (device.free_bytes, device.cap_bytes, device.margin_bytes) == (123, 1536 * MIB, 512 * MIB)
+    (device,) = parse({**CUDA, "free_bytes": None, "cap_bytes": None, "margin_bytes": None}).devices
+    assert (device.free_bytes, device.cap_bytes, device.margin_bytes) == (None, None, 0)
+
+
+def test_an_accelerator_without_memory_is_no_fault() -> None:
+    (device,) = parse({"id": "BLAS", "backend": "BLAS", "kind": "accel", "total_bytes": 0}).devices
+    assert device.total_bytes == 0
+
+
+@pytest.mark.parametrize(
+    ("device", "place", "words"),
+    [
+        ({**CUDA, "total_bytes": -5}, "devices[0].total_bytes", "not negative"),
+        ({**CUDA, "total_bytes": "-5GiB"}, "devices[0].total_bytes", "is not a size"),
+        ({**CUDA, "total_bytes": "24 GB"}, "devices[0].total_bytes", "is not a size"),
+        ({**CUDA, "total_bytes": 1.5}, "devices[0].total_bytes", "whole bytes"),
+        ({**CUDA, "total_bytes": True}, "devices[0].total_bytes", "whole bytes"),
+        ({**CUDA, "total_bytes": 10**30}, "devices[0].total_bytes", "larger than any device"),
+        ({**CUDA, "total_bytes": 0}, "devices[0].total_bytes", "no memory"),
+        ({**CUDA, "total_bytes": None}, "devices[0].total_bytes", "whole bytes"),
+        ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "needed"),
+        ({"id": "A", "total_bytes": 1}, "devices[0].backend", "needed"),
+        ({"backend": "CUDA", "total_bytes": 1}, "devices[0].id", "needed"),
+        ({**CUDA, "backend": " "}, "devices[0].backend", "needs a backend"),
+        ({**CUDA, "id": "CPU"}, "devices[0].id", "is the host"),
+        ({**CUDA, "id": "GPU 1"}, "devices[0].id", "no device id"),
+        ({**CUDA, "id": ""}, "devices[0].id", "no device id"),
+        ({**CUDA, "id": "CUDA0\n"}, "devices[0].id", "no device id"),
+        ({**CUDA, "kind": "toaster"}, "devices[0].kind", "gpu, igpu, accel, cpu"),
+        ({**CUDA, "free_bytes": "25GiB"}, "devices[0].free_bytes", "more than the device's"),
+        ({**CUDA, "speed": 3}, "devices[0]", '"speed" is not a known key'),
+        ({**CUDA, "endpoint": "a:1"}, "devices[0].endpoint", "belongs to backend RPC"),
+        ({**CUDA, "capabilities": {"row": True}}, "devices[0].capabilities", '"row" is not a known key'),
+        ({**CUDA, "capabilities": {"row_split": 1}}, "devices[0].capabilities.row_split", "true or false"),
+        ({**CUDA, "pci_bus_id": 7}, "devices[0].pci_bus_id", "text in quotes"),
+        ({"id": "R", "backend": "RPC", "total_bytes": 1}, "devices[0].endpoint", "needs its endpoint"),
+        ({**RPC, "endpoint": "attic"}, "devices[0].endpoint", "HOST:PORT"),
+        ({**RPC, "endpoint": "attic:0"}, "devices[0].endpoint", "HOST:PORT"),
+        ({**RPC, "endpoint": "attic:65536"}, "devices[0].endpoint", "HOST:PORT"),
+        ({**RPC, "endpoint": "[::1]:50052"}, "devices[0].endpoint", "HOST:PORT"),
+        ({**RPC, "endpoint_device": -1}, "devices[0].endpoint_device", "outside of 0"),
+        ("CUDA0", "devices[0]", 'an object, not "CUDA0"'),
+    ],
+)
+def test_a_fault_is_one_sentence_with_its_place(device: object, place: str, words: str) -> None:
+    with pytest.raises(RigError) as raised:
+        parse(device)
+    assert raised.value.place == place
+    assert words in raised.value.reason
+    assert str(raised.value).startswith("r.json: ")
+
+
+def test_doubled_ids_and_doubled_remote_devices_are_refused() -> None:
+    with pytest.raises(RigError, match=r'devices\[2\]\.id: the id "CUDA0" is there twice'):
+        parse(CUDA, RPC, CUDA)
+    with pytest.raises(RigError, match=r"devices\[1\]\.endpoint: R and RPC0 are the same device"):
+        parse(RPC, {**RPC, "id": "R"})
+    assert len(parse(RPC, {**RPC, "id": "R", "endpoint_device": 1}).devices) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "place"),
+    [
+        ({"host": {}}, "host.total_bytes"),
+        ({"host": {"total_bytes": 0}}, "host.total_bytes"),
+        ({"host": {"total_bytes": 5, "free_bytes": 6}}, "host.free_bytes"),
+        ({"host": {"total_bytes": 5, "id": "CPU"}}, "host"),
+        ({"host": None}, "host"),
+        ({"devices": {}}, "devices"),
+        ({"version": 2}, "version"),
+        ({"other": 1}, ""),
+    ],
+)
+def test_faults_outside_of_devices_are_placed_too(changes: dict[str, object], place: str) -> None:
+    with pytest.raises(RigError) as raised:
+        parse(CUDA, **changes)
+    assert raised.value.place == place
+
+
+@given(st.binary(max_size=200))
+def test_any_bytes_give_a_rig_or_a_rig_error(data: bytes) -> None:
+    with pytest.raises(RigError):
+        parse_rig(data)
+
+
+def test_files_are_written_and_read(tmp_path: Path) -> None:
+    rig = parse(CUDA, RPC)
+    write_rig(tmp_path / "r.json", rig)
+    assert read_rig(tmp_path / "r.json") == rig
+    with pytest.raises(RigError, match=r"nothing\.json: the rig file cannot be read"):
+        read_rig(tmp_path / "nothing.json")

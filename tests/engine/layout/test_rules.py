@@ -1,0 +1,151 @@
+"""The engine's rules: each breaks alone, says what and what to do, and a plain layout breaks none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+
+from engine.devices.device import Capabilities, Device, Rig, make_host
+from engine.gguf.model_file import Block, MetadataValue, ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import assignment_of, engine_parameters
+from engine.layout.layout import Layout, Override, make_layout, single_device
+from engine.layout.rules import Violation, violations
+from engine.units import GIB
+from tests.support.strategies import layouts
+
+GPU = Device("CUDA0", "card", "CUDA", "gpu", GIB)
+SECOND = Device("CUDA1", "card", "CUDA", "gpu", GIB)
+REMOTE = Device("RPC0", "attic", "RPC", "gpu", GIB, endpoint="attic:50052")
+ACCELERATOR = Device("BLAS", "blas", "BLAS", "accel", 0)
+RIG = Rig((GPU, SECOND, REMOTE), make_host("host", 4 * GIB))
+CONTEXT = ContextSettings()
+HEADS: dict[str, MetadataValue] = {"llama.embedding_length": 4096, "llama.attention.head_count": 32}
+
+
+def model(n_layers: int, metadata: dict[str, MetadataValue] | None = None) -> ModelFile:
+    keys = {f"llama.{key}": value for key, value in (metadata or {}).items()}
+    blocks = tuple(Block(index, (), 1, 1, 0, 0) for index in range(n_layers))
+    return ModelFile((Path("m.gguf"),), 3, "llama", "Model M", HEADS | keys, (), blocks, (), 32, 80)
+
+
+def broken(
+    layout: Layout, file: ModelFile | None = None, rig: Rig = RIG, context: ContextSettings = CONTEXT
+) -> list[Violation]:
+    return list(violations(layout, file or model(layout.n_layers), rig, context))
+
+
+def rules(found: list[Violation]) -> list[str]:
+    return [violation.rule for violation in found]
+
+
+def alternating(*devices: str, runs: int) -> Layout:
+    return make_layout(runs, [devices[index % len(devices)] for index in range(runs)])
+
+
+def test_a_plain_layout_breaks_no_rule() -> None:
+    assert broken(make_layout(40, ["CPU"] * 8 + ["CUDA1"] * 12 + ["CPU"] * 8 + ["CUDA0"] * 12, "CPU")) == []
+
+
+def test_another_layer_count_names_both() -> None:
+    (violation,) = broken(single_device(40, "CPU"), model(32))
+    assert violation.rule == "layer_count"
+    assert "40 layers" in violation.message
+    assert "Model M has 32" in violation.message
+
+
+def test_devices_that_are_gone_are_named_once_wherever_they_are_used() -> None:
+    layout = replace(make_layout(4, ["GONE", "CPU", "GONE", "CPU"]), overrides=(Override("AWAY", part="ffn"),))
+    found = broken(layout)
+    assert rules(found) == ["unknown_device", "unknown_device"]
+    assert "uses GONE" in found[0].message
+    assert "CUDA0, CUDA1, RPC0, CPU" in found[0].message
+    assert "uses AWAY" in found[1].message
+
+
+def test_fifteen_entries_are_the_most_and_accelerators_take_from_them() -> None:
+    fifteen = alternating("RPC0", "CPU", runs=15)
+    assert broken(fifteen) == []
+    assert broken(alternating("CPU", "RPC0", runs=16)) == []
+    assert rules(broken(fifteen.move_output("CPU"))) == ["too_many_entries"]
+    accelerated = Rig((*RIG.devices, ACCELERATOR), RIG.host)
+    (violation,) = broken(fifteen, rig=accelerated)
+    assert violation.rule == "too_many_entries"
+    assert "needs 15 device entries and the engine takes 14" in violation.message
+
+
+def test_only_the_host_and_remote_devices_may_come_twice() -> None:
+    assert broken(alternating("RPC0", "CPU", "CUDA0", runs=5)) == []
+    (violation,) = broken(alternating("CUDA0", "CUDA1", runs=3))
+    assert violation.rule == "repeated_device"
+    assert violation.message.startswith("CUDA0 appears more than once")
+    assert rules(broken(make_layout(2, ["CUDA0", "CUDA1"], "CUDA0"))) == ["repeated_device"]
+
+
+@given(layouts(devices=RIG.ids))
+def test_what_breaks_no_rule_is_placed_by_the_engine_as_asked(layout: Layout) -> None:
+    if not broken(layout):
+        parameters = engine_parameters(layout, layout.n_layers)
+        assert assignment_of(parameters, layout.n_layers) == (*layout.assignment(), layout.output_device)
+
+
+@pytest.mark.parametrize(
+    ("context", "metadata", "expected"),
+    [
+        (ContextSettings(type_v="q8_0"), {}, []),
+        (ContextSettings(type_v="q8_0", flash_attn="off"), {}, ["flash_attention"]),
+        (ContextSettings(type_v="bf16", flash_attn="off"), {}, []),
+        (ContextSettings(type_k="q8_0", flash_attn="off"), {}, []),
+        (ContextSettings(type_k="q4_0"), {"attention.key_length": 80}, ["cache_block_size"]),
+        (ContextSettings(type_v="q4_0"), {"attention.value_length": 80}, ["cache_block_size"]),
+        (ContextSettings(type_v="q4_0"), {"attention.key_length": 80}, []),
+        (
+            ContextSettings(type_k="iq4_nl", type_v="q5_1"),
+            {"embedding_length": 1280},
+            ["cache_block_size", "cache_block_size"],
+        ),
+        (
+            ContextSettings(type_k="q4_0", flash_attn="off"),
+            {"attention.key_length": 80, "attention.head_count_kv": 8},
+            [],
+        ),
+        (
+            ContextSettings(type_k="q4_0", flash_attn="off"),
+            {"attention.key_length": 80, "attention.head_count_kv": 1},
+            ["cache_block_size"],
+        ),
+        (ContextSettings(type_k="q4_0"), {"attention.head_count": (1, 2)}, []),
+        (ContextSettings(type_k="q8_0"), {"attention.key_length_mla": 192}, ["cache_types_differ"]),
+        (ContextSettings(type_k="q8_0", type_v="q8_0"), {"attention.key_length_mla": 192}, []),
+    ],
+)
+def test_cache_types_have_to_suit_the_model_and_flash_attention(
+    context: ContextSettings, metadata: dict[str, MetadataValue], expected: list[str]
+) -> None:
+    assert rules(broken(single_device(4, "CUDA0"), model(4, metadata), context=context)) == expected
+
+
+def test_modes_inside_layers_are_refused_with_what_else_is_wrong() -> None:
+    tensor = make_layout(4, ["CPU", "CUDA0", "CUDA1", "CUDA1"]).with_split_mode("tensor")
+    assert rules(broken(tensor)) == ["split_mode_unavailable"]
+    assert rules(broken(tensor, context=ContextSettings(flash_attn="off"))) == [
+        "split_mode_unavailable",
+        "flash_attention",
+    ]
+    on_host = replace(tensor.move_range(3, 3, "CPU"), tensor_split=(("CPU", 1.0), ("CUDA0", 1.0)))
+    assert rules(broken(on_host)) == ["split_mode_unavailable", "leading_cpu_only", "split_member"]
+    row = tensor.with_split_mode("row")
+    assert rules(broken(row)) == ["split_mode_unavailable", "split_member", "split_member"]
+    able = Rig(tuple(replace(device, capabilities=Capabilities(row_split=True)) for device in RIG.devices), RIG.host)
+    assert rules(broken(row, rig=able)) == ["split_mode_unavailable"]
+
+
+def test_every_violation_has_a_sentence_and_a_remedy() -> None:
+    layout = alternating("CUDA0", "GONE", runs=20)
+    found = broken(layout, model(3, {"attention.key_length": 5}), context=ContextSettings(type_k="q4_0"))
+    kinds = ["layer_count", "unknown_device", "too_many_entries", "repeated_device", "cache_block_size"]
+    assert rules(found) == kinds
+    assert all(text.endswith(".") for violation in found for text in (violation.message, violation.remedy))

@@ -1,0 +1,58 @@
+"""Writes the demo model: small on disk, wide in its KV cache, so that placing it matters on a machine with little."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+
+from engine.demo.babble import babble_weights
+from engine.demo.llama_writer import LlamaShape, write_llama
+from engine.demo.vocabulary import byte_vocabulary
+from engine.errors import ArgumentError, ModelFileError
+from engine.gguf.reader import read_model
+
+DEMO_NAME = "Layerdeck demo"
+DEMO_VERSION = 1
+"""Raise it with every change of what is written; the window then writes the file anew."""
+DEMO_SHAPE = LlamaShape(n_layers=16, n_embd=256, n_head=4, n_head_kv=4, n_ff=512, n_ctx_train=131_072)
+"""1 KiB of F16 cache per token and layer: 5 layers at 65536 tokens outgrow a worker of 256 MiB."""
+
+_VERSION_KEY = "layerdeck.demo_version"
+_SEED = 20
+
+
+def write_demo_model(path: Path) -> None:
+    """Write the demo model to `path` in one step: an existing file stays whole until the new one is complete.
+
+    Raises:
+        ArgumentError: when it cannot be written there.
+    """
+    if path.is_dir():
+        raise ArgumentError(f"{path} is a folder; name the file to write, such as {path / 'demo.gguf'}")
+    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    vocabulary = byte_vocabulary()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_llama(
+            unfinished,
+            DEMO_SHAPE,
+            vocabulary,
+            name=DEMO_NAME,
+            weights=babble_weights(vocabulary, seed=_SEED),
+            extra_metadata={_VERSION_KEY: DEMO_VERSION},
+        )
+        unfinished.replace(path)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ArgumentError(f"The demo model cannot be written to {path}: {reason}; choose another place") from error
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def is_current_demo(path: Path) -> bool:
+    """Return whether `path` is the complete demo model of this version."""
+    try:
+        model = read_model(path)
+    except ModelFileError:
+        return False
+    return model.name == DEMO_NAME and model.metadata.get(_VERSION_KEY) == DEMO_VERSION

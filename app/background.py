@@ -13,6 +13,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from engine.errors import EngineError
 
 _T = TypeVar("_T")
+_OnError = Callable[[EngineError], None]
 _log = logging.getLogger("layerdeck.background")
 
 
@@ -36,9 +37,9 @@ class Background(QObject):
         what: str,
         function: Callable[[], _T],
         on_result: Callable[[_T], None],
-        on_error: Callable[[EngineError], None],
+        on_error: _OnError,
     ) -> None:
-        """Run `function`; then call `on_result` or `on_error` in the GUI thread. Other exceptions are bugs and are raised there."""
+        """Run `function`, then `on_result` or `on_error` in the GUI thread. Other exceptions are bugs, raised there."""
         threading.Thread(target=self._work, args=(function, on_result, on_error), name=what, daemon=True).start()
 
     def close(self) -> None:

@@ -84,7 +84,7 @@ class BugDialog(QDialog):
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
         self.resize(720, 420)
         label = QLabel(
-            "This is a bug in Layerdeck. Your layout and your chat are still there. The report below says what happened."
+            "This is a bug in Layerdeck. Your layout and chat are still there. The report below says what happened."
         )
         label.setWordWrap(True)
         self._text = QPlainTextEdit(text)

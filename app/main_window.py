@@ -27,6 +27,7 @@ from widgets.library.model_panel import ModelPanel
 from widgets.load_report.load_report import LoadReport
 
 DOCK_STATE_VERSION = 1
+ABOUT = "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result."
 DEFAULT_SIZE = (1440, 900)
 
 
@@ -131,7 +132,6 @@ class MainWindow(QMainWindow):
             self.model_panel,
             self.load_report,
             self.chat,
-            self.settings_bar,
         ):
             widget.apply_palette(palette)
 
@@ -196,11 +196,7 @@ class MainWindow(QMainWindow):
         QDesktopServices.openUrl(QUrl.fromLocalFile(str(log_path())))
 
     def show_about(self) -> None:
-        dialogs.show_text(
-            self,
-            "About Layerdeck",
-            "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result.",
-        )
+        dialogs.show_text(self, "About Layerdeck", ABOUT)
 
     # ------------------------------------------------------------------ status
 

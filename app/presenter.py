@@ -196,8 +196,10 @@ class Presenter(QObject):
 
     def _on_state_changed(self, state: SessionState) -> None:
         window, session = self._window, self._session
-        if state in (SessionState.READY, SessionState.GENERATING):
-            window.chat.set_ready(True, "") if state is SessionState.READY else None
+        if state is SessionState.READY:
+            window.chat.set_ready(True)
+        elif state is SessionState.GENERATING:
+            pass
         elif state is SessionState.LOADING:
             window.chat.set_ready(False, "Loading…")
             window.chat.set_context_full(False)

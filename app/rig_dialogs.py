@@ -1,4 +1,4 @@
-"""Adding devices: the caps of a lab rig, the address of a remote worker, and the warning that goes before the first one."""
+"""Adding devices: the caps of a lab rig, a remote worker's address, and the warning before the first one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class LineDialog(QDialog):
 
     value_accepted = Signal(str)
 
-    def __init__(self, parent: QWidget, title: str, help_text: str, value: str, check: Callable[[str], None]) -> None:
+    def __init__(self, parent: QWidget, title: str, help_text: str, value: str, check: Callable[[str], object]) -> None:
         super().__init__(parent)
         self.setWindowTitle(title)
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
@@ -81,9 +81,7 @@ def parse_caps(text: str) -> tuple[int, ...]:
 
 def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
     """Ask for the workers of a lab rig; call `then` with their caps in bytes."""
-    dialog = LineDialog(
-        parent, "Start a lab rig", _LAB_HELP, "256MiB, 256MiB, 512MiB", lambda text: _discard(parse_caps(text))
-    )
+    dialog = LineDialog(parent, "Start a lab rig", _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
     dialog.value_accepted.connect(lambda text: then(parse_caps(text)))
     dialog.open()
 
@@ -91,12 +89,10 @@ def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> No
 def ask_remote_endpoint(
     parent: QWidget, *, warn: bool, on_warned: Callable[[], None], then: Callable[[str], None]
 ) -> None:
-    """Ask for a remote worker's address, after the warning where it was not given yet; call `then` with `host:port`."""
+    """Ask for a remote worker's address, after the warning if that is due; call `then` with `host:port`."""
 
     def ask() -> None:
-        dialog = LineDialog(
-            parent, "Add a remote worker", _REMOTE_HELP, "", lambda text: _discard(parse_endpoint(text))
-        )
+        dialog = LineDialog(parent, "Add a remote worker", _REMOTE_HELP, "", parse_endpoint)
         dialog.line.setPlaceholderText("192.168.1.7:50052")
         dialog.value_accepted.connect(then)
         dialog.open()
@@ -116,7 +112,3 @@ def ask_remote_endpoint(
 
     box.finished.connect(lambda _result: answered())
     box.open()
-
-
-def _discard(_value: object) -> None:
-    """A check that only raises."""

@@ -30,7 +30,7 @@ FREE_STEP_BYTES = 16 * MIB
 
 
 class RigKeeper(QObject):
-    """Owns the lab workers and the sampler. `rig_changed` carries a new `Rig` whenever devices, limits or free memory changed."""
+    """Owns lab workers and sampler. `rig_changed` carries a new `Rig` when devices, limits or free memory changed."""
 
     rig_changed = Signal(Rig)
     samples_arrived = Signal(object)  # tuple[Sample, ...]

@@ -26,7 +26,7 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
 from engine.runner.client import LoadJob
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Token
+from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runner.probe import ProbeRun
 from engine.runner.protocol import ChatMessage, Generate
 from engine.units import MIB
@@ -65,7 +65,7 @@ class ContextUse:
 
 
 class Session(QObject):
-    """Owns document, rig, child and conversation. Everything that waits happens elsewhere; answers arrive as signals."""
+    """Owns document, rig, child and conversation. What waits happens elsewhere; answers arrive as signals."""
 
     model_changed = Signal(object)  # ModelFile | None
     busy_changed = Signal(str)  # what is being waited for, empty when nothing is
@@ -106,10 +106,9 @@ class Session(QObject):
         self.document.edit_settled.connect(self._probe_timer.start)
         bridge = self.bridge
         bridge.loaded.connect(self._on_loaded)
-        bridge.out_of_memory.connect(self._on_load_ended)
-        bridge.failed.connect(self._on_failed)
-        bridge.crashed.connect(self._on_failed)
-        bridge.cancelled.connect(self._on_load_ended)
+        bridge.progress.connect(self._on_progress)
+        for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
+            ended.connect(self._on_ended)
         bridge.token.connect(self._on_token)
         bridge.done.connect(self._on_done)
 
@@ -212,7 +211,6 @@ class Session(QObject):
         self._pending = LoadJob(
             model=model, rig=preview.rig, layout=preview.layout, context=preview.context, forecast=preview.report.rows
         )
-        self._set_loaded(None, None)
         self._set_state(SessionState.LOADING)
         self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
         self.bridge.load(self._pending)
@@ -226,11 +224,10 @@ class Session(QObject):
     def unload(self) -> None:
         """Free the loaded model."""
         if self.state in (SessionState.READY, SessionState.GENERATING):
-            self._end_answer("The model was unloaded.") if self.state is SessionState.GENERATING else None
+            if self.state is SessionState.GENERATING:
+                self._end_answer("The model was unloaded.")
             self.bridge.unload()
-            self._set_loaded(None, None)
-            self._set_state(SessionState.EMPTY)
-            self._release()
+            self._forget_child()
 
     def _on_loaded(self, event: Loaded) -> None:
         job, self._pending = self._pending, None
@@ -240,23 +237,21 @@ class Session(QObject):
         self._set_state(SessionState.READY)
         self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size or job.context.n_ctx))
 
-    def _on_load_ended(self, event: OutOfMemory | Cancelled) -> None:
-        if self.state is SessionState.GENERATING and isinstance(event, OutOfMemory):
-            self._end_answer(event.message)
-        self._forget_child()
+    def _on_progress(self, event: Progress) -> None:
+        if event.stage == "allocate" and self.loaded is not None:
+            self._set_loaded(None, None)
 
-    def _on_failed(self, event: Failed | Crashed) -> None:
-        if self.state is not SessionState.GENERATING:
-            self._forget_child()
-            return
-        self._end_answer(event.message)
-        if self.bridge.runner.is_ready:
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        """A load or a generation ended badly, or the idle child was lost. What was loaded before may still be there."""
+        if self.state is SessionState.GENERATING and not isinstance(event, Cancelled):
+            self._end_answer(event.message)
+        self._pending = None
+        if self.loaded is not None and self.bridge.runner.is_ready:
             self._set_state(SessionState.READY)
         else:
             self._forget_child()
 
     def _forget_child(self) -> None:
-        self._pending = None
         self._set_loaded(None, None)
         self._set_state(SessionState.EMPTY)
         self._release()

@@ -30,7 +30,7 @@ class PlanInputs:
 
 
 def read_inputs(options: Namespace) -> PlanInputs:
-    """Read the files that `options` name; without a rig file discover this machine, without a layout make the initial one."""
+    """Read what `options` name; without a rig file discover this machine, without a layout make the initial one."""
     if options.auto is not None:
         raise ArgumentError("--auto is not available yet; leave it out for the initial layout, or give --layout FILE.")
     model = read_model(options.file)

@@ -13,7 +13,7 @@ from engine.fit.preview import LoadedLayout, Preview
 from engine.gguf.inspect import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
-from engine.layout.rules import split_mode_obstacles
+from engine.layout.split_modes import split_mode_obstacles
 from engine.runner.events import Done, OutOfMemory, Progress
 from engine.units import format_bytes
 from widgets.controls.states import LoadState, SplitModeChoice

@@ -1,13 +1,21 @@
-"""One object that every bar and warning of the window reads: the edited layout with its forecast."""
+"""One object that every bar and warning of the window reads: the edited layout with its forecast.
+
+`make_preview` is the one call of a drag step: estimate, rules and fit, from tables made when the model was opened.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engine.devices.device import Rig
+from engine.fit.check import check_fit
 from engine.fit.report import DeviceRow, FitReport
+from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
+from engine.layout.rules import violations
+from engine.memory.backends import HOST_RULE
+from engine.memory.model_memory import ModelMemory
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,3 +56,56 @@ class LoadedLayout:
     context: ContextSettings
     measured: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
+
+
+class PreviewTables:
+    """What previews of one model share. Make one per opened model and keep it."""
+
+    def __init__(self, model: ModelFile | ModelMemory) -> None:
+        self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+        self._last: tuple[ContextSettings, tuple[LayerBytes, ...]] | None = None
+
+    def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
+        """Return what is drawn of each layer; a drag asks for the same answer many times."""
+        if self._last is None or self._last[0] != context:
+            self._last = (context, _layers(self.memory, context))
+        return self._last[1]
+
+
+def make_report(model: ModelFile | ModelMemory, rig: Rig, layout: Layout, context: ContextSettings) -> FitReport:
+    """Return the forecast of `layout` on `rig` with the rules it breaks."""
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    estimate = memory.estimate(layout, context, rig)
+    return check_fit(estimate, rig, violations(layout, memory.model, rig, context))
+
+
+def make_preview(tables: PreviewTables, rig: Rig, layout: Layout, context: ContextSettings) -> Preview:
+    """Return `layout` with its forecast on `rig`."""
+    memory = tables.memory
+    return Preview(
+        model_name=memory.model.name,
+        rig=rig,
+        layout=layout,
+        context=context,
+        layers=tables.layers(context),
+        token_embedding_bytes=memory.weights.token_embedding_bytes,
+        output_weights_bytes=memory.weights.output_bytes(HOST_RULE),
+        report=make_report(memory, rig, layout, context),
+    )
+
+
+def _layers(memory: ModelMemory, context: ContextSettings) -> tuple[LayerBytes, ...]:
+    tables = memory.for_context(context)
+    blocks = memory.model.blocks
+    kv_bytes = tables.layers_kv_bytes if tables is not None else (0,) * len(blocks)
+    return tuple(
+        LayerBytes(
+            index=block.index,
+            attention_bytes=block.attention_bytes,
+            ffn_bytes=block.ffn_bytes,
+            expert_bytes=block.expert_bytes,
+            other_bytes=block.other_bytes,
+            kv_bytes=layer_kv_bytes,
+        )
+        for block, layer_kv_bytes in zip(blocks, kv_bytes, strict=True)
+    )

@@ -29,15 +29,22 @@ class DeviceMemory:
 
     @property
     def need_bytes(self) -> int:
-        return (self.weights_bytes + self.kv_cache_bytes + self.recurrent_bytes + self.compute_bytes
-                + self.output_bytes + self.overhead_bytes)
+        return (
+            self.weights_bytes
+            + self.kv_cache_bytes
+            + self.recurrent_bytes
+            + self.compute_bytes
+            + self.output_bytes
+            + self.overhead_bytes
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryEstimate:
     """Memory of one layout by device id, one entry per device of the rig.
 
-    `probe_only` is the reason why arithmetic cannot tell everything (an unknown architecture); then `devices` holds weights only.
+    `probe_only` is the reason why arithmetic cannot tell everything (an unknown architecture);
+    then `devices` holds weights only.
     """
 
     devices: Mapping[str, DeviceMemory]

@@ -1,0 +1,94 @@
+"""A forecast as the contract's `plan` document, and as a table for people."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from engine.fit.report import DeviceRow, FitReport
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.layout.layout_file import LayoutFile, layout_document
+from engine.units import format_bytes
+
+_HEADINGS = (
+    "device",
+    "weights",
+    "KV cache",
+    "compute",
+    "output",
+    "overhead",
+    "need",
+    "free",
+    "margin",
+    "short by",
+    "grade",
+)
+
+
+def plan_document(model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport) -> dict[str, object]:
+    """Return the document of `layerdeck-cli plan`."""
+    return {
+        "layout": layout_document(LayoutFile(model.name, layout, context)),
+        "devices": [msgspec.to_builtins(row) for row in report.rows],
+        "fits": report.fits,
+        "violations": [msgspec.to_builtins(violation) for violation in report.violations],
+    }
+
+
+def plan_text(model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport) -> str:
+    """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
+    runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
+    lines = [
+        f"{model.name or 'model'}: {layout.n_layers} layers, context {context.n_ctx}",
+        *runs,
+        f"  {'output':>9}  {layout.output_device}",
+        "",
+        *_table([_HEADINGS, *(_cells(row) for row in report.rows)]),
+    ]
+    mapped_bytes = sum(row.mapped_bytes for row in report.rows)
+    if mapped_bytes:
+        lines.append(f"The host also maps {format_bytes(mapped_bytes)} of the file, which the system can reclaim.")
+    if report.probe_only is not None:
+        lines.append(f"Not everything could be forecast: {report.probe_only}.")
+    lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
+    lines += [
+        f"{row.id} is short by {format_bytes(row.shortfall_bytes)}."
+        for row in report.rows
+        if row.shortfall_bytes > 0 and row.need_bytes
+    ]
+    lines.append("It fits." if report.fits else "It does not fit." if not report.violations else "It cannot be loaded.")
+    return "\n".join(lines)
+
+
+def _layers_text(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first}-{last}"
+
+
+def _cells(row: DeviceRow) -> tuple[str, ...]:
+    sizes = (
+        row.weights_bytes,
+        row.kv_cache_bytes + row.recurrent_bytes,
+        row.compute_bytes,
+        row.output_bytes,
+        row.overhead_bytes,
+        row.need_bytes,
+    )
+    free = "unknown" if row.free_bytes is None else format_bytes(row.free_bytes)
+    short = format_bytes(row.shortfall_bytes) if row.shortfall_bytes > 0 and row.need_bytes else "-"
+    return (row.id, *map(format_bytes, sizes), free, format_bytes(row.margin_bytes), short, row.grade.value)
+
+
+def _table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Align columns: the first and the last to the left, numbers to the right."""
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    last = len(widths) - 1
+    return [
+        "  ".join(
+            cell.ljust(width) if number in (0, last) else cell.rjust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ).rstrip()
+        for row in rows
+    ]

@@ -1,0 +1,83 @@
+"""How each ggml backend takes memory: alignment, padding, pinned host buffers, fixed cost of a process on a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.devices.device import Device
+from engine.units import MIB
+
+ROW_PADDING = 512
+"""Elements that CUDA-like backends round quantised rows up to (`MATRIX_ROW_PADDING`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class SizeRule:
+    """How a buffer adds up: each tensor is padded to `alignment_bytes`, quantised rows perhaps to `ROW_PADDING`."""
+
+    alignment_bytes: int
+    pads_rows: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class BackendTraits:
+    """What planning must know of a backend.
+
+    `pinned_host`: offers a host buffer that large batches are copied from; `op_offload`: computes large batches
+    with weights that lie on the host; `converts_kv`: flash attention keeps F16 copies of a KV cache of another type;
+    `overhead_bytes`: what a process takes on the device before its first buffer [unverified, calibrated later].
+    """
+
+    size_rule: SizeRule
+    pinned_host: bool = False
+    op_offload: bool = False
+    converts_kv: bool = False
+    overhead_bytes: int = 0
+
+
+HOST_RULE = SizeRule(alignment_bytes=32)
+CPU_TRAITS = BackendTraits(HOST_RULE)
+
+# A remote worker answers by its own device's rules; we assume its CPU's. For a remote GPU that is 0 to 96 bytes a
+# tensor too little, and no padding of quantised rows.
+RPC_TRAITS = BackendTraits(HOST_RULE)
+
+_CUDA_LIKE = BackendTraits(
+    SizeRule(alignment_bytes=128, pads_rows=True),
+    pinned_host=True,
+    op_offload=True,
+    converts_kv=True,
+    overhead_bytes=400 * MIB,
+)
+
+# Vulkan aligns to minStorageBufferOffsetAlignment, which is 16 to 256 on known drivers: the largest errs upwards.
+_VULKAN = BackendTraits(SizeRule(256), pinned_host=True, op_offload=True, overhead_bytes=128 * MIB)
+_METAL = BackendTraits(HOST_RULE, op_offload=True, overhead_bytes=64 * MIB)
+_OTHER = BackendTraits(SizeRule(128), overhead_bytes=128 * MIB)
+
+TRAITS: dict[str, BackendTraits] = {
+    "CPU": CPU_TRAITS,
+    "RPC": RPC_TRAITS,
+    "CUDA": _CUDA_LIKE,
+    "HIP": _CUDA_LIKE,
+    "ROCm": _CUDA_LIKE,
+    "MUSA": _CUDA_LIKE,
+    "SYCL": _CUDA_LIKE,
+    "Vulkan": _VULKAN,
+    "Metal": _METAL,
+    "MTL": _METAL,
+}
+
+
+def backend_traits(device: Device) -> BackendTraits:
+    """Return the traits of the device's backend; a backend we do not know gets cautious ones."""
+    if device.is_host:
+        return CPU_TRAITS
+    if device.is_rpc:
+        return RPC_TRAITS
+    return TRAITS.get(device.backend, _OTHER)
+
+
+def supports_mapping(device: Device) -> bool:
+    """Return whether load mode auto still maps the file with this device listed (integrated GPUs refuse)."""
+    return device.kind != "igpu" or device.backend not in ("CUDA", "HIP", "ROCm", "MUSA", "Vulkan")

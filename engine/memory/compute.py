@@ -1,0 +1,182 @@
+"""Bytes of the scheduler's compute buffers on each device, from the activations that are alive together.
+
+The engine's allocator reuses memory as soon as a tensor was read for the last time, so that a buffer is as large as the
+worst moment of its device's part of the graph. The moments are few: attention, feed-forward, the output matrix. Which
+tensors are alive then was read off the engine's own numbers (tests/data/truth) and errs upwards where
+its allocator happens to find a better fit.
+"""
+
+from __future__ import annotations
+
+from engine.devices.device import CPU_ID
+from engine.gguf.model_file import TensorInfo
+from engine.layout.context_settings import ContextSettings
+from engine.memory.architectures import Architecture
+from engine.memory.hyper_parameters import FeedForward, HyperParameters
+from engine.memory.kv_cache import context_shape, is_quantised, kv_layer_bytes
+from engine.memory.placement import Placement
+from engine.memory.weights import WeightTables
+
+F32_BYTES = 4
+PIPELINE_COPIES = 4
+"""`GGML_SCHED_MAX_COPIES`: inputs that cross a device boundary are kept this often under pipeline parallelism."""
+OFFLOAD_MIN_BATCH = 32
+"""Smallest batch whose host weights a device takes over (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
+_ALLOCATION_SLACK_BYTES = 4096
+
+
+class ComputeTables:
+    """Worst moments per layer for one model and one set of context settings."""
+
+    def __init__(
+        self, hyper: HyperParameters, architecture: Architecture, weights: WeightTables, context: ContextSettings
+    ) -> None:
+        self._hyper = hyper
+        self._context = context
+        self._shape = shape = context_shape(context, hyper.n_ctx_train)
+        self._token = token = shape.n_ubatch * F32_BYTES
+        flash = context.flash_attn != "off"
+        hidden = hyper.n_embd * token
+        cells = shape.n_cells * shape.n_ubatch
+        spare = hidden * (architecture.extra_hidden + (1 if architecture.parallel else 0))
+        self._flash = flash
+        self._hidden = hidden
+        self._mask = cells * (2 if flash else 4)
+        self._indices = self._index_bytes(architecture)
+        self._attention = tuple(
+            self._attention_bytes(n_head, k_width, v_width) + spare
+            for n_head, k_width, v_width in zip(hyper.n_head, hyper.k_widths, hyper.v_widths, strict=True)
+        )
+        self._feed_forward = tuple(self._feed_forward_bytes(ffn) + spare for ffn in hyper.feed_forward)
+        self._scratch = self._scratch_bytes() if flash else 0
+        n_outputs = min(shape.n_ubatch, shape.n_batch)
+        self._output = (hyper.n_vocab + hyper.n_embd) * n_outputs * F32_BYTES
+        layers_kv = kv_layer_bytes(hyper, context)
+        self._offloaded = tuple(
+            self._offloaded_bytes(index, tensors, layers_kv[index])
+            for index, tensors in enumerate(weights.block_tensors)
+        )
+
+    @property
+    def output_buffer_bytes(self) -> int:
+        """Return the bytes of the logits that the host keeps: one row per sequence until a batch asks for more."""
+        return self._hyper.n_vocab * F32_BYTES * self._shape.n_sequences
+
+    def device_bytes(self, placement: Placement) -> dict[str, int]:
+        """Return the compute buffer of each device, the CPU's under its id."""
+        copies = PIPELINE_COPIES if placement.pipeline else 1
+        offload_to = self._offload_device(placement)
+        found: dict[str, int] = {}
+        crossing = (
+            copies * (self._mask + self._indices + self._hidden) if placement.pipeline else self._mask + self._indices
+        )
+        for run in placement.runs:
+            if run.device == CPU_ID:
+                continue
+            peak = self._layers_bytes(run.first, run.last, placement)
+            if placement.traits.get(run.device) and placement.traits[run.device].converts_kv:
+                peak = max(peak, max(self._attention[run.first : run.last + 1]) + self._scratch)
+            found[run.device] = max(found.get(run.device, 0), crossing + peak)
+        self._add_output(found, placement, copies)
+        if offload_to is not None:
+            copied = self._mask + self._indices + max(self._offloaded[: placement.leading])
+            found[offload_to] = max(found.get(offload_to, 0), copied)
+        found[CPU_ID] = self._host_bytes(placement, copies, offload_to is not None)
+        return {device: size + _ALLOCATION_SLACK_BYTES for device, size in found.items()}
+
+    def _layers_bytes(self, first: int, last: int, placement: Placement) -> int:
+        peak = max(self._feed_forward[first : last + 1])
+        if self._context.offload_kqv:
+            return max(peak, *self._attention[first : last + 1])
+        return peak + self._hidden
+
+    def _offload_device(self, placement: Placement) -> str | None:
+        """Return the device that computes large batches of leading CPU layers, None if they stay on the CPU.
+
+        Weights of a CPU entry belong to a backend that is not the scheduler's last, and then nothing is offloaded.
+        """
+        allowed = self._context.op_offload and self._shape.n_ubatch >= OFFLOAD_MIN_BATCH
+        if not allowed or not placement.leading or CPU_ID in placement.entries:
+            return None
+        return next((entry for entry in placement.entries if placement.traits[entry].op_offload), None)
+
+    def _add_output(self, found: dict[str, int], placement: Placement, copies: int) -> None:
+        device = placement.output_device
+        if device == CPU_ID:
+            return
+        held = copies * (self._mask + self._indices + self._hidden) if placement.pipeline else 0
+        found[device] = max(found.get(device, 0), self._output + held)
+
+    def _host_bytes(self, placement: Placement, copies: int, offloaded: bool) -> int:
+        """Return the CPU's part: inputs of the graph, the embedded tokens, and its own layers."""
+        inputs = copies * (self._mask + self._indices + self._hidden) + self._hidden
+        own = [(run.first, run.last) for run in placement.runs if run.device == CPU_ID]
+        if placement.leading and not offloaded:
+            own.append((0, placement.leading - 1))
+        peak = max((self._layers_bytes(first, last, placement) for first, last in own), default=0)
+        if not self._context.offload_kqv:
+            moved = max(self._attention) if not self._flash else max(self._attention) - 2 * self._hidden
+            peak = max(peak, moved)
+        if placement.output_device == CPU_ID:
+            peak = max(peak, self._output)
+        return inputs + peak
+
+    # ------------------------------------------------------------------ one layer's moments
+
+    def _attention_bytes(self, n_head: int, k_width: int, v_width: int) -> int:
+        """Queries, keys and values beside the residual; without flash attention the scores of every head too."""
+        token, hidden = self._token, self._hidden
+        q_bytes = n_head * self._hyper.head_k * token
+        projected = 2 * hidden + q_bytes + (k_width + v_width) * token
+        scores = 0 if self._flash else self._shape.n_cells * n_head * token
+        return max(projected, 2 * hidden + 2 * q_bytes + scores)
+
+    def _feed_forward_bytes(self, ffn: FeedForward) -> int:
+        hidden, token = self._hidden, self._token
+        if not ffn.n_used:
+            return (3 if ffn.gated else 2) * ffn.width * token + 3 * hidden
+        used = ffn.width * ffn.n_used * token
+        mixed = 2 * ffn.n_used * hidden + used + 4 * hidden
+        routing = 3 * ffn.n_expert * token
+        shared = 3 * ffn.shared_width * token
+        return max((3 if ffn.gated else 2) * used + 3 * hidden, mixed, shared + 4 * hidden) + routing
+
+    def _offloaded_bytes(self, index: int, tensors: tuple[TensorInfo, ...], kv_bytes: int) -> int:
+        """What a device needs to compute a CPU layer for a large batch: a copy of one weight or cache at a time."""
+        ffn, token, hidden = self._hyper.feed_forward[index], self._token, self._hidden
+        largest = dict.fromkeys(("down", "ffn", "attention"), 0)
+        for tensor in tensors:
+            stem = tensor.name.split(".")[2]
+            part = "down" if stem.startswith("ffn_down") else "ffn" if stem.startswith("ffn_") else "attention"
+            largest[part] = max(largest[part], tensor.size_bytes)
+        attention = self._attention[index] + max(largest["attention"], kv_bytes)
+        if ffn.n_used:
+            used = ffn.width * ffn.n_used * token
+            return max(
+                attention,
+                largest["ffn"] + 3 * used + 3 * hidden,
+                largest["down"] + used + ffn.n_used * hidden + 3 * hidden,
+            )
+        activations = 3 * ffn.width * token + 2 * hidden
+        # The copy of the down projection goes where gate and up were, if it fits there.
+        tail = largest["down"] if largest["down"] > 2 * ffn.width * token else largest["ffn"]
+        return max(attention, activations + max(tail, largest["ffn"]))
+
+    def _scratch_bytes(self) -> int:
+        """F16 copies of a cache of another type that CUDA's flash attention keeps behind its output."""
+        context, shape, hyper = self._context, self._shape, self._hyper
+        cells = shape.n_cells * shape.n_streams * 2
+        k_bytes = 0 if context.type_k == "f16" else cells * max(hyper.k_widths)
+        v_bytes = 0 if context.type_v == "f16" else cells * max(hyper.v_widths)
+        return k_bytes + v_bytes
+
+    def _index_bytes(self, architecture: Architecture) -> int:
+        """Positions, cache slots of K and V, output rows, and the rotation matrices of a quantised cache."""
+        n_tokens, hyper, context = self._shape.n_ubatch, self._hyper, self._context
+        v_slots = n_tokens * 8 * (1 if self._flash else max(hyper.v_widths))
+        rotations = 0
+        if is_quantised(context.type_k):
+            rotations += hyper.head_k * hyper.head_k * F32_BYTES
+        if is_quantised(context.type_v):
+            rotations += hyper.head_v * hyper.head_v * F32_BYTES
+        return n_tokens * (8 + 4 * architecture.positions + 8) + v_slots + rotations

@@ -1,0 +1,107 @@
+"""What any layout of one model takes: tables made once, and the estimate that a drag step asks for."""
+
+from __future__ import annotations
+
+from engine.devices.device import CPU_ID, Rig
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.memory.architectures import Architecture, find_architecture
+from engine.memory.compute import ComputeTables
+from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
+from engine.memory.hyper_parameters import (
+    HyperParameters,
+    MissingNumberError,
+    count_skipped_blocks,
+    read_hyper_parameters,
+)
+from engine.memory.kv_cache import kv_layer_bytes
+from engine.memory.placement import Placement, place
+from engine.memory.weights import WeightTables
+
+
+class ModelMemory:
+    """Memory of one model's layouts. Make one per opened model and keep it: its tables are what makes a step cheap."""
+
+    def __init__(self, model: ModelFile) -> None:
+        self.model = model
+        self.weights = WeightTables(model, count_skipped_blocks(model))
+        self.probe_only: str | None = None
+        self._known: tuple[HyperParameters, Architecture] | None = None
+        self._last: tuple[ContextSettings, ContextMemory] | None = None
+        try:
+            self._known = _read_known(model)
+        except MissingNumberError as error:
+            self.probe_only = f"{error}; only a probe can tell the KV cache and compute buffers"
+
+    def for_context(self, context: ContextSettings) -> ContextMemory | None:
+        """Return the context's tables, None where only a probe can tell. The last ones are kept."""
+        if self._known is None:
+            return None
+        last = self._last
+        if last is None or (last[0] is not context and last[0] != context):
+            last = (context, ContextMemory(*self._known, self.weights, context))
+            self._last = last
+        return last[1]
+
+    def estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
+        """Return what `layout` takes on every device of `rig`."""
+        reason = self.probe_only
+        if layout.split_mode in ("tensor", "row"):
+            reason = f"split mode {layout.split_mode} is not forecast yet; only a probe can tell its memory"
+            return MemoryEstimate({device_id: DeviceMemory() for device_id in rig.ids}, Grade.ESTIMATED, reason)
+        placement = place(layout, rig, context)
+        tables = self.for_context(context)
+        on_device = self.weights.device_bytes(placement)
+        host = self.weights.host_weights(placement)
+        kv = tables.kv_bytes(placement) if tables else {}
+        compute = tables.compute.device_bytes(placement) if tables else {}
+        return MemoryEstimate(
+            devices={
+                device_id: DeviceMemory(
+                    weights_bytes=host.committed_bytes if device_id == CPU_ID else on_device.get(device_id, 0),
+                    mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
+                    kv_cache_bytes=kv.get(device_id, 0),
+                    compute_bytes=compute.get(device_id, 0),
+                    output_bytes=tables.compute.output_buffer_bytes if tables and device_id == CPU_ID else 0,
+                    overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
+                )
+                for device_id in rig.ids
+            },
+            grade=Grade.ESTIMATED,
+            probe_only=reason,
+        )
+
+
+class ContextMemory:
+    """Tables for one model with one set of context settings."""
+
+    def __init__(
+        self, hyper: HyperParameters, architecture: Architecture, weights: WeightTables, context: ContextSettings
+    ) -> None:
+        self._offload_kqv = context.offload_kqv
+        self.layers_kv_bytes = kv_layer_bytes(hyper, context)
+        self.compute = ComputeTables(hyper, architecture, weights, context)
+
+    def kv_bytes(self, placement: Placement) -> dict[str, int]:
+        """Return the KV cache of each device: with its layers, or all on the CPU."""
+        if not self._offload_kqv:
+            return {CPU_ID: sum(self.layers_kv_bytes)}
+        found = {CPU_ID: sum(self.layers_kv_bytes[: placement.leading])}
+        for run in placement.runs:
+            found[run.device] = found.get(run.device, 0) + sum(self.layers_kv_bytes[run.first : run.last + 1])
+        return found
+
+
+def _read_known(model: ModelFile) -> tuple[HyperParameters, Architecture]:
+    architecture = find_architecture(model.architecture)
+    if architecture is None:
+        raise MissingNumberError(f'the arithmetic of architecture "{model.architecture}" is not known yet')
+    if architecture.full_attention_only and model.hyper_parameter("attention.sliding_window"):
+        raise MissingNumberError(f"{model.architecture} with a sliding window is not known yet")
+    return read_hyper_parameters(model), architecture
+
+
+def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
+    """Return what `layout` takes on every device of `rig`; for repeated questions keep a `ModelMemory`."""
+    return ModelMemory(model).estimate(layout, context, rig)

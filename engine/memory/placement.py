@@ -1,0 +1,72 @@
+"""A layout as the engine sees it: which runs are entries of its device list, and which buffers follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, Run
+from engine.memory.backends import BackendTraits, backend_traits, supports_mapping
+
+_MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """`leading`: layers of the CPU run at the front, which is no entry; `runs`: the others, each an entry.
+
+    `output_listed`: the output layer belongs to an entry (False only when everything is on the CPU).
+    `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped.
+    """
+
+    n_layers: int
+    leading: int
+    runs: tuple[Run, ...]
+    output_device: str
+    output_listed: bool
+    entries: tuple[str, ...]
+    traits: Mapping[str, BackendTraits]
+    pinned_host: bool
+    maps_file: bool
+    locks_file: bool
+    pipeline: bool
+
+    @property
+    def repacks(self) -> bool:
+        """Whether weights of leading CPU layers may be repacked: only where no pinned host buffer comes before."""
+        return not self.pinned_host
+
+
+def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
+    """Return how the engine would see `layout` on `rig`."""
+    devices = {device.id: device for device in rig.all_devices}
+    first = layout.runs[0] if layout.runs else None
+    leading = first.length if first is not None and first.device == CPU_ID else 0
+    runs = layout.runs[1:] if leading else layout.runs
+    output_listed = bool(runs) or layout.output_device != CPU_ID
+    entries = [run.device for run in runs]
+    if output_listed and (not entries or entries[-1] != layout.output_device):
+        entries.append(layout.output_device)
+    listed = [devices[device_id] for device_id in entries if device_id in devices]
+    traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
+    return Placement(
+        n_layers=layout.n_layers,
+        leading=leading,
+        runs=runs,
+        output_device=layout.output_device,
+        output_listed=output_listed,
+        entries=tuple(entries),
+        traits=traits,
+        pinned_host=any(traits[device.id].pinned_host for device in listed),
+        maps_file=_maps_file(context, listed),
+        locks_file=context.load_mode == "mmap_mlock",
+        pipeline=len(entries) > 1 and not leading and context.offload_kqv and not layout.overrides,
+    )
+
+
+def _maps_file(context: ContextSettings, listed: list[Device]) -> bool:
+    if context.load_mode == "auto":
+        return all(supports_mapping(device) for device in listed)
+    return context.load_mode in _MAPPED_MODES

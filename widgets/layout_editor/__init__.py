@@ -1,1 +1,1 @@
-"""The score: layers along the time axis, one stave per device."""
+"""The layout editor: which layer goes to which device, by mouse and keyboard."""

@@ -1,0 +1,40 @@
+"""Colours and textures for painted widgets."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from PySide6.QtCore import QLineF, QRectF
+from PySide6.QtGui import QColor, QPainter, QPen
+
+
+@lru_cache(maxsize=256)
+def colour(name: str, opacity: float = 1.0) -> QColor:
+    """Return the colour `#rrggbb` with `opacity` 0..1. The result is shared: do not change it."""
+    result = QColor(name)
+    result.setAlphaF(opacity)
+    return result
+
+
+def mix(below: str, above: str, share: float) -> QColor:
+    """Return `above` laid over `below` with opacity `share`, as one opaque colour."""
+    first, second = colour(below), colour(above)
+    return QColor.fromRgbF(
+        first.redF() * (1 - share) + second.redF() * share,
+        first.greenF() * (1 - share) + second.greenF() * share,
+        first.blueF() * (1 - share) + second.blueF() * share,
+    )
+
+
+def paint_hatch(painter: QPainter, rect: QRectF, line: QColor, *, step: float = 5.0, width: float = 1.5) -> None:
+    """Paint diagonal lines over `rect`, `step` pixels apart: the texture of what does not fit."""
+    painter.save()
+    painter.setClipRect(rect)
+    painter.setPen(QPen(line, width))
+    height = rect.height()
+    start = rect.left() - height - rect.left() % step
+    count = int((rect.width() + 2 * height) / step) + 2
+    painter.drawLines(
+        [QLineF(start + i * step, rect.bottom(), start + i * step + height, rect.top()) for i in range(count)]
+    )
+    painter.restore()

@@ -1,0 +1,141 @@
+"""The layout editor: a score with a stave per device, layers as wide as their bytes, and the memory that takes."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QSize, Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
+
+from engine.fit.preview import LoadedLayout, Preview
+from engine.units import format_bytes
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import Palette
+from widgets.common.roles import plain_label
+from widgets.layout_editor.legend import Legend
+from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+from widgets.layout_editor.notes import Notes
+from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.texts import LoadState, load_state, note_lines
+from widgets.layout_editor.view import EditorView
+
+EMPTY_TEXT = "Open a model to see its layers"
+
+_STATE_SIGNS = {LoadState.NOT_LOADED: "○", LoadState.EDITED: "◐", LoadState.LOADED: "●"}
+
+
+class LayoutEditor(QFrame):
+    """Shows a `Preview` and reports where the user wants boundaries, ranges of layers and the output.
+
+    It computes no layouts and no memory: whoever listens answers each move with `set_preview`. The moves of a drag are
+    relative to the layout at its start and come only where their value changes; after them comes `move_finished`, or
+    `move_cancelled` (Escape, a lost grab), and neither where nothing moved. A key is one move and `move_finished`.
+    A preview of another model or of other devices ends a drag without a word.
+    """
+
+    boundary_moved = Signal(BoundaryMove)
+    range_moved = Signal(RangeMove)
+    output_moved = Signal(OutputMove)
+    move_finished = Signal()
+    move_cancelled = Signal()
+    selection_changed = Signal(Selection)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "panel")
+        self._preview: Preview | None = None
+        self._loaded: LoadedLayout | None = None
+        self._state = ElidedLabel(role="dim")
+        self._summary = plain_label(role="dim")
+        self._view = EditorView()
+        self._notes = Notes()
+        self._legend = Legend()
+        self._empty = QLabel(EMPTY_TEXT)
+        self._empty.setProperty("role", "dim")
+        self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._pages = QStackedWidget()
+        self._pages.addWidget(self._empty)
+        self._pages.addWidget(self._view)
+        self._lay_out()
+        self.setFocusProxy(self._view)
+        user = self._view.interaction
+        user.boundary_moved.connect(self.boundary_moved)
+        user.range_moved.connect(self.range_moved)
+        user.output_moved.connect(self.output_moved)
+        user.move_finished.connect(self.move_finished)
+        user.move_cancelled.connect(self.move_cancelled)
+        user.selection_changed.connect(self.selection_changed)
+        self.set_preview(None)
+
+    def _lay_out(self) -> None:
+        header = QHBoxLayout()
+        header.setSpacing(8)
+        header.addWidget(plain_label("Layout", "title"))
+        header.addWidget(self._state, 1)
+        header.addWidget(self._summary)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(16, 12, 16, 12)
+        column.setSpacing(8)
+        column.addLayout(header)
+        column.addWidget(self._pages, 1)
+        column.addWidget(self._notes)
+        column.addWidget(self._legend)
+
+    @property
+    def selection(self) -> Selection:
+        """The chosen layers."""
+        return self._view.interaction.selection
+
+    @property
+    def is_dragging(self) -> bool:
+        return self._view.interaction.drag is not None
+
+    @property
+    def shown(self) -> Shown | None:
+        """What is drawn now, with its geometry in coordinates of the scene; None without a preview."""
+        return self._view.shown
+
+    @property
+    def view(self) -> EditorView:
+        """The view that takes mouse and keys."""
+        return self._view
+
+    def set_preview(self, preview: Preview | None) -> None:
+        """Show `preview`, or the invitation to open a model where it is None."""
+        self._preview = preview
+        self._view.set_preview(preview)
+        self._pages.setCurrentWidget(self._empty if preview is None else self._view)
+        self._legend.setVisible(preview is not None)
+        if preview is not None:
+            self._legend.set_experts(any(layer.expert_bytes for layer in preview.layers))
+        self._notes.set_lines(() if preview is None else note_lines(preview))
+        self._update_header()
+
+    def set_loaded(self, loaded: LoadedLayout | None) -> None:
+        """Say whether the preview is what is loaded; measured bytes are shown beside the forecast where it is."""
+        self._loaded = loaded
+        self._view.set_loaded(loaded)
+        self._update_header()
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._view.apply_palette(palette)
+        self._legend.apply_palette(palette)
+
+    def sizeHint(self) -> QSize:
+        """Room for four lanes."""
+        return QSize(800, 440)
+
+    def minimumSizeHint(self) -> QSize:
+        """Room for one lane and the words around it."""
+        return QSize(480, 240)
+
+    def _update_header(self) -> None:
+        preview = self._preview
+        if preview is None:
+            self._state.setText("")
+            self._summary.setText("")
+            return
+        state = load_state(preview, self._loaded)
+        self._state.setText(f"{_STATE_SIGNS[state]} {state.value}")
+        weights = sum(layer.weights_bytes for layer in preview.layers)
+        weights += preview.token_embedding_bytes + preview.output_weights_bytes
+        self._summary.setText(f"{len(preview.layers)} layers · {format_bytes(weights)}")

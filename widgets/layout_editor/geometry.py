@@ -1,0 +1,204 @@
+"""Where things are: layers as wide as their bytes, lanes, columns, and what is under a point. No Qt in here."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+GAP = 16.0
+MIN_LAYER_WIDTH = 3.0
+_TRACK_PADDING = 3.0
+_END_GAP = 4.0
+_MIN_END_WIDTH = 7.0
+_MAX_END_SHARE = 0.07
+ROOMY_PITCH = 88.0
+TIGHT_PITCH = 72.0
+
+
+def _clamp(value: float, low: float, high: float) -> float:
+    return max(low, min(value, high))
+
+
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """The three columns of a lane, in scene pixels: labels, layers, memory bar."""
+
+    label_width: float
+    track_left: float
+    track_width: float
+    bar_left: float
+    bar_width: float
+
+
+def columns(width: float) -> Columns:
+    """Return the columns of a scene that is `width` pixels wide."""
+    label_width = round(_clamp(width * 0.16, 92.0, 152.0))
+    bar_width = round(_clamp(width * 0.26, 156.0, 264.0))
+    track_left = label_width + GAP / 2
+    track_width = max(width - track_left - GAP - bar_width, 40.0)
+    return Columns(label_width, track_left, track_width, track_left + track_width + GAP, bar_width)
+
+
+def layer_widths(sizes: Sequence[int], width: float, minimum: float = MIN_LAYER_WIDTH) -> list[float]:
+    """Return widths proportional to `sizes` that add up to `width`, none below `minimum` (less where room lacks)."""
+    count = len(sizes)
+    if count == 0:
+        return []
+    minimum = min(minimum, width / count)
+    narrow = [size <= 0 for size in sizes]
+    while True:
+        room = width - minimum * sum(narrow)
+        total = sum(size for size, is_narrow in zip(sizes, narrow, strict=True) if not is_narrow)
+        if total <= 0:
+            return [width / count] * count
+        scale = room / total
+        added = False
+        for index, size in enumerate(sizes):
+            if not narrow[index] and size * scale < minimum:
+                narrow[index] = added = True
+        if not added:
+            return [minimum if n else size * scale for size, n in zip(sizes, narrow, strict=True)]
+
+
+Span = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The layer column. `edges[i]` is the left edge of layer i, `edges[-1]` the right edge of the last one."""
+
+    left: float
+    right: float
+    edges: tuple[float, ...]
+    embedding: Span
+    output: Span
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.edges) - 1
+
+    def span(self, first: int, last: int) -> Span:
+        """Return the left and right edge of layers `first` to `last`."""
+        return self.edges[first], self.edges[last + 1]
+
+    def layer_at(self, x: float) -> int:
+        """Return the layer at `x`, the nearest one outside."""
+        return int(_clamp(bisect_right(self.edges, x) - 1, 0, self.n_layers - 1))
+
+    def boundary_at(self, x: float) -> int:
+        """Return the layer whose left edge is nearest to `x`; `n_layers` for the right edge of the last one."""
+        right = min(bisect_right(self.edges, x), self.n_layers)
+        left = max(right - 1, 0)
+        return right if abs(self.edges[right] - x) < abs(x - self.edges[left]) else left
+
+
+def make_track(sizes: Sequence[int], embedding_bytes: int, output_bytes: int, left: float, width: float) -> Track:
+    """Return the track of layers of `sizes` bytes between token embedding and output, snapped to whole pixels."""
+    total = max(sum(sizes) + embedding_bytes + output_bytes, 1)
+    most = max(width * _MAX_END_SHARE, _MIN_END_WIDTH)
+    embedding = round(_clamp(width * embedding_bytes / total, _MIN_END_WIDTH, most))
+    output = round(_clamp(width * output_bytes / total, _MIN_END_WIDTH, most))
+    start = left + _TRACK_PADDING + embedding + _END_GAP
+    end = left + width - _TRACK_PADDING - output - _END_GAP
+    edges = [start]
+    for layer_width in layer_widths(sizes, end - start):
+        edges.append(edges[-1] + layer_width)
+    # Whole pixels look crisp, but where layers are narrow they would make a rhythm of thick and thin ones.
+    if end - start >= 6 * len(sizes):
+        edges = [float(round(edge)) for edge in edges]
+    return Track(
+        left,
+        left + width,
+        tuple(edges),
+        (left + _TRACK_PADDING, left + _TRACK_PADDING + embedding),
+        (left + width - _TRACK_PADDING - output, left + width - _TRACK_PADDING),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Strip:
+    """A horizontal strip of a lane: `top` from the lane's track, in pixels."""
+
+    top: float
+    height: float
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """The lanes, one below the other, and the strips in each."""
+
+    count: int
+    pitch: float
+    dense: Strip
+    experts: Strip | None
+    kv: Strip
+
+    @property
+    def track_height(self) -> float:
+        return self.pitch - 20.0
+
+    @property
+    def height(self) -> float:
+        return self.count * self.pitch
+
+    def track_top(self, lane: int) -> float:
+        """Return the top of the track of `lane`."""
+        return lane * self.pitch + 10.0
+
+    def lane_at(self, y: float) -> int | None:
+        """Return the lane at `y`, None above and below all of them."""
+        lane = int(y // self.pitch) if self.pitch else 0
+        return lane if 0 <= lane < self.count else None
+
+    def nearest_lane(self, y: float) -> int:
+        """Return the lane at `y`, the first or last one outside."""
+        return int(_clamp(y // self.pitch, 0, self.count - 1))
+
+
+def make_lanes(count: int, *, experts: bool, tight: bool) -> Lanes:
+    """Return `count` lanes; `tight` ones where there are too many for the view."""
+    pitch = TIGHT_PITCH if tight else ROOMY_PITCH
+    room = pitch - 20.0 - 2 * _TRACK_PADDING - (4.0 if experts else 2.0)
+    kv = round(room * (0.22 if experts else 0.28))
+    dense = round(room * 0.34) if experts else room - kv
+    top = _TRACK_PADDING
+    if not experts:
+        return Lanes(count, pitch, Strip(top, dense), None, Strip(top + dense + 2, kv))
+    middle = room - kv - dense
+    return Lanes(count, pitch, Strip(top, dense), Strip(top + dense + 2, middle), Strip(top + dense + middle + 4, kv))
+
+
+@dataclass(frozen=True, slots=True)
+class HandlePlace:
+    """A boundary's handle: its line from `top` to `bottom` at `x`, its dot at `dot_y`."""
+
+    index: int
+    layer: int
+    x: float
+    top: float
+    bottom: float
+    dot_y: float
+
+
+_LINE_REACH = 4.0
+_DOT_REACH = 9.0
+
+
+def handle_at(handles: Sequence[HandlePlace], x: float, y: float) -> int | None:
+    """Return the index of the handle at a point: the nearest dot in reach, else the nearest line."""
+    best: tuple[float, int] | None = None
+    for handle in handles:
+        distance = abs(x - handle.x)
+        if not (distance <= _DOT_REACH and handle.top <= y <= handle.bottom):
+            continue
+        dot_distance = max(distance, abs(y - handle.dot_y))
+        if dot_distance <= _DOT_REACH:
+            score = dot_distance / _DOT_REACH
+        elif distance <= _LINE_REACH:
+            score = 1 + distance
+        else:
+            continue
+        if best is None or score < best[0]:
+            best = (score, handle.index)
+    return None if best is None else best[1]

@@ -1,0 +1,252 @@
+"""What the user is doing in the editor: the focus, the selection, the drag. Works in scene coordinates."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, Signal
+
+from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag
+from widgets.layout_editor.focus import (
+    BoundaryFocus,
+    Focus,
+    LayerFocus,
+    OutputFocus,
+    kept_focus,
+    next_layer,
+    next_stop,
+    run_of,
+)
+from widgets.layout_editor.keys import Command
+from widgets.layout_editor.moves import BoundaryMove, Move, OutputMove, RangeMove, Selection
+from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
+
+
+class Interaction(QObject):
+    """Turns presses, pointer positions and commands into moves.
+
+    A drag sends moves, all relative to the layout at its start, then `move_finished` or `move_cancelled`; a drag that
+    moved nothing sends neither. A command of the keyboard is one move and `move_finished`.
+    """
+
+    boundary_moved = Signal(BoundaryMove)
+    range_moved = Signal(RangeMove)
+    output_moved = Signal(OutputMove)
+    move_finished = Signal()
+    move_cancelled = Signal()
+    selection_changed = Signal(Selection)
+    marks_changed = Signal()
+
+    def __init__(self, drag_distance: int, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._threshold = float(drag_distance)
+        self._shown: Shown | None = None
+        self.focus: Focus | None = None
+        self.drag: Drag | None = None
+        self.hover: Target | None = None
+        self._focus_before: Focus | None = None
+        self._clicked: LayerFocus | None = None
+        self._has_moved = False
+
+    @property
+    def selection(self) -> Selection:
+        """The chosen layers."""
+        return Selection(self.focus.span if isinstance(self.focus, LayerFocus) else None)
+
+    def set_shown(self, shown: Shown | None, *, same_ground: bool) -> None:
+        """Take note of what is shown now. `same_ground` False: another model or other devices, which ends a drag."""
+        self._shown = shown
+        if shown is None or not same_ground:
+            self._drop_drag()
+            self.hover = None
+            self.set_focus(None)
+        else:
+            self.set_focus(kept_focus(shown.preview.layout, self.focus))
+
+    def set_focus(self, focus: Focus | None) -> None:
+        """Give the keyboard (and with a layer the selection) to `focus`."""
+        if focus == self.focus:
+            return
+        before = self.selection
+        self.focus = focus
+        self.marks_changed.emit()
+        if self.selection != before:
+            self.selection_changed.emit(self.selection)
+
+    # The mouse
+
+    def press(self, x: float, y: float, *, extend: bool) -> None:
+        """Begin what a press of the left button at a point begins."""
+        shown = self._shown
+        if shown is None:
+            return
+        self._focus_before, self._clicked, self._has_moved = self.focus, None, False
+        layout = shown.preview.layout
+        match shown.target_at(x, y):
+            case HandleTarget(index):
+                self.drag = BoundaryDrag(layout, index, x - shown.track.edges[layout.runs[index + 1].first])
+                self.set_focus(BoundaryFocus(index))
+            case OutputTarget():
+                lane = shown.lane_of[layout.output_device]
+                self.drag = LaneDrag(None, lane, (x, y), shown.drop_devices(), self._threshold)
+                self.set_focus(OutputFocus())
+            case LayerTarget(layer, lane):
+                self._press_layer(shown, layer, lane, (x, y), extend=extend)
+            case EmptyTarget():
+                if not extend:
+                    self.set_focus(None)
+                self.drag = SelectDrag(shown.track.layer_at(x), (x, y), self._threshold)
+            case _:
+                self.set_focus(None)
+        self.marks_changed.emit()
+
+    def _press_layer(self, shown: Shown, layer: int, lane: int, at: tuple[float, float], *, extend: bool) -> None:
+        if extend and isinstance(self.focus, LayerFocus):
+            self.set_focus(LayerFocus(layer, self.focus.anchor))
+            return
+        if self.selection.contains(layer) and self.selection.layers is not None:
+            span = self.selection.layers
+        else:
+            run = shown.run_at(layer)
+            span = (run.first, run.last)
+            self.set_focus(LayerFocus(layer, layer))
+        # A click alone chooses the layer, on release: until then the selection may be what is dragged.
+        self._clicked = LayerFocus(layer, layer)
+        self.drag = LaneDrag(span, lane, at, shown.drop_devices(), self._threshold)
+
+    def pointer_moved(self, x: float, y: float) -> None:
+        """Follow the pointer with the drag, or with the hover mark where there is none."""
+        shown = self._shown
+        if shown is None:
+            return
+        drag = self.drag
+        if drag is None:
+            hover = shown.target_at(x, y)
+            if hover != self.hover:
+                self.hover = hover
+                self.marks_changed.emit()
+            return
+        if isinstance(drag, BoundaryDrag):
+            self._send(drag.move_to(x, shown.track))
+        elif isinstance(drag, LaneDrag):
+            self._drag_lane(drag, drag.move_to(x, y, shown.lanes))
+        else:
+            span = drag.span_to(x, shown.track)
+            if span is not None:
+                self.set_focus(LayerFocus(span[1] if drag.anchor == span[0] else span[0], drag.anchor))
+        self.marks_changed.emit()
+
+    def _drag_lane(self, drag: LaneDrag, move: RangeMove | OutputMove | None) -> None:
+        if drag.begun and drag.span is not None:
+            self._clicked = None
+            first, last = drag.span
+            self.set_focus(LayerFocus(last, first))
+        self._send(move)
+
+    def release(self) -> None:
+        """End the drag; what it moved stays."""
+        drag, self.drag = self.drag, None
+        if drag is None:
+            return
+        if self._clicked is not None:
+            self.set_focus(self._clicked)
+        self.marks_changed.emit()
+        if self._has_moved:
+            self.move_finished.emit()
+
+    def cancel_drag(self) -> bool:
+        """End the drag and take back what it moved; return whether there was one."""
+        if self.drag is None:
+            return False
+        has_moved = self._has_moved
+        self._drop_drag()
+        self.set_focus(self._focus_before)
+        self.marks_changed.emit()
+        if has_moved:
+            self.move_cancelled.emit()
+        return True
+
+    def _drop_drag(self) -> None:
+        self.drag = self._clicked = None
+        self._has_moved = False
+
+    def _send(self, move: Move | None) -> None:
+        if move is None:
+            return
+        self._has_moved = True
+        match move:
+            case BoundaryMove():
+                self.boundary_moved.emit(move)
+            case RangeMove():
+                self.range_moved.emit(move)
+            case OutputMove():
+                self.output_moved.emit(move)
+
+    # The keyboard
+
+    def step_stop(self, step: int) -> bool:
+        """Go to the next or previous stop of the Tab key; return False past the ends."""
+        if self._shown is None or self.drag is not None:
+            return False
+        stop = next_stop(self._shown.preview.layout, self.focus, step)
+        if stop is not None:
+            self.set_focus(stop)
+        return stop is not None
+
+    def wants(self, command: Command) -> bool:
+        """Return whether `command` would do something now."""
+        if command is Command.CLEAR:
+            return self.drag is not None or self.focus is not None
+        return self._shown is not None and self.drag is None
+
+    def perform(self, command: Command) -> None:
+        """Do what a key asks for."""
+        shown = self._shown
+        if command is Command.CLEAR:
+            if not self.cancel_drag():
+                self.set_focus(None)
+            return
+        if shown is None or self.drag is not None:
+            return
+        layout = shown.preview.layout
+        match command:
+            case Command.PREVIOUS_LAYER | Command.NEXT_LAYER | Command.EXTEND_LEFT | Command.EXTEND_RIGHT:
+                step = -1 if command in (Command.PREVIOUS_LAYER, Command.EXTEND_LEFT) else 1
+                extend = command in (Command.EXTEND_LEFT, Command.EXTEND_RIGHT)
+                self.set_focus(next_layer(layout, self.focus, step, extend=extend))
+            case Command.FIRST_LAYER:
+                self.set_focus(LayerFocus(0, 0))
+            case Command.LAST_LAYER:
+                self.set_focus(LayerFocus(layout.n_layers - 1, layout.n_layers - 1))
+            case Command.SELECT_RUN:
+                if isinstance(self.focus, LayerFocus):
+                    run = layout.runs[run_of(layout, self.focus.layer)]
+                    self.set_focus(LayerFocus(run.last, run.first))
+            case Command.BOUNDARY_LEFT | Command.BOUNDARY_RIGHT:
+                self._step_boundary(shown, -1 if command is Command.BOUNDARY_LEFT else 1)
+            case Command.LANE_UP | Command.LANE_DOWN:
+                self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
+
+    def _step_boundary(self, shown: Shown, step: int) -> None:
+        if isinstance(self.focus, BoundaryFocus):
+            index = self.focus.index
+            layer = shown.preview.layout.runs[index + 1].first + step
+            self._send(BoundaryMove(index, layer))
+            self.move_finished.emit()
+
+    def _step_lane(self, shown: Shown, step: int) -> None:
+        focus, devices = self.focus, shown.drop_devices()
+        if isinstance(focus, LayerFocus):
+            lane = shown.lane_of_layer(focus.layer)
+        elif isinstance(focus, OutputFocus):
+            lane = shown.lane_of[shown.preview.layout.output_device]
+        else:
+            return
+        lane += step
+        while 0 <= lane < len(devices) and devices[lane] is None:
+            lane += step
+        if not 0 <= lane < len(devices):
+            return
+        device = devices[lane]
+        if device is None:
+            return
+        self._send(RangeMove(*focus.span, device) if isinstance(focus, LayerFocus) else OutputMove(device))
+        self.move_finished.emit()

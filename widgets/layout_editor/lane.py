@@ -1,0 +1,164 @@
+"""A lane: the device's name, its layers, its memory bar. Painted once and kept until one of them changes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
+from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
+
+from engine.fit.report import DeviceRow
+from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
+from widgets.common.painting import colour, mix
+from widgets.common.palette import Palette
+from widgets.common.text import Fonts, elide, fitting, text_width
+from widgets.layout_editor.blocks import blocks_paths, strip_colour
+from widgets.layout_editor.geometry import Columns, Lanes, Track
+from widgets.layout_editor.placement import LaneContent, StripKey
+from widgets.layout_editor.texts import is_short, lane_texts, measured_texts
+
+_BAR_HEIGHT = 14.0
+_LINE = 17.0
+_GHOST_OPACITY = 0.22
+
+
+@dataclass(frozen=True, slots=True)
+class LaneValues:
+    """Everything a lane shows. `forecast` is the forecast of the load that `row` was measured after, else None."""
+
+    content: LaneContent
+    row: DeviceRow | None
+    forecast: DeviceRow | None
+
+
+@dataclass(frozen=True, slots=True)
+class LanePlace:
+    """Where a lane is drawn: column and track are shared by all lanes."""
+
+    columns: Columns
+    lanes: Lanes
+    track: Track
+    width: float
+
+
+class LaneItem(QGraphicsItem):
+    """One lane, at its own origin; the track's horizontal coordinates are the scene's."""
+
+    def __init__(self, fonts: Fonts) -> None:
+        super().__init__()
+        self._fonts = fonts
+        self._values: LaneValues | None = None
+        self._place: LanePlace | None = None
+        self._palette: Palette | None = None
+        self._solid: tuple[tuple[StripKey, QPainterPath], ...] = ()
+        self._ghosts: tuple[tuple[StripKey, QPainterPath], ...] = ()
+        self._bars: tuple[MemoryBar | None, MemoryBar | None] = (None, None)
+        self.setCacheMode(QGraphicsItem.CacheMode.DeviceCoordinateCache)
+
+    def set_values(self, values: LaneValues, place: LanePlace, palette: Palette) -> bool:
+        """Show `values`; return whether anything has to be painted again."""
+        same_place = place == self._place
+        if same_place and values == self._values and palette is self._palette:
+            return False
+        if not same_place:
+            self.prepareGeometryChange()
+        content = values.content
+        if not same_place or self._values is None or content != self._values.content:
+            top = place.lanes.track_top(0)
+            self._solid = blocks_paths(content.blocks, place.track, place.lanes, top)
+            self._ghosts = blocks_paths(content.ghosts, place.track, place.lanes, top)
+        row, forecast = values.row, values.forecast
+        self._bars = (
+            None if row is None else bar_of_row(row, forecast),
+            None if forecast is None else bar_of_row(forecast),
+        )
+        self._values, self._place, self._palette = values, place, palette
+        self.update()
+        return True
+
+    def boundingRect(self) -> QRectF:
+        """Return the lane's rectangle in its own coordinates."""
+        if self._place is None:
+            return QRectF()
+        return QRectF(0, 0, self._place.width, self._place.lanes.pitch)
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
+        """Paint the three columns."""
+        if self._values is None or self._place is None or self._palette is None:
+            return
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.fillRect(QRectF(0, 0, self._place.width, 1), colour(self._palette.line))
+        self._paint_labels(painter, self._values, self._place, self._palette)
+        self._paint_track(painter, self._values.content, self._place, self._palette)
+        self._paint_memory(painter, self._values, self._place, self._palette)
+
+    def _text(self, painter: QPainter, rect: QRectF, text: str, font: QFont, name: str, *, right: bool = False) -> None:
+        painter.setFont(font)
+        painter.setPen(colour(name))
+        side = Qt.AlignmentFlag.AlignRight if right else Qt.AlignmentFlag.AlignLeft
+        painter.drawText(rect, int(side | Qt.AlignmentFlag.AlignVCenter) | Qt.TextFlag.TextSingleLine, text)
+
+    def _paint_labels(self, painter: QPainter, values: LaneValues, place: LanePlace, palette: Palette) -> None:
+        content, fonts, width = values.content, self._fonts, place.columns.label_width
+        top = (place.lanes.pitch - 3 * _LINE) / 2
+        id_name = palette.text if content.device.present else palette.bad
+        id_text = elide(content.device.id, fonts.bold, width)
+        self._text(painter, QRectF(0, top, width, _LINE), id_text, fonts.bold, id_name)
+        name = elide(content.device.name, fonts.small, width)
+        self._text(painter, QRectF(0, top + _LINE, width, _LINE), name, fonts.small, palette.dim)
+        holds = fitting(lane_texts(content), fonts.small, width)
+        self._text(painter, QRectF(0, top + 2 * _LINE, width, _LINE), holds, fonts.small, palette.dim)
+
+    def _paint_track(self, painter: QPainter, content: LaneContent, place: LanePlace, palette: Palette) -> None:
+        top, height = place.lanes.track_top(0), place.lanes.track_height
+        track = place.track
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colour(palette.background))
+        painter.drawRoundedRect(QRectF(track.left, top, track.right - track.left, height), 4, 4)
+        for key, path in self._ghosts:
+            painter.fillPath(path, mix(palette.background, strip_colour(key, palette), _GHOST_OPACITY))
+        for key, path in self._solid:
+            painter.fillPath(path, colour(strip_colour(key, palette)))
+        inner = QRectF(0, top + 3, 0, height - 6)
+        for shown, (left, right), name in (
+            (content.has_embedding, track.embedding, palette.weights),
+            (content.has_output, track.output, palette.compute),
+        ):
+            if shown:
+                painter.setBrush(colour(name))
+                painter.drawRoundedRect(QRectF(left, inner.top(), right - left, inner.height()), 2, 2)
+
+    def _paint_memory(self, painter: QPainter, values: LaneValues, place: LanePlace, palette: Palette) -> None:
+        left, width = place.columns.bar_left, place.columns.bar_width
+        fonts, row = self._fonts, values.row
+        bar, forecast = self._bars
+        top = (place.lanes.pitch - _BAR_HEIGHT - 6 - 2 * _LINE) / 2
+        if row is None or bar is None:
+            text = elide("no memory to show", fonts.small, width)
+            self._text(painter, QRectF(left, top, width, _BAR_HEIGHT), text, fonts.small, palette.dim)
+            return
+        painter.save()
+        paint_bar(painter, QRectF(left, top, width, _BAR_HEIGHT), bar, palette)
+        painter.restore()
+        if forecast is not None:
+            self._paint_forecast(painter, QRectF(left, top + _BAR_HEIGHT + 2, width, 3), forecast, palette)
+        line = QRectF(left, top + _BAR_HEIGHT + 5, width, _LINE)
+        grade = row.grade.value
+        grade_width = text_width(grade, fonts.small) + 8
+        room_name = palette.bad if is_short(row, values.forecast) else palette.text
+        room = elide(room_text(bar), fonts.body, width - grade_width)
+        self._text(painter, line, room, fonts.body, room_name)
+        self._text(painter, line, grade, fonts.small, palette.dim, right=True)
+        texts = parts_texts(bar) if values.forecast is None else measured_texts(row, values.forecast)
+        parts = fitting(texts, fonts.small, width)
+        self._text(painter, line.translated(0, _LINE - 1), parts, fonts.small, palette.dim)
+
+    @staticmethod
+    def _paint_forecast(painter: QPainter, rect: QRectF, forecast: MemoryBar, palette: Palette) -> None:
+        """Paint the forecast as a thin line from where other programs end, under the bar of what was measured."""
+        body = rect.width() - OVERFLOW_WIDTH
+        start = rect.left() + body * min((forecast.other_bytes or 0) / forecast.span_bytes, 1.0)
+        end = rect.left() + body * min(forecast.used_bytes / forecast.span_bytes, 1.0)
+        painter.setPen(QPen(colour(palette.dim), 1.5))
+        painter.drawLine(QPointF(start, rect.center().y()), QPointF(max(end, start + 1), rect.center().y()))

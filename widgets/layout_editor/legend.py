@@ -1,0 +1,115 @@
+"""The legend under the lanes: which colour and texture stands for what. It wraps where it does not fit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QPointF, QRectF, QSize, Qt
+from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from widgets.common.painting import colour, mix, paint_hatch
+from widgets.common.palette import DARK, Palette
+from widgets.common.text import Fonts, text_width
+
+_LINE = 20
+_SWATCH = 10.0
+_GAP = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """`colour_name` is a field of the palette; `texture` is how it is drawn."""
+
+    text: str
+    colour_name: str
+    texture: str = "solid"
+
+
+def legend_entries(*, experts: bool) -> tuple[Entry, ...]:
+    """Return the entries for a model with or without experts."""
+    return (
+        Entry("other programs", "other"),
+        Entry("attention + dense", "weights"),
+        *((Entry("experts", "experts"),) if experts else ()),
+        Entry("KV cache", "kv"),
+        Entry("compute, output", "compute"),
+        Entry("too much", "bad", "hatched"),
+        Entry("limit less margin", "text", "dashed"),
+    )
+
+
+class Legend(QWidget):
+    """Swatches with their words."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._fonts = Fonts()
+        self._palette = DARK
+        self._entries = legend_entries(experts=False)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setFixedHeight(_LINE)
+
+    def set_experts(self, experts: bool) -> None:
+        """Name the experts, or leave them out."""
+        entries = legend_entries(experts=experts)
+        if entries != self._entries:
+            self._entries = entries
+            self._fit_height()
+            self.update()
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        """As many lines as the width needs."""
+        return QSize(320, self.height())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Wrap anew."""
+        self._fit_height()
+
+    def _places(self) -> list[tuple[Entry, float, float]]:
+        places = []
+        x = y = 0.0
+        for entry in self._entries:
+            width = _SWATCH + 6 + text_width(entry.text, self._fonts.small)
+            if x and x + width > self.width():
+                x, y = 0.0, y + _LINE
+            places.append((entry, x, y))
+            x += width + _GAP
+        return places
+
+    def _fit_height(self) -> None:
+        self.setFixedHeight(int(self._places()[-1][2]) + _LINE)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        """Paint swatches and words."""
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setFont(self._fonts.small)
+        for entry, x, y in self._places():
+            self._paint_swatch(painter, entry, QRectF(x, y + (_LINE - _SWATCH) / 2, _SWATCH, _SWATCH))
+            painter.setPen(colour(self._palette.dim))
+            rect = QRectF(x + _SWATCH + 6, y, self.width(), _LINE)
+            painter.drawText(rect, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), entry.text)
+        painter.end()
+
+    def _paint_swatch(self, painter: QPainter, entry: Entry, rect: QRectF) -> None:
+        name: str = getattr(self._palette, entry.colour_name)
+        if entry.texture == "dashed":
+            pen = QPen(colour(name, 0.75), 1.5)
+            pen.setDashPattern([2.0, 1.5])
+            pen.setCapStyle(Qt.PenCapStyle.FlatCap)
+            painter.setPen(pen)
+            painter.drawLine(QPointF(rect.center().x(), rect.top() - 2), QPointF(rect.center().x(), rect.bottom() + 2))
+            return
+        painter.setPen(Qt.PenStyle.NoPen)
+        if entry.texture == "hatched":
+            painter.fillRect(rect, mix(self._palette.panel, name, 0.45))
+            paint_hatch(painter, rect, colour(name))
+            return
+        painter.setBrush(colour(name))
+        painter.drawRoundedRect(rect, 2, 2)

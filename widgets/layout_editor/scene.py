@@ -1,0 +1,112 @@
+"""The scene of the editor: lanes, handles and marks for one preview, updated in place."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject, QRectF
+from PySide6.QtWidgets import QGraphicsScene
+
+from engine.fit.preview import LoadedLayout, Preview
+from widgets.common.palette import DARK, Palette
+from widgets.common.text import Fonts
+from widgets.layout_editor.geometry import (
+    ROOMY_PITCH,
+    Columns,
+    HandlePlace,
+    Track,
+    columns,
+    make_lanes,
+    make_track,
+)
+from widgets.layout_editor.handles import HandleItem, handle_places
+from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
+from widgets.layout_editor.overlay import Marks, OverlayItem
+from widgets.layout_editor.placement import LaneContent, lane_contents
+from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.texts import LoadState, load_state
+
+
+class EditorScene(QGraphicsScene):
+    """Holds the items and keeps them in step with the preview."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.fonts = Fonts()
+        self.palette_used: Palette = DARK
+        self.shown: Shown | None = None
+        self._lanes: list[LaneItem] = []
+        self._handles: list[HandleItem] = []
+        self._overlay = OverlayItem(self.fonts)
+        self.addItem(self._overlay)
+        # Few items that all move in place: an index would cost more than it saves.
+        self.setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
+
+    def show_preview(self, preview: Preview, loaded: LoadedLayout | None, width: float, view_height: float) -> Shown:
+        """Show `preview` in lanes `width` pixels wide; lanes are tight where they would not fit into `view_height`."""
+        contents = lane_contents(preview)
+        experts = any(layer.expert_bytes for layer in preview.layers)
+        lanes = make_lanes(len(contents), experts=experts, tight=len(contents) * ROOMY_PITCH > view_height)
+        places = columns(width)
+        track = self._track_of(preview, places)
+        state = load_state(preview, loaded)
+        values = _lane_values(preview, loaded if state is LoadState.LOADED else None, contents)
+        lane_of = {content.device.id: lane for lane, content in enumerate(contents)}
+        handles = handle_places(preview.layout, lane_of, track, lanes)
+        self.shown = Shown(preview, state, contents, places, lanes, track, handles, values)
+        self._place_lanes(values, LanePlace(places, lanes, track, width))
+        self._place_handles(handles)
+        bounds = QRectF(0, 0, width, lanes.height)
+        if bounds != self.sceneRect():
+            self.setSceneRect(bounds)
+        return self.shown
+
+    def set_marks(self, marks: Marks, *, active: int | None, focused: int | None) -> None:
+        """Show the marks over the lanes, and which handle the pointer and the keyboard have."""
+        self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
+        for index, item in enumerate(self._handles):
+            item.set_marks(active=index == active, focused=index == focused)
+
+    def _track_of(self, preview: Preview, places: Columns) -> Track:
+        return make_track(
+            [layer.weights_bytes for layer in preview.layers],
+            preview.token_embedding_bytes,
+            preview.output_weights_bytes,
+            places.track_left,
+            places.track_width,
+        )
+
+    def _place_lanes(self, values: tuple[LaneValues, ...], place: LanePlace) -> None:
+        while len(self._lanes) < len(values):
+            item = LaneItem(self.fonts)
+            self.addItem(item)
+            self._lanes.append(item)
+        while len(self._lanes) > len(values):
+            self.removeItem(self._lanes.pop())
+        for lane, (item, value) in enumerate(zip(self._lanes, values, strict=True)):
+            item.set_values(value, place, self.palette_used)
+            item.setPos(0, lane * place.lanes.pitch)
+
+    def _place_handles(self, handles: tuple[HandlePlace, ...]) -> None:
+        while len(self._handles) < len(handles):
+            item = HandleItem()
+            self.addItem(item)
+            self._handles.append(item)
+        while len(self._handles) > len(handles):
+            self.removeItem(self._handles.pop())
+        for item, place in zip(self._handles, handles, strict=True):
+            item.set_place(place, self.palette_used)
+
+
+def _lane_values(
+    preview: Preview, loaded: LoadedLayout | None, contents: tuple[LaneContent, ...]
+) -> tuple[LaneValues, ...]:
+    rows = {row.id: row for row in preview.report.rows}
+    measured = {} if loaded is None else {row.id: row for row in loaded.measured}
+    forecast = {} if loaded is None else {row.id: row for row in loaded.forecast}
+    values = []
+    for content in contents:
+        key = content.device.id
+        if key in measured and key in forecast:
+            values.append(LaneValues(content, measured[key], forecast[key]))
+        else:
+            values.append(LaneValues(content, rows.get(key), None))
+    return tuple(values)

@@ -1,0 +1,265 @@
+"""The view of the editor: lanes under a ruler. Hands mouse and keys on, in scene coordinates, and shows the marks."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QEvent, QPoint, Qt, QTimer
+from PySide6.QtGui import (
+    QFocusEvent,
+    QHelpEvent,
+    QHideEvent,
+    QKeyEvent,
+    QMouseEvent,
+    QPainter,
+    QResizeEvent,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWidget
+
+from engine.fit.preview import LoadedLayout, Preview
+from widgets.common.palette import Palette
+from widgets.layout_editor import ruler
+from widgets.layout_editor.drag import BoundaryDrag
+from widgets.layout_editor.focus import BoundaryFocus
+from widgets.layout_editor.interaction import Interaction
+from widgets.layout_editor.keys import command_of
+from widgets.layout_editor.marks import cursor_of, marks_of, tooltip_of
+from widgets.layout_editor.scene import EditorScene
+from widgets.layout_editor.shown import HandleTarget, Shown
+from widgets.layout_editor.texts import accessible_summary
+
+_SCROLL_EDGE = 24
+_SCROLL_STEP = 8
+_SCROLL_INTERVAL_MS = 16
+
+
+def _same_ground(before: Preview, after: Preview) -> bool:
+    """Return whether model and devices are the same, so that a drag and a selection keep their meaning."""
+    return (
+        before.model_name == after.model_name
+        and len(before.layers) == len(after.layers)
+        and before.rig.ids == after.rig.ids
+    )
+
+
+class EditorView(QGraphicsView):
+    """Shows a preview; `interaction` reports what the user wants."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._scene = EditorScene(self)
+        self.setScene(self._scene)
+        self.interaction = Interaction(QApplication.startDragDistance(), self)
+        self.interaction.marks_changed.connect(self._update_marks)
+        self._loaded: LoadedLayout | None = None
+        self._pointer = QPoint()
+        self._scroll_timer = QTimer(self)
+        self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
+        self._scroll_timer.timeout.connect(self._on_scroll_tick)
+        self._ruler = ruler.Ruler(self)
+        self.setAccessibleName("Layout editor")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setViewportUpdateMode(QGraphicsView.ViewportUpdateMode.MinimalViewportUpdate)
+        self.setRenderHint(QPainter.RenderHint.Antialiasing)
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.setViewportMargins(0, ruler.HEIGHT, 0, 0)
+        self.viewport().setMouseTracking(True)
+        self.viewport().setAutoFillBackground(False)
+        self.verticalScrollBar().setSingleStep(24)
+
+    @property
+    def shown(self) -> Shown | None:
+        """What is drawn now, with its geometry in scene coordinates."""
+        return self._scene.shown
+
+    def set_preview(self, preview: Preview | None) -> None:
+        """Show `preview`. A drag goes on, unless the model or the devices are others now: then it is over."""
+        before = self._scene.shown
+        if preview is None:
+            self._scene.shown = None
+        else:
+            self._show(preview)
+        same_ground = before is not None and preview is not None and _same_ground(before.preview, preview)
+        self.interaction.set_shown(self._scene.shown, same_ground=same_ground)
+        self._update_marks()
+
+    def set_loaded(self, loaded: LoadedLayout | None) -> None:
+        """Compare the preview with what is loaded."""
+        self._loaded = loaded
+        self._show_again()
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._scene.palette_used = palette
+        self._show_again()
+
+    def _show(self, preview: Preview) -> None:
+        size = self.viewport().size()
+        shown = self._scene.show_preview(preview, self._loaded, size.width(), size.height())
+        self._ruler.set_track(shown.track, self._scene.palette_used)
+        summary = accessible_summary(preview, shown.contents, shown.state)
+        if summary != self.accessibleDescription():
+            self.setAccessibleDescription(summary)
+
+    def _show_again(self) -> None:
+        if self._scene.shown is not None:
+            self.set_preview(self._scene.shown.preview)
+
+    def _update_marks(self) -> None:
+        shown, state = self._scene.shown, self.interaction
+        if shown is None:
+            return
+        has_keyboard = self.hasFocus()
+        pointer = self.mapToScene(self._pointer)
+        marks = marks_of(shown, state.focus, state.drag, state.hover, pointer, has_keyboard=has_keyboard)
+        active = state.hover.index if isinstance(state.hover, HandleTarget) else None
+        if state.drag is not None:
+            active = state.drag.index if isinstance(state.drag, BoundaryDrag) else None
+        focused = state.focus.index if has_keyboard and isinstance(state.focus, BoundaryFocus) else None
+        self._scene.set_marks(marks, active=active, focused=focused)
+        self.viewport().setCursor(cursor_of(state.drag, state.hover))
+
+    # Events
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """Fit the lanes to the width, and the ruler above them."""
+        super().resizeEvent(event)
+        self._ruler.setGeometry(0, 0, self.viewport().width(), ruler.HEIGHT)
+        self._show_again()
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        """Begin a drag or choose a layer."""
+        if event.button() is not Qt.MouseButton.LeftButton or self.interaction.drag is not None:
+            return
+        QToolTip.hideText()
+        self._pointer = event.position().toPoint()
+        point = self.mapToScene(self._pointer)
+        held = Qt.KeyboardModifier.ShiftModifier | Qt.KeyboardModifier.ControlModifier
+        self.interaction.press(point.x(), point.y(), extend=bool(event.modifiers() & held))
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        """Drag, or show what is under the pointer."""
+        self._pointer = event.position().toPoint()
+        if self.interaction.drag is not None and not event.buttons() & Qt.MouseButton.LeftButton:
+            # The release went elsewhere: the grab was lost.
+            self._cancel_drag()
+            return
+        self._follow_pointer()
+        near_edge = not _SCROLL_EDGE <= self._pointer.y() < self.viewport().height() - _SCROLL_EDGE
+        if self.interaction.drag is None or not near_edge:
+            self._scroll_timer.stop()
+        elif not self._scroll_timer.isActive():
+            self._scroll_timer.start()
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        """End the drag."""
+        if event.button() is Qt.MouseButton.LeftButton:
+            self._scroll_timer.stop()
+            self.interaction.release()
+            self._follow_pointer()
+
+    def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
+        """Take it as a press: two quick drags are two drags."""
+        self.mousePressEvent(event)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Scroll, and let the drag follow."""
+        super().wheelEvent(event)
+        self._follow_pointer()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Perform the key's command; other keys scroll."""
+        command = command_of(event.key(), event.modifiers())
+        if command is None or not self.interaction.wants(command):
+            super().keyPressEvent(event)
+            return
+        if self.interaction.drag is not None:
+            self._scroll_timer.stop()
+        self.interaction.perform(command)
+        self._show_focus()
+
+    def focusNextPrevChild(self, forward: bool) -> bool:
+        """Step through boundaries and output with Tab, and leave the editor past them."""
+        if self.interaction.step_stop(1 if forward else -1):
+            self._show_focus()
+            return True
+        return super().focusNextPrevChild(forward)
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """Show the focus ring; Tab enters at the first stop, Shift+Tab at the last."""
+        super().focusInEvent(event)
+        if event.reason() is Qt.FocusReason.TabFocusReason:
+            self.interaction.set_focus(None)
+            self.interaction.step_stop(1)
+        elif event.reason() is Qt.FocusReason.BacktabFocusReason:
+            self.interaction.set_focus(None)
+            self.interaction.step_stop(-1)
+        self._update_marks()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        """Hide the focus ring. Another window taking over ends a drag."""
+        super().focusOutEvent(event)
+        if event.reason() is Qt.FocusReason.ActiveWindowFocusReason:
+            self._cancel_drag()
+        self._update_marks()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        """End a drag that nobody can see."""
+        super().hideEvent(event)
+        self._cancel_drag()
+
+    def event(self, event: QEvent) -> bool:
+        """Claim the editor's keys before they trigger shortcuts of the window."""
+        if isinstance(event, QKeyEvent) and event.type() is QEvent.Type.ShortcutOverride:
+            command = command_of(event.key(), event.modifiers())
+            if command is not None and self.interaction.wants(command):
+                event.accept()
+                return True
+        return super().event(event)
+
+    def viewportEvent(self, event: QEvent) -> bool:
+        """Show tooltips by what is under the pointer, and no hover mark once it has left."""
+        if isinstance(event, QHelpEvent) and event.type() is QEvent.Type.ToolTip:
+            self._show_tooltip(event)
+            return True
+        if event.type() is QEvent.Type.Leave and self.interaction.drag is None:
+            self.interaction.hover = None
+            self._update_marks()
+        return super().viewportEvent(event)
+
+    def _show_tooltip(self, event: QHelpEvent) -> None:
+        shown = self._scene.shown
+        if shown is None or self.interaction.drag is not None:
+            return
+        point = self.mapToScene(event.pos())
+        QToolTip.showText(event.globalPos(), tooltip_of(shown, shown.target_at(point.x(), point.y())), self.viewport())
+
+    def _follow_pointer(self) -> None:
+        point = self.mapToScene(self._pointer)
+        self.interaction.pointer_moved(point.x(), point.y())
+        self._update_marks()
+
+    def _cancel_drag(self) -> None:
+        self._scroll_timer.stop()
+        self.interaction.cancel_drag()
+
+    def _on_scroll_tick(self) -> None:
+        step = -_SCROLL_STEP if self._pointer.y() < _SCROLL_EDGE else _SCROLL_STEP
+        bar = self.verticalScrollBar()
+        bar.setValue(bar.value() + step)
+        self._follow_pointer()
+
+    def _show_focus(self) -> None:
+        """Scroll to where the keyboard is."""
+        shown, focus = self._scene.shown, self.interaction.focus
+        if shown is None or focus is None:
+            return
+        if isinstance(focus, BoundaryFocus):
+            place = shown.handles[focus.index]
+            self.ensureVisible(place.x, place.dot_y - 8, 1, 16, 0, 24)
+            return
+        rects = marks_of(shown, focus, None, None, self.mapToScene(self._pointer), has_keyboard=True)
+        for rect in (rects.focused, *rects.selected[-1:]):
+            if rect is not None:
+                self.ensureVisible(rect, 0, 16)

@@ -36,7 +36,10 @@ class PromptEdit(QPlainTextEdit):
 
     def _fit_height(self) -> None:
         # A plain text document measures its height in lines.
-        lines = min(max(round(self.document().size().height()), 1), MAX_LINES)
+        wanted_lines = max(round(self.document().size().height()), 1)
+        lines = min(wanted_lines, MAX_LINES)
+        policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted_lines > lines else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
+        self.setVerticalScrollBarPolicy(policy)
         around = self.height() - self.viewport().height() + 2 * round(self.document().documentMargin())
         height = lines * self.fontMetrics().lineSpacing() + around
         if height != self.height():

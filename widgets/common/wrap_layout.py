@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
 
 
 class WrapLayout(QLayout):
-    """Items keep their size hint, centred in their line."""
+    """Items keep their size hint, centred in their line; those that expand take what a line leaves, or give way."""
 
     def __init__(self, parent: QWidget | None = None, *, spacing: int = 8) -> None:
         super().__init__(parent)
@@ -54,11 +54,12 @@ class WrapLayout(QLayout):
         top = rect.top()
         for items, height in self._lines(rect.width()):
             left = rect.left()
+            spare = rect.width() - sum(_narrowest(item) for item in items) - self.spacing() * (len(items) - 1)
             for item in items:
-                size = item.sizeHint()
-                width = min(size.width(), rect.width())
-                item.setGeometry(QRect(QPoint(left, top + (height - size.height()) // 2), QSize(width, size.height())))
-                left += width + self.spacing()
+                width = min(_narrowest(item) + (max(spare, 0) if _expands(item) else 0), item.maximumSize().width())
+                size = QSize(min(width, rect.width()), item.sizeHint().height())
+                item.setGeometry(QRect(QPoint(left, top + (height - size.height()) // 2), size))
+                left += size.width() + self.spacing()
             top += height + self.spacing()
 
     def _visible(self) -> list[QLayoutItem]:
@@ -68,13 +69,20 @@ class WrapLayout(QLayout):
         lines: list[tuple[list[QLayoutItem], int]] = []
         used = 0
         for item in self._visible():
-            size = item.sizeHint()
-            if lines and used + self.spacing() + size.width() <= width:
+            item_width, item_height = _narrowest(item), item.sizeHint().height()
+            if lines and used + self.spacing() + item_width <= width:
                 items, height = lines[-1]
-                items.append(item)
-                lines[-1] = (items, max(height, size.height()))
-                used += self.spacing() + size.width()
+                lines[-1] = ([*items, item], max(height, item_height))
+                used += self.spacing() + item_width
             else:
-                lines.append(([item], size.height()))
-                used = size.width()
+                lines.append(([item], item_height))
+                used = item_width
         return lines
+
+
+def _expands(item: QLayoutItem) -> bool:
+    return bool(item.expandingDirections() & Qt.Orientation.Horizontal)
+
+
+def _narrowest(item: QLayoutItem) -> int:
+    return item.minimumSize().width() if _expands(item) else item.sizeHint().width()

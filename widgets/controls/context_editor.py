@@ -5,25 +5,28 @@ from __future__ import annotations
 from typing import cast
 
 import msgspec
-from PySide6.QtCore import Signal
+from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QMenu, QToolButton, QWidget
 
 from engine.layout.context_settings import KV_TYPES, ContextSettings, FlashAttention, KvType
 from widgets.common.counts import format_count
 from widgets.common.roles import plain_label
-from widgets.common.wrap_layout import WrapLayout
+from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.token_spin_box import TokenSpinBox
 
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
 FLASH_CHOICES: tuple[FlashAttention, ...] = ("auto", "on", "off")
 
 
-class ContextEditor(QWidget):
-    """Edits the parts of `ContextSettings` that the bar shows; the rest passes through unchanged."""
+class ContextEditor(QObject):
+    """Edits the parts of `ContextSettings` that the bar shows; the rest passes through unchanged.
+
+    `groups` are the widgets to lay out.
+    """
 
     context_changed = Signal(ContextSettings)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._settings = ContextSettings()
         self._n_ctx_train: int | None = None
@@ -31,16 +34,19 @@ class ContextEditor(QWidget):
         self.n_ctx_box.setAccessibleName("Context length in tokens")
         self.presets_button = QToolButton()
         self.presets_button.setText("▾")
+        self.presets_button.setProperty("role", "compact")
+        self.presets_button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
         self.presets_button.setAccessibleName("Context length presets")
         self.presets_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.presets_button.setMenu(QMenu(self.presets_button))
         self.type_k_box = _choices("Type of the K cache", KV_TYPES)
         self.type_v_box = _choices("Type of the V cache", KV_TYPES)
         self.flash_box = _choices("Flash attention", FLASH_CHOICES)
-        layout = WrapLayout(self)
-        layout.addWidget(_group("Context", self.n_ctx_box, self.presets_button))
-        layout.addWidget(_group("KV", self.type_k_box, self.type_v_box))
-        layout.addWidget(_group("Flash attn", self.flash_box))
+        self.groups = (
+            _group("Context", self.n_ctx_box, self.presets_button),
+            _group("KV", self.type_k_box, self.type_v_box),
+            _group("Flash attn", self.flash_box),
+        )
         self.n_ctx_box.valueChanged.connect(self._on_edited)
         for box in (self.type_k_box, self.type_v_box, self.flash_box):
             box.activated.connect(self._on_edited)
@@ -118,5 +124,6 @@ def _group(label: str, *widgets: QWidget) -> QWidget:
     row.setSpacing(4)
     row.addWidget(plain_label(label, "dim"))
     for widget in widgets:
+        widget.setFixedHeight(CONTROL_HEIGHT_PX)
         row.addWidget(widget)
     return group

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
+from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.states import LoadState
 
 PROGRESS_STEPS = 1000
@@ -55,9 +56,10 @@ class LoadButtons(QWidget):
         row = QHBoxLayout()
         row.setSpacing(8)
         for button in (self.unload_button, self.cancel_button, self.load_button):
+            button.setFixedHeight(CONTROL_HEIGHT_PX)
             row.addWidget(button)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 6, 0, 0)
+        layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(2)
         layout.addLayout(row)
         layout.addWidget(self.progress)

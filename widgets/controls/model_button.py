@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSize, Qt
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
 from widgets.common.elided_label import ElidedLabel
+from widgets.controls.metrics import CONTROL_HEIGHT_PX
 
-WIDTH = 260
+MIN_WIDTH_PX = 190
+MAX_WIDTH_PX = 380
+MARGIN_PX = 12
 NO_MODEL = "No model"
 
 
@@ -21,17 +24,19 @@ class ModelButton(QPushButton):
         arrow = ElidedLabel("▾", "dim")
         arrow.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         row = QHBoxLayout(self)
-        row.setContentsMargins(12, 0, 12, 0)
+        row.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, 0)
         row.setSpacing(8)
         for label in (self._name, self._detail, arrow):
             label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        row.addWidget(self._name, 1)
-        row.addWidget(self._detail, 1)
+        row.addWidget(self._name)
+        row.addWidget(self._detail)
+        row.addStretch(1)
         row.addWidget(arrow)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+        self.setMinimumWidth(MIN_WIDTH_PX)
+        self.setMaximumWidth(MAX_WIDTH_PX)
+        self.setFixedHeight(CONTROL_HEIGHT_PX)
         self.set_text("", "")
-
-    def sizeHint(self) -> QSize:
-        return QSize(WIDTH, super().sizeHint().height())
 
     def set_text(self, name: str, detail: str) -> None:
         """Show `name` and `detail`; without a name, that there is no model."""

@@ -33,10 +33,10 @@ class SettingsBar(QFrame):
         self.setObjectName("settings-bar")
         self.model_button = ModelButton()
         self.split_chooser = SplitModeChooser()
-        self.context_editor = ContextEditor()
+        self.context_editor = ContextEditor(self)
         self.load_buttons = LoadButtons()
-        settings = WrapLayout(spacing=12)
-        for widget in (self.model_button, self.split_chooser, self.context_editor):
+        settings = WrapLayout(spacing=10)
+        for widget in (self.model_button, self.split_chooser, *self.context_editor.groups):
             settings.addWidget(widget)
         self._row = layout = QHBoxLayout(self)
         layout.setContentsMargins(12, 4, 12, 4)

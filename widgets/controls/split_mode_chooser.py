@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QToolButton, QWidget
 
 from engine.layout.layout import SplitMode
+from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.states import SplitModeChoice
 
 LABELS: Mapping[SplitMode, tuple[str, str]] = {
@@ -36,6 +37,8 @@ class SplitModeChooser(QWidget):
             button.setText(text)
             button.setCheckable(True)
             button.setProperty("role", "segment")
+            button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
+            button.setFixedHeight(CONTROL_HEIGHT_PX)
             group.addButton(button)
             button.clicked.connect(lambda _checked=False, chosen=mode: self.mode_chosen.emit(SplitModeChoice(chosen)))
             row.addWidget(button)

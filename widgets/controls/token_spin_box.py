@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QValidator
 from PySide6.QtWidgets import QSpinBox, QWidget
 
@@ -10,6 +11,7 @@ from widgets.common.counts import SEPARATOR, format_count, parse_count
 STEP = 256
 """llama.cpp rounds a context up to this many tokens."""
 MAX_TOKENS = 1 << 24
+PADDING = 22
 
 
 class TokenSpinBox(QSpinBox):
@@ -20,7 +22,9 @@ class TokenSpinBox(QSpinBox):
         self.setRange(STEP, MAX_TOKENS)
         self.setSingleStep(STEP)
         self.setKeyboardTracking(False)
+        self.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.setAccelerated(True)
+        self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + PADDING)
 
     def textFromValue(self, value: int) -> str:
         return format_count(value)

@@ -16,7 +16,7 @@ from widgets.common.roles import plain_label
 from widgets.devices.memory_plot import MemoryPlot
 from widgets.devices.readings import NO_READING, device_subtitle, device_total_bytes, row_tool_tip, status_line
 
-MIN_WIDTH = 190
+MIN_WIDTH = 200
 
 
 class DeviceCard(QFrame):
@@ -34,7 +34,7 @@ class DeviceCard(QFrame):
         self._id_label = plain_label("", "strong")
         self._name_label = ElidedLabel("", "dim")
         self._used_label = plain_label(NO_READING, "number")
-        self._total_label = plain_label("", "dim")
+        self._total_label = ElidedLabel("", "dim")
         self._status_label = ElidedLabel(status_line(None), "dim")
         self.plot = MemoryPlot(self)
         self._build()
@@ -117,7 +117,7 @@ class DeviceCard(QFrame):
     def _show_total(self) -> None:
         text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
-            text += f", cap {format_bytes(self._device.cap_bytes)}"
+            text += f" (cap {format_bytes(self._device.cap_bytes)})"
         self._total_label.setText(text)
 
     def _on_context_menu(self, position: QPoint) -> None:

@@ -25,6 +25,7 @@ from widgets.load_report.report_table import ReportTable
 
 IDLE_SENTENCE = "Nothing was loaded yet."
 PROGRESS_STEPS = 1000
+BADGE_HEIGHT_PX = 20
 
 
 class LoadReport(QWidget):
@@ -38,6 +39,7 @@ class LoadReport(QWidget):
         self._outcome: Outcome | None = None
         self._table: ReportTable | None = None
         self._badge = plain_label()
+        self._badge.setMinimumHeight(BADGE_HEIGHT_PX)
         self._sentence = plain_label("", wrap=True)
         self._detail = plain_label("", "dim", wrap=True)
         self._rows_title = plain_label("", "dim")
@@ -130,6 +132,7 @@ class LoadReport(QWidget):
     def _show_table(self, outcome: Outcome | None) -> None:
         if self._table is not None:
             self._column.removeWidget(self._table)
+            self._table.hide()
             self._table.deleteLater()
             self._table = None
         title = "" if outcome is None else outcome.rows_title

@@ -9,13 +9,13 @@ from engine.gguf.model_file import Block, TensorInfo, TensorPart
 
 _BLOCK_NAME = re.compile(r"(?:enc\.|dec\.)?blk\.(\d{1,9})\.(.+)", re.ASCII | re.DOTALL)
 
-_PART_RULES: tuple[tuple[TensorPart, re.Pattern[str]], ...] = (
-    # matched at the start of the name behind `blk.N.`; the first match wins
-    ("experts", re.compile(r"ffn_(gate|up|down|gate_up)_(ch)?exps\.|ffn_(gate|up|down)\.\d+\.")),
-    ("ffn", re.compile(r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)")),
-    ("attention", re.compile(r"(cross_|vis_|post_)?attn|post_attention|layer_output_norm|indexer|hc_attn")),
-    ("attention", re.compile(r"ssm|time_mix|shortconv")),
+PART_PATTERNS: tuple[tuple[TensorPart, str], ...] = (
+    ("experts", r"ffn_(gate|up|down|gate_up)_(ch)?exps\.|ffn_(gate|up|down)\.\d+\."),
+    ("ffn", r"ffn|post_ffw|pre_ffw|exp_probs|channel_mix|hc_ffn|vis_(gate|down|up)"),
+    ("attention", r"(cross_|vis_|post_)?attn|post_attention|layer_output_norm|indexer|hc_attn|ssm|time_mix|shortconv"),
 )
+"""Matched at the start of the name behind `blk.N.`; the first match wins. Regexes that Python and ECMAScript share."""
+_PART_RULES = tuple((part, re.compile(pattern)) for part, pattern in PART_PATTERNS)
 
 
 def block_index(name: str) -> int | None:

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.devices.device import CPU_ID
 from engine.errors import LayoutError
-from engine.layout.layout import Layout, Override, Run, merge_runs
+from engine.layout.layout import Layout, Run, merge_runs
 from engine.layout.patterns import part_pattern
 
 MAX_DEVICES = 16
@@ -82,7 +82,15 @@ def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
         tensor_split=tuple(counts + [0.0] * (MAX_DEVICES - len(counts))),
         # Mode none with an empty list is an error to llama.cpp, and everything on CPU is an empty list.
         split_mode=layout.split_mode if offloaded else "layer",
-        overrides=tuple(_tensor_override(override) for override in layout.overrides),
+        overrides=tensor_overrides(layout),
+    )
+
+
+def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
+    """Return the overrides as patterns on tensor names; the first that finds a name (anywhere in it) decides."""
+    return tuple(
+        TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)
+        for override in layout.overrides
     )
 
 
@@ -106,8 +114,3 @@ def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...
 
 def _float32(value: float) -> float:
     return float(struct.unpack("f", struct.pack("f", value))[0])
-
-
-def _tensor_override(override: Override) -> TensorOverride:
-    pattern = override.pattern or part_pattern(override.part or "all", override.layers)
-    return TensorOverride(pattern, override.device)

@@ -10,12 +10,10 @@ from typing import Literal
 
 from engine.devices.device import CPU_ID
 from engine.errors import LayoutError
-from engine.layout.patterns import find_pattern_fault
+from engine.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault
 
 SplitMode = Literal["layer", "none", "tensor", "row"]
 SPLIT_MODES: tuple[SplitMode, ...] = ("layer", "none", "tensor", "row")
-OverridePart = Literal["experts", "ffn", "attention", "all"]
-OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all")
 MAX_LAYERS = 65536
 """Far above llama.cpp's own limit; keeps a mistyped range from costing memory."""
 

@@ -15,7 +15,6 @@ from engine.json_file import JsonObject, encode_document, parse_document, read_f
 from engine.layout.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings
 from engine.layout.layout import (
     MAX_LAYERS,
-    OVERRIDE_PARTS,
     SPLIT_MODES,
     Layout,
     Override,
@@ -24,6 +23,7 @@ from engine.layout.layout import (
     check_cover,
     merge_runs,
 )
+from engine.layout.patterns import OVERRIDE_PARTS
 
 VERSION = 1
 MAX_TOKENS = (1 << 31) - 1

@@ -5,15 +5,15 @@ from __future__ import annotations
 import re
 import warnings
 from functools import lru_cache
+from typing import Literal
+
+from engine.gguf.blocks import PART_PATTERNS
+
+OverridePart = Literal["experts", "ffn", "attention", "all"]
+OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all")
 
 MAX_PATTERN_LENGTH = 1024
 
-_PARTS = {
-    "experts": r"ffn_(up|down|gate_up|gate)_(ch|)exps",
-    "ffn": r"(ffn_|ffn\.|exp_probs_b|channel_mix_|post_ffw_norm|pre_ffw_norm)",
-    "attention": r"(attn_|ssm_|time_mix_|shortconv\.|indexer|post_attention_norm)",
-    "all": "",
-}
 # ECMAScript, which the engine uses, knows only these groups that begin with a question mark.
 _FOREIGN_GROUP = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?![:=!])")
 
@@ -36,7 +36,15 @@ def find_pattern_fault(pattern: str) -> str | None:
     return None
 
 
-def part_pattern(part: str, layers: range | None) -> str:
-    """Return the regex that finds `part` (experts, ffn, attention, all) of `layers`, None meaning every layer."""
+def part_pattern(part: OverridePart, layers: range | None) -> str:
+    """Return the regex that finds `part` (experts, ffn, attention, all) of `layers`, None meaning every layer.
+
+    Parts are those of the model file's blocks: ffn is without the experts, recurrent tensors count as attention.
+    """
     numbers = r"\d+" if layers is None else f"({'|'.join(map(str, layers))})"
-    return rf"^blk\.{numbers}\.{_PARTS[part]}"
+    block = rf"^blk\.{numbers}\."
+    if part == "all":
+        return block
+    parts = [name for name, _ in PART_PATTERNS]
+    earlier = "".join(f"(?!{pattern})" for _, pattern in PART_PATTERNS[: parts.index(part)])
+    return f"{block}{earlier}({dict(PART_PATTERNS)[part]})"

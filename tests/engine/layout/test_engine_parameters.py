@@ -96,7 +96,7 @@ TENSORS = [
     [
         (Override("CPU", part="experts"), [7, 10]),
         (Override("CPU", part="experts", first=1, last=1), [7]),
-        (Override("CPU", part="ffn", first=0, last=5), [4, 5, 6, 7, 8]),
+        (Override("CPU", part="ffn", first=0, last=5), [4, 5, 6, 8]),
         (Override("CPU", part="attention"), [2, 3, 9, 11]),
         (Override("CPU", part="all", first=1, last=2), [2, 3, 4, 5, 6, 7, 8, 9]),
         (Override("CPU", part="all", first=12, last=12), [10, 11]),

@@ -1,0 +1,67 @@
+"""Child of `cold_start`: opens one window, says `painted` after its first paint, and ends."""
+
+from __future__ import annotations
+
+import sys
+
+from PySide6.QtCore import QEvent, QObject, QTimer
+from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
+
+
+class FirstPaint(QObject):
+    """Says when `widget` has been painted for the first time, and closes it."""
+
+    def __init__(self, widget: QWidget) -> None:
+        super().__init__(widget)
+        self._widget = widget
+        self._seen = False
+        widget.installEventFilter(self)
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        """Look for the paint event; it is delivered as usual."""
+        if event.type() == QEvent.Type.Paint and not self._seen:
+            self._seen = True
+            QTimer.singleShot(0, self._report)
+        return False
+
+    def _report(self) -> None:
+        sys.stdout.write("painted\n")
+        sys.stdout.flush()
+        self._widget.close()
+        QApplication.quit()
+
+
+def bare_window() -> QMainWindow:
+    """Return a window with one plot."""
+    import pyqtgraph
+
+    window = QMainWindow()
+    plot = pyqtgraph.PlotWidget()
+    plot.plot([0, 1, 2], [0, 1, 0])
+    window.setCentralWidget(plot)
+    window.resize(1280, 800)
+    return window
+
+
+def main() -> None:
+    """Open the window that the first argument names."""
+    application = QApplication(sys.argv[:1])
+    if sys.argv[1] == "bare":
+        window = bare_window()
+        window.show()
+    else:
+        from app.main_window import MainWindow
+        from app.settings import Settings
+        from app.theme import Theme
+
+        own = MainWindow(Settings(), Theme(application, "dark"))
+        window = own
+        own.show()
+        own.start(model=None, rig=None)
+    first = FirstPaint(window)
+    application.exec()
+    del first
+
+
+if __name__ == "__main__":
+    main()

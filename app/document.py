@@ -9,8 +9,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoStack
 
 from engine.devices.device import Rig
-from engine.fit.forecast import make_preview
-from engine.fit.preview import Preview
+from engine.fit.preview import Preview, make_preview
 from engine.fit.report import FitReport
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings

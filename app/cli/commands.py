@@ -9,8 +9,8 @@ from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_line
 from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
-from engine.fit.forecast import make_preview
 from engine.fit.plan_document import plan_document, plan_text
+from engine.fit.preview import make_preview
 from engine.gguf.inspect import inspect_document, inspect_text
 from engine.gguf.reader import read_model
 from engine.runner.discovery import discover

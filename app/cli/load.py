@@ -12,7 +12,7 @@ from app.cli import exit_codes
 from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_event, print_line
 from engine.errors import RuleViolationError
-from engine.fit.forecast import make_preview
+from engine.fit.preview import make_preview
 from engine.runner.client import LoadJob, Runner
 from engine.runner.events import (
     AnyEvent,

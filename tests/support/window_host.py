@@ -1,0 +1,127 @@
+"""Runs the real window in a process of its own and answers questions about it, one JSON line each.
+
+End-to-end tests move a real mouse on a virtual screen; this tells them where things are and what they show.
+A question is a path of attributes from the window, with an optional method at the end: `{"rect": "settings_bar"}`,
+`{"text": "load_report.badge_text"}`, `{"layout": ""}`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from PySide6.QtCore import QObject, QPoint, QPointF, Qt, Signal
+from PySide6.QtWidgets import QApplication, QWidget
+
+from app.bug_report import BugReporter
+from app.gui import QuitOnSignals
+from app.logs import start_logging
+from app.main_window import MainWindow
+from app.settings import Settings, log_path
+from app.theme import Theme
+from widgets.layout_editor.shown import Shown
+
+
+class Answers(QObject):
+    """Answers questions in the GUI thread."""
+
+    asked = Signal(str)
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self.asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
+
+    def _on_asked(self, line: str) -> None:
+        ((question, path),) = json.loads(line).items()
+        try:
+            answer = getattr(self, f"_{question}")(path)
+        except Exception as error:
+            answer = {"error": repr(error)}
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+
+    def _find(self, path: str) -> Any:
+        found: Any = self._window
+        for name in filter(None, path.split(".")):
+            found = getattr(found, name)
+        return found() if callable(found) and not isinstance(found, QWidget) else found
+
+    def _rect(self, path: str) -> list[int]:
+        widget = self._find(path)
+        corner = widget.mapToGlobal(QPoint(0, 0))
+        return [corner.x(), corner.y(), widget.width(), widget.height()]
+
+    def _layer(self, path: str) -> list[int]:
+        """`"5@CPU"`: the middle of layer 5's column in the lane of CPU."""
+        layer, device = path.split("@")
+        shown = self._shown()
+        return self._screen_point(shown.block_rect(shown.lane_of[device], int(layer), int(layer)).center())
+
+    def _output(self, device: str) -> list[int]:
+        """The output's column in the lane of `device`; the output block itself without one."""
+        shown = self._shown()
+        center = shown.output_rect().center()
+        if device:
+            center.setY(shown.track_rect(shown.lane_of[device]).center().y())
+        return self._screen_point(center)
+
+    def _boundary(self, index: str) -> list[int]:
+        """The dot of the boundary after run `index`."""
+        place = next(place for place in self._shown().handles if place.index == int(index))
+        return self._screen_point(QPointF(place.x, place.dot_y))
+
+    def _shown(self) -> Shown:
+        shown = self._window.editor.shown
+        assert shown is not None, "no model is open"
+        return shown
+
+    def _screen_point(self, point: QPointF) -> list[int]:
+        view = self._window.editor.view
+        place = view.viewport().mapToGlobal(view.mapFromScene(point))
+        return [place.x(), place.y()]
+
+    def _text(self, path: str) -> str:
+        return str(self._find(path))
+
+    def _visible(self, path: str) -> bool:
+        return bool(self._find(path).isVisible())
+
+    def _state(self, _path: str) -> str:
+        return self._window.session.state.name
+
+    def _layout(self, _path: str) -> list[list[object]] | None:
+        edit = self._window.session.document.edit
+        return None if edit is None else [[run.device, run.first, run.last] for run in edit.layout.runs]
+
+    def _bugs(self, _path: str) -> list[str]:
+        top = QApplication.topLevelWidgets()
+        return [widget.windowTitle() for widget in top if widget.isVisible() and widget is not self._window]
+
+
+def main() -> None:
+    """Open the window: arguments are the theme and, optionally, a model and a rig file."""
+    theme, model, rig = (*sys.argv[1:], "", "")[:3]
+    start_logging(log_path())
+    application = QApplication(sys.argv[:1])
+    BugReporter(application).install()
+    window = MainWindow(Settings(), Theme(application, "dark" if theme == "dark" else "light"))
+    signals = QuitOnSignals(application)
+    answers = Answers(window)
+
+    def listen() -> None:
+        for line in sys.stdin:
+            answers.asked.emit(line)
+
+    threading.Thread(target=listen, daemon=True).start()
+    window.show()
+    window.start(model=Path(model) if model else None, rig=Path(rig) if rig else None)
+    application.exec()
+    signals.close()
+
+
+if __name__ == "__main__":
+    main()

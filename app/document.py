@@ -9,12 +9,11 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoStack
 
 from engine.devices.device import Rig
-from engine.fit.preview import Preview, make_preview
+from engine.fit.preview import Preview, PreviewTables, make_preview
 from engine.fit.report import FitReport
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.memory.model_memory import ModelMemory
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
@@ -38,7 +37,7 @@ class LayoutDocument(QObject):
         super().__init__(parent)
         self.undo_stack = QUndoStack(self)
         self._model: ModelFile | None = None
-        self._memory: ModelMemory | None = None
+        self._tables: PreviewTables | None = None
         self._rig: Rig | None = None
         self._edit: Edit | None = None
         self._drag_start: Edit | None = None
@@ -66,7 +65,7 @@ class LayoutDocument(QObject):
 
     def open(self, model: ModelFile, rig: Rig, edit: Edit) -> None:
         """Begin with `edit` of `model`; undo starts anew."""
-        self._model, self._memory, self._rig, self._edit = model, ModelMemory(model), rig, edit
+        self._model, self._tables, self._rig, self._edit = model, PreviewTables(model), rig, edit
         self._drag_start = None
         self.undo_stack.clear()
         self._recompute()
@@ -148,10 +147,10 @@ class LayoutDocument(QObject):
 
     def _recompute(self) -> None:
         self._frame.stop()
-        if self._memory is None or self._rig is None or self._edit is None:
+        if self._tables is None or self._rig is None or self._edit is None:
             self._publish(None)
             return
-        self._publish(make_preview(self._memory, self._rig, self._edit.layout, self._edit.context))
+        self._publish(make_preview(self._tables, self._rig, self._edit.layout, self._edit.context))
 
     def _publish(self, preview: Preview | None) -> None:
         self._preview = preview

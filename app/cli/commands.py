@@ -10,7 +10,7 @@ from app.cli.output import print_document, print_line
 from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
 from engine.fit.plan_document import plan_document, plan_text
-from engine.fit.preview import make_preview
+from engine.fit.preview import make_report
 from engine.gguf.inspect import inspect_document, inspect_text
 from engine.gguf.reader import read_model
 from engine.runner.discovery import discover
@@ -36,7 +36,7 @@ def run_devices(options: Namespace) -> int:
 def run_plan(options: Namespace) -> int:
     """Print the forecast of a layout."""
     inputs = read_inputs(options)
-    report = make_preview(inputs.model, inputs.rig, inputs.layout, inputs.context).report
+    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
     broken = bool(report.violations)
     if not broken and (options.probe or report.probe_only is not None):
         report = probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context)

@@ -12,7 +12,7 @@ from app.cli import exit_codes
 from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_event, print_line
 from engine.errors import RuleViolationError
-from engine.fit.preview import make_preview
+from engine.fit.preview import make_report
 from engine.runner.client import LoadJob, Runner
 from engine.runner.events import (
     AnyEvent,
@@ -36,7 +36,7 @@ INTERRUPT_POLL_S = 0.2
 def run_load(options: Namespace) -> int:
     """Load a layout and report events; with --prompt also generate."""
     inputs = read_inputs(options)
-    report = make_preview(inputs.model, inputs.rig, inputs.layout, inputs.context).report
+    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
     if report.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))
     job = LoadJob(

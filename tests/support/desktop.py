@@ -64,7 +64,8 @@ class Window:
 
     def ask(self, question: str, path: str = "") -> Any:
         """Return the answer to one question of `window_host`."""
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.write(json.dumps({question: path}) + "\n")
         self.process.stdin.flush()
         line = self.process.stdout.readline()

@@ -1,4 +1,4 @@
-"""Events of a load and of generation, to the key of the contract: the CLI prints them, the session makes signals of them."""
+"""Events of a load and of generation, to the key of the contract: the CLI prints them, the window makes signals."""
 
 from __future__ import annotations
 

@@ -1,0 +1,75 @@
+"""What is to be loaded where, and its translation to requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.errors import RuleViolationError
+from engine.fit.report import DeviceRow
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import EngineParameters, engine_parameters
+from engine.layout.layout import Layout
+from engine.layout.rules import violations
+from engine.runner.protocol import DeviceRef, Load, Probe
+
+
+@dataclass(frozen=True, slots=True)
+class LoadJob:
+    """One load: a model, a layout of it on a rig, context options, and the forecast that the result is shown beside."""
+
+    model: ModelFile
+    rig: Rig
+    layout: Layout
+    context: ContextSettings
+    forecast: tuple[DeviceRow, ...] = ()
+
+    def parameters(self) -> EngineParameters:
+        """Return what the engine is told.
+
+        Raises:
+            RuleViolationError: with every rule that the layout breaks.
+            LayoutError: for what has no translation.
+        """
+        broken = violations(self.layout, self.model, self.rig, self.context)
+        if broken:
+            raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in broken))
+        return engine_parameters(self.layout, self.model.n_layers)
+
+    def load_request(self) -> Load:
+        """Return the request of a real load; raises as `parameters` does."""
+        parameters = self.parameters()
+        return Load(path=str(self.model.paths[0]), devices=_refs(self.rig), parameters=parameters, context=self.context)
+
+    def probe_request(self) -> Probe:
+        """Return the request of a no-alloc load; raises as `parameters` does."""
+        parameters = self.parameters()
+        return Probe(
+            path=str(self.model.paths[0]), devices=_refs(self.rig), parameters=parameters, context=self.context
+        )
+
+    def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
+        """Return the RPC devices that the layout uses, by endpoint."""
+        used = {*self.layout.devices, self.layout.output_device, *(each.device for each in self.layout.overrides)}
+        endpoints: dict[str, tuple[Device, ...]] = {}
+        for device in self.rig.devices:
+            if device.endpoint is not None and device.id in used:
+                endpoints[device.endpoint] = (*endpoints.get(device.endpoint, ()), device)
+        return endpoints
+
+
+def _refs(rig: Rig) -> tuple[DeviceRef, ...]:
+    """Describe the rig's devices to the child. A local device's id is ggml's own name unless somebody renamed it."""
+    return tuple(
+        DeviceRef(
+            id=device.id,
+            backend=device.backend,
+            name=device.id,
+            pci_bus_id=device.pci_bus_id,
+            endpoint=device.endpoint,
+            endpoint_device=device.endpoint_device,
+        )
+        for device in rig.devices
+        if device.id != CPU_ID
+    )

@@ -1,0 +1,87 @@
+"""What the runner keeps about a load, a generation and a diagnosis that have begun and not ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum, auto
+
+from engine.devices.device import Device
+from engine.runner.events import Crashed, Failed, LoadEnding, Stage
+from engine.runner.job import LoadJob
+from engine.runner.outcome import ProcessOutcome
+from engine.runner.protocol import Load
+from engine.runner.reports import StageTracker
+
+
+class RunnerState(Enum):
+    """What the child of a runner does."""
+
+    STOPPED = auto()
+    STARTING = auto()
+    LOADING = auto()
+    READY = auto()
+    GENERATING = auto()
+    STOPPING = auto()
+    FAILED = auto()
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedInfo:
+    """What a chat needs to know about the loaded model. `flash_attention` None: the engine did not tell."""
+
+    job: LoadJob
+    n_ctx: int
+    n_vocab: int
+    chat_template: bool
+    flash_attention: bool | None
+    layer_devices: tuple[str, ...]
+    kv_devices: tuple[tuple[int, str], ...]
+
+
+class LoadPhase(Enum):
+    """CHECKING: rules and endpoints. REPLACING: the model loaded before is ending. RUNNING: in a child of its own."""
+
+    CHECKING = auto()
+    REPLACING = auto()
+    RUNNING = auto()
+
+
+@dataclass(eq=False, slots=True)
+class LoadRun:
+    """`unchecked` are endpoints that the model loaded before still holds; `ending` is kept until the child is gone."""
+
+    job: LoadJob
+    tracker: StageTracker = field(default_factory=StageTracker)
+    phase: LoadPhase = LoadPhase.CHECKING
+    request: Load | None = None
+    unchecked: tuple[str, ...] = ()
+    ending: LoadEnding | None = None
+    cancelled: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class GenerationRun:
+    """`sent`: the child has been asked; `killed`: it did not stop in time and is being ended."""
+
+    sent: bool = False
+    stopping: bool = False
+    killed: bool = False
+
+
+@dataclass(eq=False, slots=True)
+class Diagnosis:
+    """A child went down over RPC and the endpoints are asked which of them is gone."""
+
+    outcome: ProcessOutcome
+    stage: Stage | None
+    devices: Mapping[str, tuple[Device, ...]]
+    finish: Callable[[Failed | Crashed], None]
+
+
+@dataclass(eq=False, slots=True)
+class WaitingLoad:
+    """A load that begins when what runs now has ended."""
+
+    job: LoadJob
+    cancelled: bool = False

@@ -1,0 +1,246 @@
+"""A child that speaks the worker's protocol and misbehaves on demand: `python fake_worker.py MODE [ARGUMENT]`.
+
+It stands in for the engine where a test needs a failure at an exact moment.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from engine.runner.protocol import (
+    PROTOCOL_VERSION,
+    Aborting,
+    AllocationFailure,
+    AnyRequest,
+    DeviceMemoryQuery,
+    DeviceMemoryReading,
+    DeviceMemoryReadings,
+    Failure,
+    Generate,
+    Generated,
+    Hello,
+    Load,
+    LoadedModel,
+    Message,
+    Part,
+    Piece,
+    Quit,
+    StageProgress,
+    Stop,
+    Stopped,
+)
+
+MIB = 1024**2
+_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+
+
+def fake_worker_argv(mode: str, argument: str = "") -> list[str]:
+    """Return the command of a fake worker in `mode`."""
+    return [sys.executable, "-I", str(Path(__file__).resolve()), mode, argument]
+
+
+class FakeWorker:
+    """Answers requests as a worker would, except where its mode says otherwise."""
+
+    def __init__(self, mode: str, argument: str) -> None:
+        self.mode = mode
+        self.argument = argument
+        self.requests: queue.SimpleQueue[AnyRequest | None] = queue.SimpleQueue()
+        self.stopped = threading.Event()
+
+    def run(self) -> None:
+        if self.mode in ("stubborn", "stubborn_generate"):
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        if self.mode == "silent":
+            self._wait_for_ever()
+        if self.mode == "no_hello":
+            say(Piece(text="hi"))
+        say(Hello(protocol=PROTOCOL_VERSION + (self.mode == "other_version"), engine="fake", pid=os.getpid()))
+        if self.mode == "dies_after_hello":
+            os._exit(7)
+        threading.Thread(target=self._read, daemon=True).start()
+        while (request := self.requests.get()) is not None:
+            match request:
+                case Load():
+                    self._load()
+                case Generate():
+                    self._generate(request)
+                case DeviceMemoryQuery():
+                    say(DeviceMemoryReadings(readings=(DeviceMemoryReading("CPU", 1, 2),)))
+
+    def _read(self) -> None:
+        for line in sys.stdin.buffer:
+            request = _decoder.decode(line)
+            if isinstance(request, Stop):
+                self.stopped.set()
+            elif isinstance(request, Quit):
+                break
+            else:
+                self.requests.put(request)
+        if not self.mode.startswith("stubborn"):
+            self.stopped.set()
+            self.requests.put(None)
+
+    def _load(self) -> None:
+        say(StageProgress(stage="allocate"))
+        misbehave: Callable[[], None] | None = getattr(self, f"_load_{self.mode}", None)
+        if misbehave is not None:
+            misbehave()
+            return
+        for fraction in (0.0, 0.6, 0.4, 1.0):
+            say(StageProgress(stage="read", fraction=fraction))
+        say(StageProgress(stage="allocate", fraction=0.5))
+        say(StageProgress(stage="context"))
+        say(StageProgress(stage="warm_up", fraction=1.0))
+        say(_loaded())
+        if self.mode == "dies_idle":
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def _load_slow(self) -> None:
+        while not self.stopped.wait(0.02):
+            say(StageProgress(stage="read", fraction=0.5))
+        say(Stopped(stage="read"))
+
+    def _load_deaf(self) -> None:
+        self._wait_for_ever()
+
+    def _load_stubborn(self) -> None:
+        self._wait_for_ever()
+
+    def _load_late(self) -> None:
+        """Takes no notice of being stopped and reports success."""
+        self.stopped.wait()
+        say(_loaded())
+
+    def _load_killed(self) -> None:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _load_quiet_end(self) -> None:
+        os._exit(0)
+
+    def _load_noisy(self) -> None:
+        sys.stderr.write("noise\n" * 20000 + "the last straw\n")
+        sys.stderr.flush()
+        os._exit(3)
+
+    def _load_rpc_lost(self) -> None:
+        say(Aborting(text="ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response"))
+        os.abort()
+
+    def _load_rpc_unreachable(self) -> None:
+        sys.stderr.write(f"ggml-rpc.cpp:547: Failed to connect to {self.argument}\n")
+        sys.stderr.flush()
+        os.abort()
+
+    def _load_broken(self) -> None:
+        os.write(1, b"llama_model_loader: loaded meta data\n")
+        self._wait_for_ever()
+
+    def _load_half_line(self) -> None:
+        os.write(1, b'{"type":"stage_prog')
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def _load_unknown_message(self) -> None:
+        os.write(1, b'{"type":"greetings"}\n')
+        self._wait_for_ever()
+
+    def _load_huge_line(self) -> None:
+        piece = b"x" * (1 << 20)
+        try:
+            while True:
+                os.write(1, piece)
+        except BrokenPipeError:
+            self._wait_for_ever()
+
+    def _load_out_of_memory(self) -> None:
+        parts = (
+            Part(device="RPC0", buffer_type="RPC0[127.0.0.1:1]", weights_bytes=100 * MIB),
+            Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),
+        )
+        say(
+            AllocationFailure(
+                stage="context",
+                device="RPC0",
+                buffer_type="RPC0[127.0.0.1:1]",
+                requested_bytes=300 * MIB,
+                free_bytes=None,
+                parts=parts,
+                text="failed to allocate",
+            )
+        )
+
+    def _load_failure(self) -> None:
+        say(Failure(kind="model_file", message="The file is no model."))
+
+    def _load_failure_then_crash(self) -> None:
+        say(Failure(kind="model_file", message="The file is no model."))
+        os.abort()
+
+    def _generate(self, request: Generate) -> None:
+        self.stopped.clear()
+        match self.mode:
+            case "endless":
+                while not self.stopped.wait(0.02):
+                    say(Piece(text="a"))
+            case "flood":
+                while not self.stopped.is_set():
+                    say(Piece(text="a" * 100))
+            case "stubborn_generate" | "deaf_generate":
+                say(Piece(text="a"))
+                self._wait_for_ever()
+            case "killed_generate":
+                say(Piece(text="a"))
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "failing_generate":
+                say(Failure(kind="internal", message="No room in the batch."))
+                return
+            case _:
+                say(Piece(text=request.prompt))
+        reason = "stopped" if self.stopped.is_set() else "end_of_text"
+        say(
+            Generated(
+                prompt_tokens=4,
+                evaluated_tokens=2,
+                generated_tokens=3,
+                prompt_seconds=0.5,
+                generation_seconds=1.5,
+                context_used=7,
+                stop_reason=reason,
+            )
+        )
+
+    def _wait_for_ever(self) -> None:
+        threading.Event().wait()
+
+
+def say(message: Message) -> None:
+    """Write one message; the end of our reader ends us."""
+    data = msgspec.json.encode(message) + b"\n"
+    while data:
+        data = data[os.write(1, data) :]
+
+
+def _loaded() -> LoadedModel:
+    return LoadedModel(
+        parts=(Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),),
+        n_ctx=512,
+        n_vocab=259,
+        flash_attention=True,
+        chat_template=True,
+        layer_devices=("CPU", "CPU"),
+        kv_devices=((0, "CPU"),),
+    )
+
+
+if __name__ == "__main__":
+    FakeWorker(*sys.argv[1:3]).run()

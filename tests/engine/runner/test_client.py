@@ -1,0 +1,504 @@
+"""The runner against children that misbehave: whatever they do, everything begun gets exactly one ending."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import threading
+
+import psutil
+import pytest
+
+from engine.errors import ArgumentError
+from engine.layout.layout import Layout, Run
+from engine.runner.client import Runner, RunnerState
+from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.runner.protocol import Generate
+from engine.units import MIB
+from tests.support.fake_worker import fake_worker_argv
+from tests.support.jobs import make_job, worker_device
+from tests.support.runner_log import RunnerLog
+
+
+@pytest.fixture(autouse=True)
+def _no_child_or_thread_is_left():
+    threads_before = set(threading.enumerate())
+    yield
+    assert [child.cmdline() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
+    assert set(threading.enumerate()) <= threads_before
+
+
+def fake(mode: str, argument: str = "", **options: object) -> RunnerLog:
+    return RunnerLog(fake_worker_argv(mode, argument), **options)
+
+
+def test_load_generate_unload() -> None:
+    with fake("normal") as log:
+        log.runner.load(make_job())
+        (loaded,) = log.wait_for_endings(1)
+        assert isinstance(loaded, Loaded)
+        assert [(row.id, row.need_bytes) for row in loaded.devices] == [("CPU", 10 * MIB)]
+        assert log.runner.loaded is not None
+        assert (log.runner.context_size, log.runner.loaded.n_vocab, log.runner.loaded.chat_template) == (512, 259, True)
+
+        log.runner.generate(Generate(prompt="Hello"))
+        done = log.wait_for_endings(2)[1]
+        assert isinstance(done, Done)
+        assert (done.prompt_tokens_per_second, done.generation_tokens_per_second) == (4.0, 2.0)
+        assert "".join(event.text for event in log.events if isinstance(event, Token)) == "Hello"
+        assert log.runner.context_used == 7
+
+        log.runner.unload()
+        log.wait_for_state(RunnerState.STOPPED)
+        assert log.runner.loaded is None
+    assert len(log.endings) == 2
+    assert log.states == [
+        RunnerState.STARTING,
+        RunnerState.LOADING,
+        RunnerState.READY,
+        RunnerState.GENERATING,
+        RunnerState.READY,
+        RunnerState.STOPPING,
+        RunnerState.STOPPED,
+    ]
+
+
+def test_progress_begins_before_the_child_and_never_goes_back() -> None:
+    with fake("normal") as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+    progress = [(event.stage, event.fraction) for event in log.events if isinstance(event, Progress)]
+    assert progress == [
+        ("header", None),
+        ("fit", None),
+        ("allocate", None),
+        ("read", 0.0),
+        ("read", 0.6),
+        ("read", 0.6),
+        ("read", 1.0),
+        ("context", None),
+        ("warm_up", 1.0),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("mode", "signal_number", "exit_code", "words"),
+    [
+        ("killed", signal.SIGKILL, None, "memory ran out"),
+        ("half_line", signal.SIGKILL, None, "SIGKILL"),
+        ("quiet_end", None, 0, "without an answer"),
+        ("noisy", None, 3, "the last straw"),
+        ("dies_after_hello", None, 7, "exit code 7"),
+    ],
+)
+def test_a_child_that_goes_without_a_word_has_crashed(
+    mode: str, signal_number: int | None, exit_code: int | None, words: str
+) -> None:
+    with fake(mode) as log:
+        log.runner.load(make_job())
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Crashed)
+        assert (ending.signal, ending.exit_code) == (signal_number, exit_code)
+        assert words in ending.message
+        assert log.runner.state is RunnerState.FAILED
+    assert len(log.endings) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "words"),
+    [
+        ("broken", "llama_model_loader"),
+        ("unknown_message", "greetings"),
+        ("huge_line", "more than"),
+        ("other_version", "version"),
+        ("no_hello", "hello"),
+    ],
+)
+def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> None:
+    with fake(mode) as log:
+        log.runner.load(make_job())
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Failed)
+        assert ending.kind == "internal"
+        assert words in ending.message
+    assert len(log.endings) == 1
+
+
+@pytest.mark.parametrize("mode", ["silent", "deaf", "stubborn"])
+def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
+    with fake(mode, stall_timeout_s=0.4) as log:
+        log.runner.load(make_job())
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Failed)
+        assert ending.kind == "stalled"
+        assert "0.4 s" in ending.message
+
+
+def test_progress_renews_the_stall_timeout() -> None:
+    with fake("slow", stall_timeout_s=0.5) as log:
+        log.runner.load(make_job())
+        for _ in range(40):  # 0.8 s of ticks at least
+            count = len(log.events)
+            log._wait(lambda count=count: len(log.events) > count)
+        assert log.endings == []
+
+
+def test_a_program_that_is_not_there() -> None:
+    with RunnerLog(["/no/such/program"]) as log:
+        log.runner.load(make_job())
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Failed)
+        assert ending.kind == "internal"
+        assert "/no/such/program" in ending.message
+
+
+def test_a_failure_is_told_when_the_child_is_gone_and_the_next_load_works() -> None:
+    with fake("failure") as log:
+        log.runner.load(make_job())
+        (ending,) = log.wait_for_endings(1)
+        assert ending == Failed(kind="model_file", message="The file is no model.")
+        assert psutil.Process().children() == []
+        log.runner._argv = fake_worker_argv("normal")
+        log.runner.load(make_job())
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+
+
+def test_the_last_word_counts_more_than_a_crash_after_it() -> None:
+    with fake("failure_then_crash") as log:
+        log.runner.load(make_job())
+        assert log.wait_for_endings(1) == [Failed(kind="model_file", message="The file is no model.")]
+    assert len(log.endings) == 1
+
+
+def test_out_of_memory_names_device_stage_and_bytes() -> None:
+    with fake("out_of_memory") as log, _listener() as endpoint:
+        job = make_job([worker_device("RPC0", endpoint, 256 * MIB)])
+        log.runner.load(job)
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, OutOfMemory)
+    assert (ending.stage, ending.device, ending.requested_bytes) == ("context", "RPC0", 300 * MIB)
+    assert ending.free_bytes == 156 * MIB
+    assert [(row.id, row.weights_bytes) for row in ending.allocated] == [("RPC0", 100 * MIB), ("CPU", 10 * MIB)]
+    for words in ("RPC0 ran out of memory", "KV cache", "300.0 MiB", "156.0 MiB free", "RPC0 100.0 MiB, CPU 10.0 MiB"):
+        assert words in ending.message
+
+
+# ------------------------------------------------------------------ cancel
+
+
+def test_cancel_before_a_hello() -> None:
+    with fake("silent") as log:
+        log.runner.load(make_job())
+        log.wait_for_event(Progress, stage="fit")
+        log.runner.stop()
+        assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
+        assert log.runner.state is RunnerState.STOPPED
+
+
+@pytest.mark.parametrize(("mode", "stage"), [("slow", "read"), ("deaf", "allocate"), ("stubborn", "allocate")])
+def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: str) -> None:
+    with fake(mode, stop_timeout_s=0.8) as log:
+        log.runner.load(make_job())
+        log.wait_for_event(Progress, stage=stage)
+        log.runner.stop()
+        log.runner.stop()
+        assert log.wait_for_endings(1) == [Cancelled(stage=stage)]
+        assert psutil.Process().children() == []
+        assert log.runner.state is RunnerState.STOPPED
+    assert len(log.endings) == 1
+
+
+def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
+    with fake("late") as log:
+        log.runner.load(make_job())
+        log.wait_for_event(Progress, stage="allocate")
+        log.runner.stop()
+        assert log.wait_for_endings(1) == [Cancelled(stage="allocate")]
+        assert log.runner.loaded is None
+    assert len(log.endings) == 1
+
+
+@pytest.mark.parametrize("mode", ["normal", "killed", "slow", "failure", "noisy"])
+def test_cancel_at_any_moment_leaves_one_ending(mode: str) -> None:
+    with fake(mode) as log:
+        for turn in range(4):
+            log.runner.load(make_job())
+            if turn:
+                log._wait(lambda turn=turn: len(log.endings) > turn or len(log.events) % 3 == turn % 3)
+            log.runner.stop()
+            log.wait_for_endings(turn + 1)
+        log.runner.unload()
+    assert len(log.endings) == 4
+
+
+def test_stop_without_anything_running_does_nothing() -> None:
+    with fake("normal") as log:
+        log.runner.stop()
+        log.runner.unload()
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.stop()
+        log.runner.generate(Generate(prompt="x"))
+        assert isinstance(log.wait_for_endings(2)[1], Done)
+
+
+# ------------------------------------------------------------------ several loads
+
+
+def test_a_load_replaces_what_is_loaded() -> None:
+    with fake("normal") as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        (first,) = psutil.Process().children()
+        log.runner.load(make_job())
+        log.wait_for_endings(2)
+        (second,) = psutil.Process().children()
+        assert first.pid != second.pid
+    assert [type(ending) for ending in log.endings] == [Loaded, Loaded]
+
+
+def test_a_refused_load_leaves_what_is_loaded() -> None:
+    with fake("normal") as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.load(make_job(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
+        refused = log.wait_for_endings(2)[1]
+        assert isinstance(refused, Failed)
+        assert refused.kind == "layout"
+        assert "CUDA7" in refused.message
+        assert log.runner.is_ready
+        log.runner.generate(Generate(prompt="still here"))
+        assert isinstance(log.wait_for_endings(3)[2], Done)
+
+
+def test_of_several_loads_the_last_remains() -> None:
+    with fake("slow") as log:
+        log.runner.load(make_job())
+        log.wait_for_event(Progress, stage="read")
+        log.runner.load(make_job())
+        log.runner.load(make_job())
+        log.wait_for_endings(2)
+        log.wait_for_state(RunnerState.LOADING)
+        log.runner.stop()
+        log.wait_for_endings(3)
+    assert [type(ending) for ending in log.endings] == [Cancelled] * 3
+
+
+def test_loading_while_generating_ends_both_properly() -> None:
+    with fake("endless") as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="x"))
+        log.wait_for_event(Token)
+        log.runner.load(make_job())
+        endings = log.wait_for_endings(3)
+    assert [type(ending) for ending in endings] == [Loaded, Done, Loaded]
+    assert endings[1].stop_reason == "stopped"
+
+
+# ------------------------------------------------------------------ generating
+
+
+@pytest.mark.parametrize("mode", ["endless", "flood"])
+def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
+    with fake(mode) as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="x"))
+        log.wait_for_event(Token)
+        with pytest.raises(ArgumentError, match="stop it first"):
+            log.runner.generate(Generate(prompt="y"))
+        log.runner.stop()
+        done = log.wait_for_endings(2)[1]
+        assert isinstance(done, Done)
+        assert done.stop_reason == "stopped"
+        assert log.runner.is_ready
+
+
+@pytest.mark.parametrize("mode", ["deaf_generate", "stubborn_generate"])
+def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
+    with fake(mode, stop_timeout_s=0.8) as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="x"))
+        log.wait_for_event(Token)
+        log.runner.stop()
+        ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, Failed)
+        assert ending.kind == "stalled"
+        assert not log.runner.is_ready
+        assert psutil.Process().children() == []
+
+
+def test_a_crash_while_generating_is_its_ending() -> None:
+    with fake("killed_generate") as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="x"))
+        ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, Crashed)
+        assert ending.signal == signal.SIGKILL
+        assert log.runner.loaded is None
+        with pytest.raises(ArgumentError, match="load one first"):
+            log.runner.generate(Generate(prompt="x"))
+    assert len(log.endings) == 2
+
+
+def test_a_failed_generation_leaves_the_model() -> None:
+    with fake("failing_generate") as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="x"))
+        assert log.wait_for_endings(2)[1] == Failed(kind="internal", message="No room in the batch.")
+        assert log.runner.is_ready
+
+
+def test_a_model_lost_while_idle_is_told_once() -> None:
+    with fake("dies_idle") as log:
+        log.runner.load(make_job())
+        loaded, lost = log.wait_for_endings(2)
+        assert isinstance(loaded, Loaded)
+        assert isinstance(lost, Crashed)
+        assert log.runner.state is RunnerState.FAILED
+    assert len(log.endings) == 2
+
+
+def test_an_idle_model_does_not_stall() -> None:
+    readings: list[object] = []
+    arrived = threading.Event()
+
+    def take(reading: object) -> None:
+        readings.append(reading)
+        arrived.set()
+
+    with fake("normal", stall_timeout_s=0.3, on_device_memory=take) as log:
+        log.runner.load(make_job())
+        log.wait_for_endings(1)
+        for _ in range(3):  # each wait is as long as the stall timeout
+            threading.Event().wait(0.15)
+            arrived.clear()
+            log.runner.query_device_memory()
+            assert arrived.wait(10)
+        assert log.runner.is_ready
+    assert len(readings) == 3
+
+
+# ------------------------------------------------------------------ endpoints
+
+
+def test_a_refused_endpoint_refuses_the_load() -> None:
+    with socket.socket() as bound, fake("normal") as log:
+        bound.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can have the port, and it refuses
+        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+        log.runner.load(make_job([worker_device("attic", endpoint)]))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "unreachable"
+    assert "attic" in ending.message
+    assert endpoint in ending.message
+
+
+def test_cancel_while_an_endpoint_is_silent() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
+        log.runner.load(make_job([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.wait_for_event(Progress, stage="fit")
+        log.runner.stop()
+        assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
+
+
+def test_a_busy_endpoint_is_busy() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
+        log.runner.load(make_job([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "busy"
+    assert "attic" in ending.message
+
+
+def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
+    with fake("rpc_lost") as log, _listener() as alive, _listener(answers=1) as gone:
+        log.runner.load(make_job([worker_device("RPC0", alive), worker_device("attic", gone)]))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "unreachable"
+    assert ending.message.startswith("attic")
+    assert "RPC0" not in ending.message
+
+
+def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
+    with _listener() as first, _listener() as second, fake("rpc_unreachable", second) as log:
+        log.runner.load(make_job([worker_device("RPC0", first), worker_device("attic", second)]))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "unreachable"
+    assert ending.message.startswith("attic")
+
+
+# ------------------------------------------------------------------ close
+
+
+@pytest.mark.parametrize("mode", ["silent", "slow", "deaf", "stubborn"])
+def test_close_while_loading_leaves_nothing(mode: str) -> None:
+    log = fake(mode, stop_timeout_s=0.8)
+    log.runner.load(make_job())
+    log.wait_for_event(Progress, stage="fit" if mode == "silent" else "allocate")
+    log.runner.close()
+    log.runner.close()
+    assert [type(ending) for ending in log.endings] == [Cancelled]
+    assert log.runner.state is RunnerState.STOPPED
+
+
+@pytest.mark.parametrize("mode", ["endless", "flood", "stubborn_generate"])
+def test_close_while_generating_leaves_nothing(mode: str) -> None:
+    log = fake(mode, stop_timeout_s=0.8)
+    log.runner.load(make_job())
+    log.wait_for_endings(1)
+    log.runner.generate(Generate(prompt="x"))
+    log.wait_for_event(Token)
+    log.runner.close()
+    assert len(log.endings) == 2
+
+
+def test_close_before_anything_and_calls_after_it() -> None:
+    log = fake("normal")
+    log.runner.close()
+    log.runner.stop()
+    log.runner.unload()
+    with pytest.raises(ArgumentError):
+        log.runner.load(make_job())
+
+
+def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFixture) -> None:
+    endings: list[object] = []
+    over = threading.Event()
+
+    def fail(event: object) -> None:
+        if isinstance(event, Loaded):
+            endings.append(event)
+            over.set()
+        raise ValueError("a bug in the receiver")
+
+    runner = Runner(fail, argv=fake_worker_argv("normal"))
+    try:
+        runner.load(make_job())
+        assert over.wait(30)
+    finally:
+        runner.close()
+    assert "receiver of events failed" in caplog.text
+    caplog.clear()
+
+
+def _listener(answers: int | None = None):
+    """Serve hellos on a free port; after `answers` of them, stop listening."""
+    from tests.support.rpc_peers import rpc_server
+
+    return rpc_server(answers=answers)
+
+
+def test_the_child_leads_a_process_group_of_its_own() -> None:
+    with fake("slow") as log:
+        log.runner.load(make_job())
+        log.wait_for_event(Progress, stage="read")
+        (child,) = psutil.Process().children()
+        assert os.getpgid(child.pid) == child.pid != os.getpgid(0)

@@ -1,0 +1,66 @@
+"""What a runner told, kept in order, with waits on conditions instead of sleeps."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from engine.runner.client import Runner, RunnerState
+from engine.runner.events import AnyEvent, Progress, Token
+
+DEADLINE_S = 30.0
+"""Far beyond what any of this takes; only a hang meets it."""
+
+
+class RunnerLog:
+    """A runner with everything it told. `endings` leaves progress and tokens out."""
+
+    def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
+        self._condition = threading.Condition()
+        self.events: list[AnyEvent] = []
+        self.states: list[RunnerState] = []
+        self.runner = Runner(self._take_event, on_state=self._take_state, argv=argv, **options)
+
+    def __enter__(self) -> RunnerLog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.runner.close()
+
+    @property
+    def endings(self) -> list[AnyEvent]:
+        with self._condition:
+            return [event for event in self.events if not isinstance(event, Progress | Token)]
+
+    def wait_for_endings(self, count: int) -> list[AnyEvent]:
+        """Wait until there are `count` endings and return them."""
+        self._wait(lambda: len(self.endings) >= count)
+        return self.endings
+
+    def wait_for_event(self, wanted: type[AnyEvent], **fields: object) -> AnyEvent:
+        """Wait for an event of this type with these fields and return the first."""
+
+        def matches(event: AnyEvent) -> bool:
+            return isinstance(event, wanted) and all(getattr(event, key) == value for key, value in fields.items())
+
+        self._wait(lambda: any(matches(event) for event in self.events))
+        return next(event for event in self.events if matches(event))
+
+    def wait_for_state(self, state: RunnerState) -> None:
+        """Wait until the runner is in `state` now."""
+        self._wait(lambda: self.runner.state is state)
+
+    def _wait(self, condition: Callable[[], bool]) -> None:
+        with self._condition:
+            assert self._condition.wait_for(condition, DEADLINE_S), f"still waiting; so far {self.events}, {self.states}"
+
+    def _take_event(self, event: AnyEvent) -> None:
+        with self._condition:
+            self.events.append(event)
+            self._condition.notify_all()
+
+    def _take_state(self, state: RunnerState) -> None:
+        with self._condition:
+            self.states.append(state)
+            self._condition.notify_all()

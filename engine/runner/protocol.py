@@ -16,6 +16,9 @@ from engine.layout.engine_parameters import EngineParameters
 
 PROTOCOL_VERSION = 1
 
+SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
+"""To be in the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
+
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 
 

@@ -22,6 +22,7 @@ ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 """ggml_backend_dev_type, less META, which only llama.cpp itself creates."""
 CPU_TYPE = 0
+ACCELERATOR_TYPE = 3
 
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
 _MODEL_BREAKDOWN = "_ZNK11llama_model16memory_breakdownEv"
@@ -59,7 +60,7 @@ def prepare_environment() -> None:
 
 
 class Bindings:
-    """The loaded engine. `low` is the module `llama_cpp.llama_cpp`; the attributes are the ggml functions it leaves out."""
+    """The loaded engine: `low` is the module `llama_cpp.llama_cpp`, other attributes are functions it leaves out."""
 
     def __init__(self) -> None:
         from llama_cpp import llama_cpp as low
@@ -78,6 +79,7 @@ class Bindings:
         )
         self.device_registry = bind("ggml_backend_dev_backend_reg", _POINTER, _POINTER)
         self.device_buffer_type = bind("ggml_backend_dev_buffer_type", _POINTER, _POINTER)
+        self.device_host_buffer_type = bind("ggml_backend_dev_host_buffer_type", _POINTER, _POINTER)
         self._registry_name = bind("ggml_backend_reg_name", _TEXT, _POINTER)
         self.registry_device_count = bind("ggml_backend_reg_dev_count", ctypes.c_size_t, _POINTER)
         self.registry_device_get = bind("ggml_backend_reg_dev_get", _POINTER, _POINTER, ctypes.c_size_t)
@@ -96,7 +98,7 @@ class Bindings:
         self._kept: list[Any] = []
 
     def on_abort(self, say: Callable[[str], None]) -> None:
-        """Have `say` called with the reason on the way down from a failed assertion; the process ends after it returns."""
+        """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
         callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
         self._kept.append(callback)
         self._set_abort_callback(callback)

@@ -50,7 +50,7 @@ class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
 class _GenerationTag(jinja2.ext.Extension):
     """`{% generation %}` marks the assistant's part for training and means nothing here."""
 
-    tags = {"generation"}
+    tags = {"generation"}  # noqa: RUF012 - declared by the base class
 
     def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
         next(parser.stream)

@@ -77,9 +77,7 @@ def context_failure(tokens: int, facts: LogFacts) -> Failure:
     if HOST_OUT_OF_MEMORY in reason:
         return host_memory_failure(f"a context of {tokens} tokens")
     if all(word in reason for word in DEVICE_WORDS):
-        return Failure(
-            kind="unreachable", message=f"A device did not start: {_sentence(reason)} List the devices again."
-        )
+        return Failure(kind="unreachable", message=f"A device did not start: {_sentence(reason)} List devices again.")
     kind = "layout" if _is_about_layout(reason) else "internal"
     reason = _sentence(reason) if reason else "no reason was given."
     return Failure(kind=kind, message=f"llama.cpp did not create the context: {reason}")

@@ -17,8 +17,10 @@ from engine.worker.session import ABORTED, DECODED, NO_SLOT, Session
 from engine.worker.stop import StopRequest
 from engine.worker.text import PieceDecoder, token_text, tokenize
 
-MAX_PROMPT_BATCH = 512
-"""Most prompt tokens between two looks at the stop request."""
+FIRST_PROMPT_BATCH = 512
+"""Most prompt tokens before the first look at the stop request."""
+PROMPT_BATCH_SECONDS = 0.5
+"""Later batches are what can be computed in this time: several micro batches at once keep several devices busy."""
 
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
@@ -78,8 +80,8 @@ class Generator:
         if len(tokens) >= room:
             raise failure(
                 "argument",
-                f"The conversation is {len(tokens)} tokens long and the context holds {room}, one of them for the answer. "
-                "Shorten or clear the conversation, or load with a longer context.",
+                f"The conversation takes {len(tokens)} tokens and the context holds {room}, one of them for the answer."
+                " Shorten or clear the conversation, or load with a longer context.",
             )
         return tokens
 
@@ -87,11 +89,17 @@ class Generator:
         """Decode what the cache does not hold yet; False when stopped before the end."""
         session = self._session
         kept = keep_common_prefix(session, prompt)
-        step = max(1, min(MAX_PROMPT_BATCH, session.settings.n_batch, session.context_tokens))
-        for start in range(kept, len(prompt), step):
-            if self._stop.requested or not self._decode(prompt[start : start + step]):
+        limit = max(1, min(session.settings.n_batch, session.context_tokens))
+        step = min(FIRST_PROMPT_BATCH, limit)
+        position = kept
+        while position < len(prompt):
+            started = time.perf_counter()
+            if self._stop.requested or not self._decode(batch := prompt[position : position + step]):
                 return False
-            counts.evaluated_tokens = min(start + step, len(prompt)) - kept
+            position += len(batch)
+            counts.evaluated_tokens = position - kept
+            rate = len(batch) / max(time.perf_counter() - started, 1e-9)
+            step = min(limit, max(FIRST_PROMPT_BATCH, int(rate * PROMPT_BATCH_SECONDS)))
         return True
 
     def _continue(self, request: Generate, counts: _Counts) -> StopReason:

@@ -26,6 +26,9 @@ from engine.worker.stop import StopRequest
 
 WARM_UP_SECONDS = 2.0
 WARM_UP_GROWTH = 8
+MAPPING_MODES = ("auto", "mmap", "mmap_mlock")
+PLAIN_HOST_BUFFER = "CPU"
+"""The buffer type whose weights are not read but mapped, in a mapping load mode."""
 
 
 class Loader:
@@ -172,8 +175,14 @@ class Loader:
             return ()
         sizes = dry_weights(self._engine, self._devices, self._load)
         names = {self._engine.buffer_type_name(key): size for key, size in sizes.items()}
+        mapping = self._load.context.load_mode in MAPPING_MODES
         return tuple(
-            Part(device=self._devices.id_of_buffer_name(name), buffer_type=name, weights_bytes=size.model_bytes)
+            Part(
+                device=self._devices.id_of_buffer_name(name),
+                buffer_type=name,
+                weights_bytes=size.model_bytes,
+                mapped=mapping and name == PLAIN_HOST_BUFFER,
+            )
             for name, size in sorted(names.items())
             if name < failed[-1].buffer_type and size.model_bytes
         )

@@ -69,7 +69,7 @@ class LogFacts:
         return sizes
 
     def reason(self) -> str:
-        """Return the engine's own words for the last failure, without the names of C functions; empty if it said none."""
+        """Return the engine's own words for the last failure without names of C functions; empty if it said none."""
         texts = [_plain(line) for line in self.errors]
         telling = [text for text in texts if not text.startswith(("failed to load model", "llama_model_load_from"))]
         return (telling or texts or [""])[-1]

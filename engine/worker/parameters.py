@@ -1,4 +1,4 @@
-"""Our settings as llama.cpp's structs, every field written: defaults of the engine and of its binding differ from ours."""
+"""Our settings as llama.cpp's structs, every field written: the engine's and the binding's defaults are not ours."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ModelParameters:
 
 
 def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest | None) -> Any:
-    """Return `llama_context_params` for these settings; `stop` ends a computation on the CPU between two graph nodes."""
+    """Return `llama_context_params` for these settings; `stop` ends a computation on the CPU between graph nodes."""
     low = engine.low
     struct = low.llama_context_default_params()
     struct.n_ctx = context.n_ctx

@@ -48,7 +48,7 @@ class MessagePipe:
 
 
 class RequestReader:
-    """Reads requests from stdin on a thread, so that `Stop` and the end of input are seen whatever native code is doing."""
+    """Reads requests on a thread, so that `Stop` and the end of input are seen whatever native code is doing."""
 
     def __init__(self, pipe: MessagePipe, stop: StopRequest) -> None:
         self._pipe = pipe

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import replace
+
 from engine.runner.protocol import Probe, Probed
 from engine.worker import breakdown
-from engine.worker.bindings import Bindings
-from engine.worker.devices import resolve_devices
+from engine.worker.bindings import ACCELERATOR_TYPE, Bindings
+from engine.worker.breakdown import BufferBytes
+from engine.worker.devices import ResolvedDevices, resolve_devices
 from engine.worker.diagnosis import FreeMemory, allocation_failure, context_failure, model_failure
 from engine.worker.load import check_file, wanted_devices
 from engine.worker.log import EngineLog
@@ -36,12 +40,33 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
         raise EndOfRequest(context_failure(request.context.n_ctx, log.facts))
     session = Session(engine, log, devices, request.context, model, context)
     try:
+        sizes = breakdown.context_bytes(engine, context)
+        if sizes is not None:
+            sizes = counted_once(sizes, backend_buffer_types(engine, devices, request.parameters.devices))
         flash = {"on": True, "off": False}.get(request.context.flash_attn, log.facts.flash_attention)
         return Probed(
-            parts=session.parts(),
-            exact=breakdown.context_bytes(engine, context) is not None,
+            parts=session.parts(sizes),
+            exact=sizes is not None,
             flash_attention=flash,
             graph_splits=log.facts.graph_splits,
         )
     finally:
         session.free()
+
+
+def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: Iterable[str]) -> list[int]:
+    """Return the buffer type of each backend of a context: the entries, the accelerators, and the CPU last."""
+    listed = [devices.by_id[device_id] for device_id in entries]
+    accelerators = [device for device in engine.devices() if engine.device_props(device).type == ACCELERATOR_TYPE]
+    buffer_types = [engine.device_buffer_type(device) for device in (*listed, *accelerators)]
+    # the CPU computes in the pinned memory of the first device that is listed, where it has such
+    pinned = engine.device_host_buffer_type(listed[0]) if listed else None
+    return [*buffer_types, pinned or engine.cpu_buffer_type()]
+
+
+def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict[int, BufferBytes]:
+    """Undo that a dry run counts the one compute buffer of several backends with the same type once for each."""
+    return {
+        key: replace(size, compute_bytes=size.compute_bytes // max(1, buffer_types.count(key)))
+        for key, size in sizes.items()
+    }

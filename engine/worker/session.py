@@ -11,6 +11,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.runner.protocol import Part
 from engine.worker import breakdown
 from engine.worker.bindings import Bindings
+from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices
 from engine.worker.log import EngineLog
 from engine.worker.parts import logged_parts, measured_parts
@@ -49,11 +50,13 @@ class Session:
         return self.engine.low.llama_get_memory(self.context)
 
     def decode(self, tokens: Sequence[int]) -> int:
-        """Append tokens to the sequence; returns llama.cpp's status and keeps `tokens` true."""
+        """Append tokens to the sequence and wait for the result; returns llama.cpp's status and keeps `tokens` true."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
         batch = self.engine.low.llama_batch_get_one(array, len(tokens))
         status = int(self.engine.low.llama_decode(self.context, batch))
         if status == DECODED:
+            # remote devices compute on after the call; without waiting neither times nor stops would mean anything
+            self.engine.low.llama_synchronize(self.context)
             self.tokens.extend(tokens)
         else:
             # parts of the batch may have been decoded; what is in the cache is no longer known for sure
@@ -65,11 +68,11 @@ class Session:
         self.engine.low.llama_memory_clear(self.memory, False)
         self.tokens.clear()
 
-    def parts(self) -> tuple[Part, ...]:
-        """Return what model and context take now."""
+    def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[Part, ...]:
+        """Return what model and context take now. `sizes` replaces the engine's breakdown."""
         facts = self.log.facts
         output_bytes = output_buffer_bytes(self.vocabulary_size, self.settings)
-        sizes = breakdown.context_bytes(self.engine, self.context)
+        sizes = sizes or breakdown.context_bytes(self.engine, self.context)
         if sizes is None:
             return logged_parts(self.devices, facts, None, output_bytes)
         return measured_parts(self.devices, sizes, facts, output_bytes)

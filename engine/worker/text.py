@@ -12,7 +12,10 @@ PIECE_BYTES = 256
 
 
 def tokenize(session: Session, text: str, *, add_special: bool) -> list[int]:
-    """Return the tokens of `text`; names of special tokens in it count as these. `add_special`: what the vocabulary begins with."""
+    """Return the tokens of `text`, in which names of special tokens count as these.
+
+    `add_special` adds what texts of this vocabulary begin with.
+    """
     low, vocabulary = session.engine.low, session.vocabulary
     encoded = text.encode("utf-8", "replace")
     room = len(encoded) + 8
@@ -32,7 +35,7 @@ def token_text(session: Session, token: int) -> str:
 
 
 class PieceDecoder:
-    """Turns tokens into text as they come; a character cut between tokens waits for its rest. Special tokens show nothing."""
+    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute."""
 
     def __init__(self, session: Session) -> None:
         self._low: Any = session.engine.low

@@ -11,7 +11,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.layout.engine_parameters import MAX_ENTRIES, entries
-from engine.layout.layout import Layout, SplitMode
+from engine.layout.layout import Layout
 
 KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {
     "f32": 1, "f16": 1, "bf16": 1, "q8_0": 32, "q5_1": 32, "q5_0": 32, "q4_1": 32, "q4_0": 32, "iq4_nl": 32,
@@ -40,17 +40,6 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
         *_flash_attention(layout, context),
         *_cache_types(model, context),
     )
-
-
-def split_mode_obstacles(rig: Rig) -> dict[SplitMode, str]:
-    """Return why split modes cannot be chosen on `rig`, for those that cannot."""
-    row_able = any(device.capabilities.row_split for device in rig.devices)
-    return {
-        "tensor": "Dividing each layer over devices (tensor) is not available yet.",
-        "row": "Dividing matrices by rows is not available yet."
-        if row_able
-        else "No device here can divide matrices by rows.",
-    }
 
 
 def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
@@ -97,7 +86,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
     mode = layout.split_mode
     yield Violation(
         "split_mode_unavailable",
-        split_mode_obstacles(rig)[mode],
+        f"Split mode {mode} is not available yet.",
         "Choose split mode layer, which divides the model between layers.",
     )
     if any(run.device == CPU_ID for run in layout.runs[1:]) or layout.output_device == CPU_ID:

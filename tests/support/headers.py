@@ -1,0 +1,28 @@
+"""Real headers kept without weights (`tests/data/headers`), made into files of full length again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+_FOLDER = Path(__file__).parents[1] / "data" / "headers"
+HEADER_SIZES: dict[str, int] = json.loads((_FOLDER / "sizes.json").read_text(encoding="utf-8"))
+"""File name -> length in bytes of the whole model."""
+
+
+def header_bytes(name: str) -> bytes:
+    """Return metadata and tensor table of one model."""
+    return (_FOLDER / f"{name}.head").read_bytes()
+
+
+def write_with_hole(path: Path, header: bytes, size_bytes: int) -> Path:
+    """Write `header` and a hole up to `size_bytes`; return `path`."""
+    with path.open("wb") as file:
+        file.write(header)
+        file.truncate(max(size_bytes, len(header)))
+    return path
+
+
+def write_real_header(folder: Path, name: str) -> Path:
+    """Write one of the kept models into `folder`; return its path."""
+    return write_with_hole(folder / name, header_bytes(name), HEADER_SIZES[name])

@@ -10,39 +10,45 @@ class Architecture:
     """How an architecture with ordinary attention departs from llama's.
 
     `parallel`: attention and feed-forward read the same input, so both results are alive at once;
-    `extra_hidden`: further activations as wide as the embedding that are alive at a layer's peak;
-    `positions`: positions per token (several for multi-axis rotary embeddings);
-    `full_attention_only`: the engine knows a sliding window for it, and then we leave it to the probe.
+    `positions`: positions per token (several for multi-axis rotary embeddings).
     """
 
     parallel: bool = False
-    extra_hidden: int = 0
     positions: int = 1
-    full_attention_only: bool = False
 
 
 _LLAMA = Architecture()
+_MULTI_AXIS = Architecture(positions=4)
 
 ARCHITECTURES: dict[str, Architecture] = {
-    "llama": _LLAMA,
-    "mistral3": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen2moe": _LLAMA,
-    "qwen3": _LLAMA,
-    "qwen3moe": _LLAMA,
-    "internlm2": _LLAMA,
+    "bailingmoe": _LLAMA,
+    "chatglm": _LLAMA,
+    "dots1": _LLAMA,
+    "ernie4_5-moe": _LLAMA,
+    "gemma": _LLAMA,
+    "glm4": _MULTI_AXIS,
     "granite": _LLAMA,
     "granitemoe": _LLAMA,
-    "gemma": _LLAMA,
-    "olmo2": Architecture(full_attention_only=True),
-    "starcoder": _LLAMA,
-    "starcoder2": _LLAMA,
+    "hunyuan-moe": _LLAMA,
+    "internlm2": _LLAMA,
+    "jais2": _LLAMA,
+    "llama": _LLAMA,
+    "maincoder": _LLAMA,
     "minicpm": _LLAMA,
+    "minimax-m2": _LLAMA,
+    "mistral3": _LLAMA,
+    "nemotron": _LLAMA,
+    "paddleocr": _MULTI_AXIS,
     "phi2": Architecture(parallel=True),
-    "falcon": Architecture(parallel=True),
+    "phimoe": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen2vl": _MULTI_AXIS,
+    "qwen3": _LLAMA,
+    "qwen3moe": _LLAMA,
+    "qwen3vlmoe": _MULTI_AXIS,
+    "refact": _LLAMA,
 }
-
-UNREAD_WINDOW_KEY = "attention.sliding_window"
+"""Each is checked against the engine's own numbers in tests/engine/memory."""
 
 
 def find_architecture(name: str) -> Architecture | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import TensorInfo
 from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Run
 from engine.memory.architectures import Architecture
 from engine.memory.hyper_parameters import FeedForward, HyperParameters
 from engine.memory.kv_cache import context_shape, is_quantised, kv_layer_bytes
@@ -38,16 +39,19 @@ class ComputeTables:
         flash = context.flash_attn != "off"
         hidden = hyper.n_embd * token
         cells = shape.n_cells * shape.n_ubatch
-        spare = hidden * (architecture.extra_hidden + (1 if architecture.parallel else 0))
         self._flash = flash
         self._hidden = hidden
         self._mask = cells * (2 if flash else 4)
         self._indices = self._index_bytes(architecture)
+        self._spare = hidden if architecture.parallel else 0
+        self._new_rows = max(map(sum, zip(hyper.k_widths, hyper.v_widths, strict=True))) * token
+        self._arriving = self._arriving_bytes(architecture)
         self._attention = tuple(
-            self._attention_bytes(n_head, k_width, v_width) + spare
+            self._attention_bytes(n_head, k_width, v_width)
             for n_head, k_width, v_width in zip(hyper.n_head, hyper.k_widths, hyper.v_widths, strict=True)
         )
-        self._feed_forward = tuple(self._feed_forward_bytes(ffn) + spare for ffn in hyper.feed_forward)
+        self._gating = tuple(_gating_bytes(ffn, token) for ffn in hyper.feed_forward)
+        self._mixing = tuple(_mixing_bytes(ffn, token, hidden) for ffn in hyper.feed_forward)
         self._scratch = self._scratch_bytes() if flash else 0
         n_outputs = min(shape.n_ubatch, shape.n_batch)
         self._output = (hyper.n_vocab + hyper.n_embd) * n_outputs * F32_BYTES
@@ -65,30 +69,64 @@ class ComputeTables:
     def device_bytes(self, placement: Placement) -> dict[str, int]:
         """Return the compute buffer of each device, the CPU's under its id."""
         copies = PIPELINE_COPIES if placement.pipeline else 1
-        offload_to = self._offload_device(placement)
+        inputs = self._mask + self._indices
+        # Several copies of what crosses into a device are kept to the end; a single one goes after its last reader.
+        held = copies * (inputs + self._hidden) if placement.pipeline else 0
+        crossing = held or inputs
         found: dict[str, int] = {}
-        crossing = (
-            copies * (self._mask + self._indices + self._hidden) if placement.pipeline else self._mask + self._indices
-        )
         for run in placement.runs:
             if run.device == CPU_ID:
                 continue
-            peak = self._layers_bytes(run.first, run.last, placement)
-            if placement.traits.get(run.device) and placement.traits[run.device].converts_kv:
+            peak = self._layers_bytes(run, placement)
+            traits = placement.traits.get(run.device)
+            if traits is not None and traits.converts_kv:
                 peak = max(peak, max(self._attention[run.first : run.last + 1]) + self._scratch)
             found[run.device] = max(found.get(run.device, 0), crossing + peak)
-        self._add_output(found, placement, copies)
+        offload_to = self._offload_device(placement)
+        output = placement.output_device
+        if output != CPU_ID:
+            has_layers = bool(placement.runs) and placement.runs[-1].device == output
+            arriving = (self._hidden if offload_to == output else 0) if has_layers else self._arriving
+            found[output] = max(found.get(output, 0), self._output + held + arriving)
         if offload_to is not None:
-            copied = self._mask + self._indices + max(self._offloaded[: placement.leading])
+            copied = inputs + max(self._offloaded[: placement.leading])
             found[offload_to] = max(found.get(offload_to, 0), copied)
-        found[CPU_ID] = self._host_bytes(placement, copies, offload_to is not None)
+        found[CPU_ID] = self._host_bytes(placement, copies, held, offloaded=offload_to is not None)
         return {device: size + _ALLOCATION_SLACK_BYTES for device, size in found.items()}
 
-    def _layers_bytes(self, first: int, last: int, placement: Placement) -> int:
-        peak = max(self._feed_forward[first : last + 1])
-        if self._context.offload_kqv:
-            return max(peak, *self._attention[first : last + 1])
-        return peak + self._hidden
+    def _layers_bytes(self, run: Run, placement: Placement) -> int:
+        """Return the worst moment of a device's layers, beside what crossed into it."""
+        layers = slice(run.first, run.last + 1)
+        mixing = max(self._mixing[layers])
+        # The last layer keeps only the rows that are wanted of two tensors; copies of inputs displace one.
+        late = placement.pipeline or run.last == placement.n_layers - 1 or mixing > 0
+        peak = max(self._gating[layers]) + self._hidden * (3 if late else 2)
+        if mixing:
+            peak = max(peak, mixing + self._hidden * (2 if placement.pipeline else 4))
+        peak += self._spare
+        if not self._context.offload_kqv:
+            return peak + self._hidden
+        return max(peak, *self._attention[layers])
+
+    def _host_bytes(self, placement: Placement, copies: int, held: int, *, offloaded: bool) -> int:
+        """Return the CPU's part: inputs of the graph, the embedded tokens, and its own layers."""
+        inputs = copies * (self._mask + self._indices + self._hidden) + self._hidden
+        own = [(run.first, run.last) for run in placement.runs if run.device == CPU_ID]
+        if placement.leading and not offloaded:
+            own.append((0, placement.leading - 1))
+        peak = 0
+        for first, last in own:
+            layers = slice(first, last + 1)
+            widest = max(*self._mixing[layers], *self._gating[layers])
+            peak = max(peak, widest + 2 * self._hidden + self._spare, *self._attention[layers])
+        if not self._context.offload_kqv and not self._flash:
+            peak = max(peak, *self._attention)
+        elif (offloaded or not self._context.offload_kqv) and self._new_rows > self._hidden:
+            # New rows of a cache in host memory pass through here; narrow ones fit where the embedded tokens were.
+            peak = max(peak, self._new_rows)
+        if placement.output_device == CPU_ID:
+            return max(inputs + peak, self._output + self._hidden + held)
+        return inputs + peak
 
     def _offload_device(self, placement: Placement) -> str | None:
         """Return the device that computes large batches of leading CPU layers, None if they stay on the CPU.
@@ -100,27 +138,6 @@ class ComputeTables:
             return None
         return next((entry for entry in placement.entries if placement.traits[entry].op_offload), None)
 
-    def _add_output(self, found: dict[str, int], placement: Placement, copies: int) -> None:
-        device = placement.output_device
-        if device == CPU_ID:
-            return
-        held = copies * (self._mask + self._indices + self._hidden) if placement.pipeline else 0
-        found[device] = max(found.get(device, 0), self._output + held)
-
-    def _host_bytes(self, placement: Placement, copies: int, offloaded: bool) -> int:
-        """Return the CPU's part: inputs of the graph, the embedded tokens, and its own layers."""
-        inputs = copies * (self._mask + self._indices + self._hidden) + self._hidden
-        own = [(run.first, run.last) for run in placement.runs if run.device == CPU_ID]
-        if placement.leading and not offloaded:
-            own.append((0, placement.leading - 1))
-        peak = max((self._layers_bytes(first, last, placement) for first, last in own), default=0)
-        if not self._context.offload_kqv:
-            moved = max(self._attention) if not self._flash else max(self._attention) - 2 * self._hidden
-            peak = max(peak, moved)
-        if placement.output_device == CPU_ID:
-            peak = max(peak, self._output)
-        return inputs + peak
-
     # ------------------------------------------------------------------ one layer's moments
 
     def _attention_bytes(self, n_head: int, k_width: int, v_width: int) -> int:
@@ -131,15 +148,13 @@ class ComputeTables:
         scores = 0 if self._flash else self._shape.n_cells * n_head * token
         return max(projected, 2 * hidden + 2 * q_bytes + scores)
 
-    def _feed_forward_bytes(self, ffn: FeedForward) -> int:
-        hidden, token = self._hidden, self._token
-        if not ffn.n_used:
-            return (3 if ffn.gated else 2) * ffn.width * token + 3 * hidden
-        used = ffn.width * ffn.n_used * token
-        mixed = 2 * ffn.n_used * hidden + used + 4 * hidden
-        routing = 3 * ffn.n_expert * token
-        shared = 3 * ffn.shared_width * token
-        return max((3 if ffn.gated else 2) * used + 3 * hidden, mixed, shared + 4 * hidden) + routing
+    def _arriving_bytes(self, architecture: Architecture) -> int:
+        """What reaches a device with the output layer alone: it also computes the sums that end the last layer."""
+        last = self._hyper.feed_forward[-1] if self._hyper.feed_forward else None
+        n_used = 0 if last is None else last.n_used
+        if architecture.parallel:
+            return 4 * self._hidden
+        return (2 + n_used if n_used else 1) * self._hidden
 
     def _offloaded_bytes(self, index: int, tensors: tuple[TensorInfo, ...], kv_bytes: int) -> int:
         """What a device needs to compute a CPU layer for a large batch: a copy of one weight or cache at a time."""
@@ -157,10 +172,9 @@ class ComputeTables:
                 largest["ffn"] + 3 * used + 3 * hidden,
                 largest["down"] + used + ffn.n_used * hidden + 3 * hidden,
             )
-        activations = 3 * ffn.width * token + 2 * hidden
-        # The copy of the down projection goes where gate and up were, if it fits there.
-        tail = largest["down"] if largest["down"] > 2 * ffn.width * token else largest["ffn"]
-        return max(attention, activations + max(tail, largest["ffn"]))
+        # The allocator places each copy where an earlier one left a hole, which we do not follow: upper bound.
+        weights_bytes = max(largest["ffn"], largest["down"]) + largest["attention"]
+        return max(attention, 3 * ffn.width * token + 4 * hidden + weights_bytes)
 
     def _scratch_bytes(self) -> int:
         """F16 copies of a cache of another type that CUDA's flash attention keeps behind its output."""
@@ -180,3 +194,14 @@ class ComputeTables:
         if is_quantised(context.type_v):
             rotations += hyper.head_v * hyper.head_v * F32_BYTES
         return n_tokens * (8 + 4 * architecture.positions + 8) + v_slots + rotations
+
+
+def _gating_bytes(ffn: FeedForward, token: int) -> int:
+    """Return gate, up and their product (or up and its activation) of one micro-batch."""
+    width = ffn.width * max(1, ffn.n_used)
+    return max(width * (3 if ffn.gated else 2), 3 * ffn.shared_width) * token
+
+
+def _mixing_bytes(ffn: FeedForward, token: int, hidden: int) -> int:
+    """Return the experts' results before and after weighting, beside what they came from; 0 without experts."""
+    return 2 * ffn.n_used * hidden + ffn.width * ffn.n_used * token

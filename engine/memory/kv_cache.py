@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.layout.context_settings import ContextSettings, KvType
+from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
 
 CELL_PADDING = 256
@@ -62,11 +63,8 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
     return n_elements // per_block * block_bytes
 
 
-def kv_layer_bytes(hyper: HyperParameters, context: ContextSettings) -> tuple[int, ...]:
-    """Return the cache bytes of each layer.
-
-    Tensors need no padding to a buffer's alignment: 256 rows of any width are a multiple of every alignment in use.
-    """
+def kv_layer_bytes(hyper: HyperParameters, context: ContextSettings, rule: SizeRule = HOST_RULE) -> tuple[int, ...]:
+    """Return the cache bytes of each layer in a buffer with this rule."""
     shape = context_shape(context, hyper.n_ctx_train)
     n_rows = shape.n_cells * shape.n_streams
     v_widths = hyper.v_widths
@@ -74,6 +72,13 @@ def kv_layer_bytes(hyper: HyperParameters, context: ContextSettings) -> tuple[in
         # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
         v_widths = (max(v_widths, default=0),) * len(v_widths)
     return tuple(
-        n_rows * (row_bytes(context.type_k, k_width) + row_bytes(context.type_v, v_width))
+        _cache_bytes(context.type_k, k_width, n_rows, rule) + _cache_bytes(context.type_v, v_width, n_rows, rule)
         for k_width, v_width in zip(hyper.k_widths, v_widths, strict=True)
     )
+
+
+def _cache_bytes(kv_type: KvType, width: int, n_rows: int, rule: SizeRule) -> int:
+    size_bytes = n_rows * row_bytes(kv_type, width)
+    if rule.pads_rows and is_quantised(kv_type) and width % ROW_PADDING:
+        size_bytes += row_bytes(kv_type, ROW_PADDING - width % ROW_PADDING)
+    return pad(size_bytes, rule.alignment_bytes)

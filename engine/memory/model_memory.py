@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from itertools import accumulate
+
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.architectures import Architecture, find_architecture
+from engine.memory.backends import SizeRule
 from engine.memory.compute import ComputeTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.memory.hyper_parameters import (
@@ -79,26 +82,36 @@ class ContextMemory:
     def __init__(
         self, hyper: HyperParameters, architecture: Architecture, weights: WeightTables, context: ContextSettings
     ) -> None:
-        self._offload_kqv = context.offload_kqv
+        self._hyper = hyper
+        self._context = context
+        self._kv_sums: dict[SizeRule, tuple[int, ...]] = {}
         self.layers_kv_bytes = kv_layer_bytes(hyper, context)
         self.compute = ComputeTables(hyper, architecture, weights, context)
 
     def kv_bytes(self, placement: Placement) -> dict[str, int]:
         """Return the KV cache of each device: with its layers, or all on the CPU."""
-        if not self._offload_kqv:
+        if not self._context.offload_kqv:
             return {CPU_ID: sum(self.layers_kv_bytes)}
         found = {CPU_ID: sum(self.layers_kv_bytes[: placement.leading])}
         for run in placement.runs:
-            found[run.device] = found.get(run.device, 0) + sum(self.layers_kv_bytes[run.first : run.last + 1])
+            traits = placement.traits.get(run.device)
+            if traits is not None:
+                sums = self._sums(traits.size_rule)
+                found[run.device] = found.get(run.device, 0) + sums[run.last + 1] - sums[run.first]
         return found
+
+    def _sums(self, rule: SizeRule) -> tuple[int, ...]:
+        sums = self._kv_sums.get(rule)
+        if sums is None:
+            layers = kv_layer_bytes(self._hyper, self._context, rule)
+            sums = self._kv_sums[rule] = tuple(accumulate(layers, initial=0))
+        return sums
 
 
 def _read_known(model: ModelFile) -> tuple[HyperParameters, Architecture]:
     architecture = find_architecture(model.architecture)
     if architecture is None:
         raise MissingNumberError(f'the arithmetic of architecture "{model.architecture}" is not known yet')
-    if architecture.full_attention_only and model.hyper_parameter("attention.sliding_window"):
-        raise MissingNumberError(f"{model.architecture} with a sliding window is not known yet")
     return read_hyper_parameters(model), architecture
 
 

@@ -17,6 +17,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -26,6 +27,7 @@ from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from types import FrameType
 from typing import IO
 
 ROOT = Path(__file__).resolve().parent
@@ -328,7 +330,8 @@ def install_packages(packages: Sequence[str]) -> None:
     """Install with apt-get where we are root, else end with the one line to copy."""
     command = ["apt-get", "install", "-y", "--no-install-recommends", *packages]
     if os.geteuid() != 0:
-        raise SetupError(f"System packages are missing; install them and start again:\n  sudo {shlex.join(command)}")
+        line = f"sudo apt-get update && sudo {shlex.join(command)}"
+        raise SetupError(f"System packages are missing; install them and start again:\n  {line}")
     say(f"Installing system packages: {' '.join(packages)}")
     environ = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
     for step in (["apt-get", "update", "-qq"], command):
@@ -404,6 +407,7 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
             stderr=subprocess.STDOUT,
             text=True,
             errors="replace",
+            start_new_session=True,
         ) as process,
     ):
         output = process.stdout
@@ -422,13 +426,21 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
                 progress.tick()
                 reader.join(timeout=0.5)
         except BaseException:
-            process.terminate()
+            stop_build(process)
             raise
         finally:
             reader.join()
             progress.end()
     if process.returncode != 0:
         raise SetupError("\n".join([*tail, f"The build of {ENGINE} failed; the whole log is {log}"]), exit_code=1)
+
+
+def stop_build(process: subprocess.Popen[str]) -> None:
+    """End a build with the compilers it started."""
+    if sys.platform == "win32":
+        process.terminate()
+    else:
+        os.killpg(process.pid, signal.SIGTERM)
 
 
 def cached_wheel(folder: Path) -> Path | None:
@@ -650,11 +662,17 @@ def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
     return options.command, options.arguments
 
 
+def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
+    """Take a request to end like Ctrl-C, so that a build is stopped and its folder removed."""
+    raise KeyboardInterrupt
+
+
 def main(arguments: Sequence[str]) -> int:
     """Run one command and return its exit code."""
     command, rest = parse_command(arguments)
     if sys.version_info < MIN_PYTHON:
         raise SetupError(f"Layerdeck needs Python 3.11 or later; this is {platform.python_version()}.")
+    signal.signal(signal.SIGTERM, raise_interrupt)
     return COMMANDS[command][0](rest)
 
 

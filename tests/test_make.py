@@ -151,7 +151,8 @@ def test_without_root_the_packages_are_named_in_one_line_to_copy(monkeypatch: py
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(make.SetupError) as caught:
         make.install_packages(["g++", "libegl1"])
-    assert str(caught.value).splitlines()[-1].strip() == "sudo apt-get install -y --no-install-recommends g++ libegl1"
+    line = str(caught.value).splitlines()[-1].strip()
+    assert line == "sudo apt-get update && sudo apt-get install -y --no-install-recommends g++ libegl1"
     assert caught.value.exit_code == 2
 
 

@@ -36,7 +36,7 @@ def strip_colour(key: StripKey, palette: Palette) -> str:
 
 def gap_between(width: float) -> float:
     """Return the gap left after a layer that is `width` pixels wide."""
-    return 1.0 if width >= 5 else 0.6
+    return 1.0 if width >= 5 else 0.5
 
 
 def layers_path(layers: Iterable[int], track: Track, top: float, height: float) -> QPainterPath:

@@ -12,8 +12,8 @@ _TRACK_PADDING = 3.0
 _END_GAP = 4.0
 _MIN_END_WIDTH = 7.0
 _MAX_END_SHARE = 0.07
-ROOMY_PITCH = 88.0
-TIGHT_PITCH = 72.0
+MIN_PITCH = 72.0
+MAX_PITCH = 104.0
 
 
 def _clamp(value: float, low: float, high: float) -> float:
@@ -34,7 +34,7 @@ class Columns:
 def columns(width: float) -> Columns:
     """Return the columns of a scene that is `width` pixels wide."""
     label_width = round(_clamp(width * 0.16, 92.0, 152.0))
-    bar_width = round(_clamp(width * 0.26, 156.0, 264.0))
+    bar_width = round(_clamp(width * 0.26, 176.0, 264.0))
     track_left = label_width + GAP / 2
     track_width = max(width - track_left - GAP - bar_width, 40.0)
     return Columns(label_width, track_left, track_width, track_left + track_width + GAP, bar_width)
@@ -156,9 +156,9 @@ class Lanes:
         return int(_clamp(y // self.pitch, 0, self.count - 1))
 
 
-def make_lanes(count: int, *, experts: bool, tight: bool) -> Lanes:
-    """Return `count` lanes; `tight` ones where there are too many for the view."""
-    pitch = TIGHT_PITCH if tight else ROOMY_PITCH
+def make_lanes(count: int, height: float, *, experts: bool) -> Lanes:
+    """Return `count` lanes that fill a view `height` pixels high, within what is readable."""
+    pitch = float(int(_clamp(height / max(count, 1), MIN_PITCH, MAX_PITCH)))
     room = pitch - 20.0 - 2 * _TRACK_PADDING - (4.0 if experts else 2.0)
     kv = round(room * (0.22 if experts else 0.28))
     dense = round(room * 0.34) if experts else room - kv

@@ -120,14 +120,28 @@ class LaneItem(QGraphicsItem):
             painter.fillPath(path, mix(palette.background, strip_colour(key, palette), _GHOST_OPACITY))
         for key, path in self._solid:
             painter.fillPath(path, colour(strip_colour(key, palette)))
-        inner = QRectF(0, top + 3, 0, height - 6)
-        for shown, (left, right), name in (
-            (content.has_embedding, track.embedding, palette.weights),
-            (content.has_output, track.output, palette.compute),
+        for shown, (left, right), name, word in (
+            (content.has_embedding, track.embedding, palette.weights, "embed"),
+            (content.has_output, track.output, palette.compute, "output"),
         ):
             if shown:
-                painter.setBrush(colour(name))
-                painter.drawRoundedRect(QRectF(left, inner.top(), right - left, inner.height()), 2, 2)
+                self._paint_end(painter, QRectF(left, top + 3, right - left, height - 6), name, word)
+
+    def _paint_end(self, painter: QPainter, rect: QRectF, name: str, word: str) -> None:
+        """Paint the block of the token embedding or the output, with its name upright in it where there is room."""
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colour(name))
+        painter.drawRoundedRect(rect, 2, 2)
+        if self._palette is None or rect.width() < _LINE or rect.height() < text_width(word, self._fonts.small):
+            return
+        painter.save()
+        painter.translate(rect.center())
+        painter.rotate(-90)
+        painter.setFont(self._fonts.small)
+        painter.setPen(colour(self._palette.panel))
+        upright = QRectF(-rect.height() / 2, -rect.width() / 2, rect.height(), rect.width())
+        painter.drawText(upright, int(Qt.AlignmentFlag.AlignCenter), word)
+        painter.restore()
 
     def _paint_memory(self, painter: QPainter, values: LaneValues, place: LanePlace, palette: Palette) -> None:
         left, width = place.columns.bar_left, place.columns.bar_width

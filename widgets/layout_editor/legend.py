@@ -8,7 +8,7 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from widgets.common.painting import colour, mix, paint_hatch
+from widgets.common.painting import colour
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 
@@ -19,11 +19,11 @@ _GAP = 20.0
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """`colour_name` is a field of the palette; `texture` is how it is drawn."""
+    """`colour_name` is a field of the palette; `dashed` entries are a line, others a block."""
 
     text: str
     colour_name: str
-    texture: str = "solid"
+    dashed: bool = False
 
 
 def legend_entries(*, experts: bool) -> tuple[Entry, ...]:
@@ -34,8 +34,7 @@ def legend_entries(*, experts: bool) -> tuple[Entry, ...]:
         *((Entry("experts", "experts"),) if experts else ()),
         Entry("KV cache", "kv"),
         Entry("compute, output", "compute"),
-        Entry("too much", "bad", "hatched"),
-        Entry("limit less margin", "text", "dashed"),
+        Entry("limit less margin", "text", dashed=True),
     )
 
 
@@ -99,7 +98,7 @@ class Legend(QWidget):
 
     def _paint_swatch(self, painter: QPainter, entry: Entry, rect: QRectF) -> None:
         name: str = getattr(self._palette, entry.colour_name)
-        if entry.texture == "dashed":
+        if entry.dashed:
             pen = QPen(colour(name, 0.75), 1.5)
             pen.setDashPattern([2.0, 1.5])
             pen.setCapStyle(Qt.PenCapStyle.FlatCap)
@@ -107,9 +106,5 @@ class Legend(QWidget):
             painter.drawLine(QPointF(rect.center().x(), rect.top() - 2), QPointF(rect.center().x(), rect.bottom() + 2))
             return
         painter.setPen(Qt.PenStyle.NoPen)
-        if entry.texture == "hatched":
-            painter.fillRect(rect, mix(self._palette.panel, name, 0.45))
-            paint_hatch(painter, rect, colour(name))
-            return
         painter.setBrush(colour(name))
         painter.drawRoundedRect(rect, 2, 2)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtCore import QRectF, Qt
 
 from widgets.common.memory_bar import bar_tooltip
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
@@ -28,23 +28,20 @@ from widgets.layout_editor.texts import (
 
 
 def marks_of(
-    shown: Shown, focus: Focus | None, drag: Drag | None, hover: Target | None, pointer: QPointF, *, has_keyboard: bool
+    shown: Shown, focus: Focus | None, drag: Drag | None, hover: Target | None, *, has_keyboard: bool
 ) -> Marks:
     """Return what is marked; the focus ring only while the editor has the keyboard."""
     ring: QRectF | None = None
     if has_keyboard and drag is None:
         if isinstance(focus, OutputFocus):
             ring = shown.output_rect()
-        elif isinstance(focus, LayerFocus) and focus.layer != focus.anchor:
+        elif isinstance(focus, LayerFocus):
             ring = shown.block_rect(shown.lane_of_layer(focus.layer), focus.layer, focus.layer)
-    pill = _pill_text(shown, drag)
     return Marks(
         selected=shown.span_rects(*focus.span) if isinstance(focus, LayerFocus) else (),
         hovered=_hovered_rect(shown, hover) if drag is None else None,
         focused=ring,
         target=shown.track_rect(drag.lane) if isinstance(drag, LaneDrag) and drag.begun else None,
-        pill=pill,
-        pill_at=(pointer.x(), pointer.y()) if pill else (0.0, 0.0),
     )
 
 
@@ -54,7 +51,8 @@ def _hovered_rect(shown: Shown, hover: Target | None) -> QRectF | None:
     return shown.output_rect() if isinstance(hover, OutputTarget) else None
 
 
-def _pill_text(shown: Shown, drag: Drag | None) -> str:
+def pill_text(drag: Drag | None) -> str:
+    """Return what a drag would do as it is now, "" where there is nothing to say."""
     if isinstance(drag, BoundaryDrag):
         left, right = drag.layout.runs[drag.index], drag.layout.runs[drag.index + 1]
         texts = [

@@ -1,4 +1,4 @@
-"""What lies over the lanes: the selection, the focus ring, the lane that would take a drop, and the words of a drag."""
+"""What lies over the lanes: the selection, the focus ring, the lane that would take a drop, the words of a drag."""
 
 from __future__ import annotations
 
@@ -17,27 +17,23 @@ _PILL_HEIGHT = 22.0
 
 @dataclass(frozen=True, slots=True)
 class Marks:
-    """Rectangles in scene coordinates; `pill_at` is the point that the pill's words are about."""
+    """Rectangles in scene coordinates."""
 
     selected: tuple[QRectF, ...] = ()
     hovered: QRectF | None = None
     focused: QRectF | None = None
     target: QRectF | None = None
-    pill: str = ""
-    pill_at: tuple[float, float] = (0.0, 0.0)
 
 
 class OverlayItem(QGraphicsItem):
-    """Paints `Marks` above everything else."""
+    """Paints `Marks` above the lanes and below the handles."""
 
-    def __init__(self, fonts: Fonts) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._fonts = fonts
         self._marks = Marks()
         self._palette = DARK
         self._bounds = QRectF()
-        self.setZValue(5)
-        self.setAcceptedMouseButtons(Qt.MouseButton.NoButton)
+        self.setZValue(1)
 
     def set_marks(self, marks: Marks, bounds: QRectF, palette: Palette) -> None:
         """Show `marks` inside the scene's `bounds`."""
@@ -72,19 +68,44 @@ class OverlayItem(QGraphicsItem):
             painter.setBrush(Qt.BrushStyle.NoBrush)
             painter.setPen(QPen(colour(palette.accent), 2.0))
             painter.drawRoundedRect(marks.focused.adjusted(-2, -2, 2, 2), 4, 4)
-        if marks.pill:
-            self._paint_pill(painter, marks, palette)
 
-    def _paint_pill(self, painter: QPainter, marks: Marks, palette: Palette) -> None:
-        width = text_width(marks.pill, self._fonts.small) + 16
-        x, y = marks.pill_at
-        left = max(self._bounds.left() + 2, min(x - width / 2, self._bounds.right() - width - 2))
-        above = y - _PILL_HEIGHT - 12
-        top = above if above > self._bounds.top() + 2 else y + 16
-        rect = QRectF(QPointF(left, top), QPointF(left + width, top + _PILL_HEIGHT))
+
+class PillItem(QGraphicsItem):
+    """A few words near the pointer, above everything else: what the drag would do."""
+
+    def __init__(self, fonts: Fonts) -> None:
+        super().__init__()
+        self._font = fonts.small
+        self._text = ""
+        self._palette = DARK
+        self._rect = QRectF()
+        self.setZValue(5)
+        self.hide()
+
+    def set_text(self, text: str, at: QPointF, bounds: QRectF, palette: Palette) -> None:
+        """Show `text` above the point `at`, or below it where there is no room inside `bounds`; "" hides it."""
+        self.setVisible(bool(text))
+        if not text:
+            return
+        width = text_width(text, self._font) + 16
+        left = max(bounds.left() + 2, min(at.x() - width / 2, bounds.right() - width - 2))
+        above = at.y() - _PILL_HEIGHT - 12
+        top = above if above > bounds.top() + 2 else at.y() + 20
+        self.prepareGeometryChange()
+        self._rect = QRectF(left, top, width, _PILL_HEIGHT)
+        self._text, self._palette = text, palette
+        self.update()
+
+    def boundingRect(self) -> QRectF:
+        """Return the pill's rectangle in scene coordinates."""
+        return self._rect.adjusted(-1, -1, 1, 1)
+
+    def paint(self, painter: QPainter, option: QStyleOptionGraphicsItem, widget: QWidget | None = None) -> None:
+        """Paint the pill in the colours of text, turned round."""
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setPen(Qt.PenStyle.NoPen)
-        painter.setBrush(colour(palette.text))
-        painter.drawRoundedRect(rect, _PILL_HEIGHT / 2, _PILL_HEIGHT / 2)
-        painter.setPen(colour(palette.panel))
-        painter.setFont(self._fonts.small)
-        painter.drawText(rect, int(Qt.AlignmentFlag.AlignCenter), marks.pill)
+        painter.setBrush(colour(self._palette.text))
+        painter.drawRoundedRect(self._rect, _PILL_HEIGHT / 2, _PILL_HEIGHT / 2)
+        painter.setPen(colour(self._palette.panel))
+        painter.setFont(self._font)
+        painter.drawText(self._rect, int(Qt.AlignmentFlag.AlignCenter), self._text)

@@ -12,7 +12,7 @@ from widgets.common.text import Fonts, text_width
 from widgets.layout_editor.geometry import Track
 
 HEIGHT = 24
-_MIN_DISTANCE = 34.0
+_MIN_DISTANCE = 44.0
 
 
 def ruler_step(n_layers: int, width: float, min_distance: float = _MIN_DISTANCE) -> int:

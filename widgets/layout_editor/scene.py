@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, QRectF
+from PySide6.QtCore import QObject, QPointF, QRectF
 from PySide6.QtWidgets import QGraphicsScene
 
 from engine.fit.preview import LoadedLayout, Preview
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts
 from widgets.layout_editor.geometry import (
-    ROOMY_PITCH,
     Columns,
     HandlePlace,
     Track,
@@ -19,7 +18,7 @@ from widgets.layout_editor.geometry import (
 )
 from widgets.layout_editor.handles import HandleItem, handle_places
 from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
-from widgets.layout_editor.overlay import Marks, OverlayItem
+from widgets.layout_editor.overlay import Marks, OverlayItem, PillItem
 from widgets.layout_editor.placement import LaneContent, lane_contents
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import LoadState, load_state
@@ -35,16 +34,18 @@ class EditorScene(QGraphicsScene):
         self.shown: Shown | None = None
         self._lanes: list[LaneItem] = []
         self._handles: list[HandleItem] = []
-        self._overlay = OverlayItem(self.fonts)
+        self._overlay = OverlayItem()
+        self._pill = PillItem(self.fonts)
         self.addItem(self._overlay)
+        self.addItem(self._pill)
         # Few items that all move in place: an index would cost more than it saves.
         self.setItemIndexMethod(QGraphicsScene.ItemIndexMethod.NoIndex)
 
     def show_preview(self, preview: Preview, loaded: LoadedLayout | None, width: float, view_height: float) -> Shown:
-        """Show `preview` in lanes `width` pixels wide; lanes are tight where they would not fit into `view_height`."""
+        """Show `preview` in lanes `width` pixels wide; they fill `view_height` where they can."""
         contents = lane_contents(preview)
         experts = any(layer.expert_bytes for layer in preview.layers)
-        lanes = make_lanes(len(contents), experts=experts, tight=len(contents) * ROOMY_PITCH > view_height)
+        lanes = make_lanes(len(contents), view_height, experts=experts)
         places = columns(width)
         track = self._track_of(preview, places)
         state = load_state(preview, loaded)
@@ -64,6 +65,10 @@ class EditorScene(QGraphicsScene):
         self._overlay.set_marks(marks, self.sceneRect(), self.palette_used)
         for index, item in enumerate(self._handles):
             item.set_marks(active=index == active, focused=index == focused)
+
+    def set_pill(self, text: str, at: QPointF, visible: QRectF) -> None:
+        """Show `text` near the point `at`, inside the visible part of the scene."""
+        self._pill.set_text(text, at, visible, self.palette_used)
 
     def _track_of(self, preview: Preview, places: Columns) -> Track:
         return make_track(

@@ -22,11 +22,12 @@ from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.focus import BoundaryFocus
 from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keys import command_of
-from widgets.layout_editor.marks import cursor_of, marks_of, tooltip_of
+from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary
 
+_SCROLL_BAR_GAP = 8
 _SCROLL_EDGE = 24
 _SCROLL_STEP = 8
 _SCROLL_INTERVAL_MS = 16
@@ -96,7 +97,8 @@ class EditorView(QGraphicsView):
 
     def _show(self, preview: Preview) -> None:
         size = self.viewport().size()
-        shown = self._scene.show_preview(preview, self._loaded, size.width(), size.height())
+        width = size.width() - (_SCROLL_BAR_GAP if self.verticalScrollBar().isVisible() else 0)
+        shown = self._scene.show_preview(preview, self._loaded, width, size.height())
         self._ruler.set_track(shown.track, self._scene.palette_used)
         summary = accessible_summary(preview, shown.contents, shown.state)
         if summary != self.accessibleDescription():
@@ -111,13 +113,14 @@ class EditorView(QGraphicsView):
         if shown is None:
             return
         has_keyboard = self.hasFocus()
-        pointer = self.mapToScene(self._pointer)
-        marks = marks_of(shown, state.focus, state.drag, state.hover, pointer, has_keyboard=has_keyboard)
+        marks = marks_of(shown, state.focus, state.drag, state.hover, has_keyboard=has_keyboard)
         active = state.hover.index if isinstance(state.hover, HandleTarget) else None
         if state.drag is not None:
             active = state.drag.index if isinstance(state.drag, BoundaryDrag) else None
         focused = state.focus.index if has_keyboard and isinstance(state.focus, BoundaryFocus) else None
         self._scene.set_marks(marks, active=active, focused=focused)
+        visible = self.mapToScene(self.viewport().rect()).boundingRect()
+        self._scene.set_pill(pill_text(state.drag), self.mapToScene(self._pointer), visible)
         self.viewport().setCursor(cursor_of(state.drag, state.hover))
 
     # Events
@@ -259,7 +262,7 @@ class EditorView(QGraphicsView):
             place = shown.handles[focus.index]
             self.ensureVisible(place.x, place.dot_y - 8, 1, 16, 0, 24)
             return
-        rects = marks_of(shown, focus, None, None, self.mapToScene(self._pointer), has_keyboard=True)
+        rects = marks_of(shown, focus, None, None, has_keyboard=True)
         for rect in (rects.focused, *rects.selected[-1:]):
             if rect is not None:
                 self.ensureVisible(rect, 0, 16)

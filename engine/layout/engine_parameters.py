@@ -51,9 +51,15 @@ def entries(layout: Layout) -> tuple[Run, ...]:
     return positions[1:] if positions[0].device == CPU_ID else positions
 
 
+def further_devices(layout: Layout) -> tuple[str, ...]:
+    """Return the devices that only overrides name: entries without layers, as the engine computes on entries only."""
+    known = {CPU_ID, *(run.device for run in entries(layout))}
+    return tuple(dict.fromkeys(each.device for each in layout.overrides if each.device not in known))
+
+
 def entry_count(layout: Layout) -> int:
     """Return how many device entries the engine would get; `MAX_ENTRIES` is the most it takes."""
-    return len(entries(layout))
+    return len(entries(layout)) + len(further_devices(layout))
 
 
 def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
@@ -70,18 +76,19 @@ def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
         )
     if layout.split_mode in ("tensor", "row"):
         raise LayoutError(f"split mode {layout.split_mode} cannot be loaded yet; use layer", place="split_mode")
-    offloaded = entries(layout)
-    if len(offloaded) > MAX_ENTRIES:
+    if entry_count(layout) > MAX_ENTRIES:
         raise LayoutError(
-            f"the layout needs {len(offloaded)} device entries, the engine takes {MAX_ENTRIES}", place="runs"
+            f"the layout needs {entry_count(layout)} device entries and the engine takes {MAX_ENTRIES}", place="runs"
         )
+    offloaded = entries(layout)
+    devices = (*(run.device for run in offloaded), *further_devices(layout))
     counts = [float(run.length) for run in offloaded]
     return EngineParameters(
         n_gpu_layers=sum(run.length for run in offloaded),
-        devices=tuple(run.device for run in offloaded),
+        devices=devices,
         tensor_split=tuple(counts + [0.0] * (MAX_DEVICES - len(counts))),
-        # Mode none with an empty list is an error to llama.cpp, and everything on CPU is an empty list.
-        split_mode=layout.split_mode if offloaded else "layer",
+        # Mode none keeps the first entry only, and with no entry it is an error.
+        split_mode=layout.split_mode if len(devices) == 1 else "layer",
         overrides=tensor_overrides(layout),
     )
 
@@ -101,6 +108,8 @@ def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...
     """
     positions = n_layers + 1
     offloaded = min(parameters.n_gpu_layers, positions) if parameters.devices else 0
+    if offloaded == 0:
+        return (CPU_ID,) * positions
     first = max(positions - parameters.n_gpu_layers, 0)
     sums = list(accumulate(parameters.tensor_split[: len(parameters.devices)], lambda a, b: _float32(a + b)))
     bounds = [_float32(total / sums[-1]) for total in sums]

@@ -10,7 +10,7 @@ import msgspec
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings, KvType
-from engine.layout.engine_parameters import MAX_ENTRIES, entries
+from engine.layout.engine_parameters import MAX_ENTRIES, entries, entry_count
 from engine.layout.layout import Layout
 
 KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {
@@ -64,15 +64,15 @@ def _unknown_devices(layout: Layout, rig: Rig) -> Iterator[Violation]:
 
 
 def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
-    offloaded = entries(layout)
+    count = entry_count(layout)
     accelerators = sum(device.kind == "accel" for device in rig.devices)
-    if len(offloaded) > MAX_ENTRIES - accelerators:
+    if count > MAX_ENTRIES - accelerators:
         yield Violation(
             "too_many_entries",
-            f"The layout needs {len(offloaded)} device entries and the engine takes {MAX_ENTRIES - accelerators}.",
+            f"The layout needs {count} device entries and the engine takes {MAX_ENTRIES - accelerators}.",
             "Join runs so that fewer remain; leading CPU layers and an output on the last layer's device cost none.",
         )
-    for name, runs in groupby(sorted(run.device for run in offloaded)):
+    for name, runs in groupby(sorted(run.device for run in entries(layout))):
         device = rig.device(name)
         if len(tuple(runs)) > 1 and device is not None and not (device.is_host or device.is_rpc):
             yield Violation(

@@ -75,6 +75,25 @@ def test_one_device_mode_is_one_entry_and_on_cpu_none() -> None:
     assert (on_host.split_mode, on_host.devices, on_host.n_gpu_layers) == ("layer", (), 0)
 
 
+def test_devices_that_only_overrides_name_are_entries_without_layers() -> None:
+    moved = (
+        Override("B", part="ffn"),
+        Override("CPU", part="all"),
+        Override("A", part="ffn"),
+        Override("B", part="all"),
+    )
+    parameters = engine_parameters(Layout(4, single_device(4, "A").runs, "A", overrides=moved), 4)
+    assert (parameters.devices, parameters.n_gpu_layers, parameters.tensor_split[:3]) == (
+        ("A", "B"),
+        5,
+        (5.0, 0.0, 0.0),
+    )
+    assert assignment_of(parameters, 4) == ("A",) * 5
+    on_host = engine_parameters(Layout(4, single_device(4, "CPU").runs, "CPU", "none", overrides=moved), 4)
+    assert (on_host.devices, on_host.n_gpu_layers, on_host.split_mode) == (("B", "A"), 0, "layer")
+    assert assignment_of(on_host, 4) == ("CPU",) * 5
+
+
 TENSORS = [
     "token_embd.weight",
     "output.weight",

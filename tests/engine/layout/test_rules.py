@@ -71,6 +71,8 @@ def test_fifteen_entries_are_the_most_and_accelerators_take_from_them() -> None:
     assert broken(fifteen) == []
     assert broken(alternating("CPU", "RPC0", runs=16)) == []
     assert rules(broken(fifteen.move_output("CPU"))) == ["too_many_entries"]
+    overridden = replace(fifteen, overrides=(Override("CUDA0", part="ffn"),))
+    assert rules(broken(overridden)) == ["too_many_entries"]
     accelerated = Rig((*RIG.devices, ACCELERATOR), RIG.host)
     (violation,) = broken(fifteen, rig=accelerated)
     assert violation.rule == "too_many_entries"

@@ -9,19 +9,21 @@ import itertools
 import random
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from engine.devices.device import CPU_ID
+from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings, FlashAttention, LoadMode
 from engine.layout.engine_parameters import MAX_ENTRIES, engine_parameters, entry_count
-from engine.layout.layout import Layout, make_layout, single_device
+from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.runner.protocol import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Serve, Serving
 from engine.units import MIB
 from tests.support.conversation import Conversation
-from tests.support.models import write_tiny_llama
+from tests.support.models import write_tiny_llama, write_tiny_moe
 
 WORKERS = ("RPC0", "RPC1", "RPC2")
 PLACES = (*WORKERS, CPU_ID)
@@ -99,6 +101,45 @@ def test_random_layouts_are_placed_exactly_and_compute_the_same(
             assert loaded.layer_devices == (*layout.assignment(), layout.output_device), layout
             assert loaded.kv_devices == tuple(enumerate(layout.assignment())), layout
             assert digest == expected, layout
+
+
+@pytest.mark.parametrize("device", [CPU_ID, "RPC2"])
+def test_one_device_mode_puts_everything_there(tmp_path: Path, workers: tuple[DeviceRef, ...], device: str) -> None:
+    model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=4)
+    parameters = engine_parameters(single_device(4, device).with_split_mode("none"), 4)
+    with Conversation() as child:
+        loaded, _ = load(child, Load(path=str(model), devices=workers, parameters=parameters, context=CONTEXT))
+    assert loaded.layer_devices == (device,) * 5
+    assert loaded.kv_devices == tuple((layer, device) for layer in range(4))
+
+
+def test_overrides_move_the_weights_of_their_part_and_nothing_else(
+    tmp_path: Path, workers: tuple[DeviceRef, ...]
+) -> None:
+    path = write_tiny_moe(tmp_path / "moe.gguf", n_layers=12)
+    blocks = read_model(path).blocks
+    overrides = (
+        Override("RPC1", part="experts", first=2, last=11),
+        Override("RPC2", part="attention", first=1, last=1),
+        Override("RPC2", part="ffn", first=10, last=10),
+        Override("RPC2", pattern=r"^blk\.0\.ffn_.*_exps"),
+    )
+    layout = replace(single_device(12, "RPC0"), overrides=overrides)
+    on_host = single_device(12, CPU_ID)
+
+    def request(layout: Layout) -> Load:
+        return Load(path=str(path), devices=workers, parameters=engine_parameters(layout, 12), context=CONTEXT)
+
+    with Conversation() as child:
+        _, expected = load(child, request(on_host))
+        from_host, same = load(child, request(replace(on_host, overrides=overrides)))
+        loaded, digest = load(child, request(layout))
+    assert digest == same == expected
+    assert {*from_host.layer_devices, *(device for _, device in from_host.kv_devices)} == {CPU_ID}
+    assert set(loaded.layer_devices) == {device for _, device in loaded.kv_devices} == {"RPC0"}
+    placed = {part.device: part.weights_bytes for part in loaded.parts}
+    assert placed["RPC1"] == sum(block.expert_bytes for block in blocks[2:])
+    assert placed["RPC2"] == blocks[1].attention_bytes + blocks[10].ffn_bytes + blocks[0].expert_bytes
 
 
 def _assert_variety(layouts: list[Layout]) -> None:

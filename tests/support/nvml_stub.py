@@ -1,0 +1,39 @@
+"""Builds the library with NVML's ABI and runs Python with it in NVML's place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+SOURCE = Path(__file__).with_name("nvml_stub.c")
+LIBRARY_NAME = "libnvidia-ml.so.1"
+REPOSITORY = Path(__file__).parents[2]
+
+
+def build_nvml_stub(folder: Path) -> Path:
+    """Compile the library into `folder` and return its path."""
+    library = folder / LIBRARY_NAME
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    subprocess.run([compiler, "-shared", "-fPIC", "-Wall", "-Werror", "-o", library, SOURCE], check=True, timeout=60)
+    return library
+
+
+def run_with_nvml(library: Path | None, script: str, *, mode: str = "") -> str:
+    """Run `script` in a child whose loader finds `library` (or nothing, in the folder given), return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("NVML_STUB")}
+    environment |= {"NVML_STUB_MODE": mode, "PYTHONPATH": str(REPOSITORY)}
+    if library is not None:
+        environment["LD_LIBRARY_PATH"] = str(library.parent)
+    run = subprocess.run(
+        [sys.executable, "-W", "error", "-c", script],
+        env=environment,
+        cwd=REPOSITORY,
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    return run.stdout

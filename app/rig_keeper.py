@@ -18,6 +18,7 @@ from engine.fit.report import DeviceRow
 from engine.layout.layout import Layout
 from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
+from engine.telemetry.readings import DeviceReadings
 from engine.telemetry.sample import Sample
 from engine.telemetry.sampler import Sampler
 from engine.units import MIB
@@ -47,7 +48,8 @@ class RigKeeper(QObject):
         self._background = background
         self._rig = Rig((), host_device())
         self._lab: LabRig | None = None
-        self._sampler: Sampler | None = None
+        self._readings = DeviceReadings(self._rig.all_devices)
+        self._sampler = Sampler(self._readings, self._sampled.emit)
         self._held: frozenset[str] = frozenset()
         self._own_bytes: dict[str, int] = {}
         self._from_file = False
@@ -70,15 +72,13 @@ class RigKeeper(QObject):
 
     def start(self) -> None:
         """Begin sampling and look for this machine's devices."""
-        self._restart_sampler()
+        self._sampler.start()
         self.refresh()
 
     def close(self) -> None:
         """Stop sampling and end the lab workers."""
         self._closed = True
-        if self._sampler is not None:
-            self._sampler.close()
-            self._sampler = None
+        self._sampler.stop()
         if self._lab is not None:
             self._lab.close()
             self._lab = None
@@ -204,7 +204,7 @@ class RigKeeper(QObject):
         devices_changed = _identity(rig) != _identity(self._rig)
         self._rig = rig
         if devices_changed:
-            self._restart_sampler()
+            self._follow_devices()
         self.rig_changed.emit(rig)
 
     # ------------------------------------------------------------------ live memory
@@ -225,13 +225,9 @@ class RigKeeper(QObject):
         """Tell what our loaded model holds, so that its memory counts as free for the layout that would replace it."""
         self._own_bytes = {row.id: row.need_bytes for row in rows}
 
-    def _restart_sampler(self) -> None:
-        if self._closed:
-            return
-        if self._sampler is not None:
-            self._sampler.close()
-        self._sampler = Sampler(self._rig.all_devices, on_samples=self._sampled.emit)
-        self._sampler.start()
+    def _follow_devices(self) -> None:
+        workers = self._lab.worker_processes() if self._lab is not None else {}
+        self._readings.set_devices(self._rig.all_devices, workers)
 
     def _on_sampled(self, samples: tuple[Sample, ...]) -> None:
         if self._closed:

@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO
@@ -64,12 +64,14 @@ class ChildProcess:
         argv: Sequence[str] | None = None,
         stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         name: str = "worker",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._on_message = on_message
         self._on_end = on_end
         self._argv = list(argv) if argv is not None else worker_argv()
         self._stall_timeout_s = stall_timeout_s
         self._name = name
+        self._environment = environment or {}
         self._process: subprocess.Popen[bytes] | None = None
         self._requests: queue.SimpleQueue[AnyRequest | None] = queue.SimpleQueue()
         self._stderr_tail: deque[str] = deque(maxlen=STDERR_TAIL_LINES)
@@ -102,7 +104,7 @@ class ChildProcess:
         if self._process is not None or self._ended.is_set():
             raise RuntimeError("a child is started once")
         try:
-            self._process = _spawn(self._argv)
+            self._process = _spawn(self._argv, self._environment)
         except OSError as error:
             self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=f"{self._argv[0]}: {error.strerror or error}"))
             return
@@ -335,10 +337,10 @@ class ChildProcess:
         return pipe
 
 
-def _spawn(argv: Sequence[str]) -> subprocess.Popen[bytes]:
+def _spawn(argv: Sequence[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:
     root = str(Path(__file__).resolve().parents[2])
     path = os.environ.get("PYTHONPATH")
-    environment = {**os.environ, "PYTHONPATH": root if not path else root + os.pathsep + path}
+    environment = {**os.environ, "PYTHONPATH": root if not path else root + os.pathsep + path, **further}
     flags = 0
     if sys.platform == "win32":
         flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW

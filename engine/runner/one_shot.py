@@ -1,0 +1,87 @@
+"""Asking a short-lived child one question."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from engine.cancellation import CancelToken
+from engine.errors import (
+    ArgumentError,
+    BusyError,
+    EngineError,
+    LayoutError,
+    ModelFileError,
+    RigError,
+    UnreachableError,
+    WorkerCrashedError,
+    WorkerStalledError,
+)
+from engine.runner.child import ChildProcess
+from engine.runner.outcome import ProcessOutcome
+from engine.runner.protocol import AnyMessage, AnyRequest, Failure, Load, Message, Probe
+
+DEFAULT_TIMEOUT_S = 30.0
+_END_TIMEOUT_S = 5.0
+
+_Answer = TypeVar("_Answer", bound=Message)
+_ERRORS: Mapping[str, Callable[[str], EngineError]] = {
+    "argument": ArgumentError,
+    "layout": LayoutError,
+    "rig": RigError,
+    "unreachable": UnreachableError,
+    "busy": BusyError,
+    "crashed": WorkerCrashedError,
+    "stalled": WorkerStalledError,
+}
+
+
+def ask_child(
+    request: AnyRequest,
+    answer_type: type[_Answer],
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+    name: str = "question",
+) -> _Answer:
+    """Start a child, send `request`, return the answer; the child is gone when this returns or raises.
+
+    Raises:
+        EngineError: the child's `Failure` by its kind, its crash, a silence of `timeout_s`, or the cancel.
+    """
+    arrived: queue.SimpleQueue[AnyMessage | ProcessOutcome | None] = queue.SimpleQueue()
+    cancel = cancel or CancelToken()
+    child = ChildProcess(arrived.put, arrived.put, argv=argv, stall_timeout_s=timeout_s, name=name)
+    child.start()
+    child.send(request)
+    deadline_s = time.monotonic() + timeout_s
+    try:
+        with cancel.waking(lambda: arrived.put(None)):
+            while True:
+                try:
+                    message = arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                except queue.Empty:
+                    raise WorkerStalledError(f"The engine process gave no answer within {timeout_s:g} s.") from None
+                if isinstance(message, answer_type):
+                    return message
+                if isinstance(message, Failure):
+                    raise _error_of(message, request)
+                if isinstance(message, ProcessOutcome):
+                    raise message.error()
+                if cancel.cancelled:
+                    raise EngineError("This was cancelled.")
+    finally:
+        child.stop()
+        child.wait(_END_TIMEOUT_S)
+
+
+def _error_of(failure: Failure, request: AnyRequest) -> EngineError:
+    """Return the error of the failure's kind."""
+    if failure.kind == "model_file" and isinstance(request, Load | Probe):
+        path = Path(request.path)
+        return ModelFileError(path, failure.message.removeprefix(f"{path.name}: "))
+    return _ERRORS.get(failure.kind, EngineError)(failure.message)

@@ -1,0 +1,68 @@
+"""Probing a layout: a no-alloc load in a short-lived child, for the engine's own numbers without the memory."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Rig
+from engine.devices.endpoint import GreetingStatus, greet_all
+from engine.errors import BusyError, UnreachableError
+from engine.fit.report import DeviceRow, FitReport
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.memory.estimate import Grade
+from engine.runner.job import LoadJob
+from engine.runner.measured import rows_from_parts
+from engine.runner.one_shot import ask_child
+from engine.runner.protocol import Probed
+from engine.runner.reports import names_of
+
+DEFAULT_TIMEOUT_S = 60.0
+
+
+def probe(
+    job: LoadJob,
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> tuple[DeviceRow, ...]:
+    """Return a row of grade `probed` for every device of the job's rig. Blocks; `cancel` from another thread ends it.
+
+    Raises:
+        RuleViolationError, LayoutError: for a layout that cannot be loaded.
+        UnreachableError: for an endpoint that does not answer; `BusyError` where it serves somebody else.
+        EngineError: where the child failed, or after the cancel.
+    """
+    request = job.probe_request()
+    endpoints = job.used_endpoints()
+    for endpoint, greeting in greet_all(endpoints, cancel=cancel).items():
+        if not greeting.ok:
+            error = BusyError if greeting.status is GreetingStatus.BUSY else UnreachableError
+            device = names_of(endpoints[endpoint])
+            raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
+    answer = ask_child(request, Probed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="probe")
+    return rows_from_parts(answer.parts, job.rig, Grade.PROBED)
+
+
+def probe_report(model: ModelFile, rig: Rig, layout: Layout, context: ContextSettings) -> FitReport:
+    """Return the probed rows as a report; blocks and raises as `probe` does."""
+    return FitReport(probe(LoadJob(model, rig, layout, context)))
+
+
+class ProbeRun:
+    """A probe that runs in one thread and is cancelled from another."""
+
+    def __init__(self, model: ModelFile, rig: Rig, layout: Layout, context: ContextSettings) -> None:
+        self._job = LoadJob(model, rig, layout, context)
+        self._cancel = CancelToken()
+
+    def run(self) -> FitReport:
+        """Return the report; blocks and raises as `probe` does."""
+        return FitReport(probe(self._job, cancel=self._cancel))
+
+    def cancel(self) -> None:
+        """End the probe: `run` raises soon. Before `run`, it raises at once."""
+        self._cancel.cancel()

@@ -19,6 +19,7 @@ from engine.layout.layout import Layout
 from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
 from engine.telemetry.readings import DeviceReadings
+from engine.telemetry.rpc_worker import WorkerProcess
 from engine.telemetry.sample import Sample
 from engine.telemetry.sampler import Sampler
 from engine.units import MIB
@@ -226,8 +227,7 @@ class RigKeeper(QObject):
         self._own_bytes = {row.id: row.need_bytes for row in rows}
 
     def _follow_devices(self) -> None:
-        workers = self._lab.worker_processes() if self._lab is not None else {}
-        self._readings.set_devices(self._rig.all_devices, workers)
+        self._readings.set_devices(self._rig.all_devices, {} if self._lab is None else _processes(self._lab))
 
     def _on_sampled(self, samples: tuple[Sample, ...]) -> None:
         if self._closed:
@@ -259,6 +259,16 @@ class RigKeeper(QObject):
         _log.warning("%s: %s", worker, sentence)
         if not self._closed:
             self.worker_lost.emit(sentence)
+
+
+def _processes(lab: LabRig) -> dict[str, WorkerProcess]:
+    """Return the processes of the lab's workers by endpoint."""
+    found = {device.endpoint: (device.id, lab.pid(device.id)) for device in lab.rig.devices}
+    return {
+        endpoint: WorkerProcess(pid, lab.baseline_bytes(device_id))
+        for endpoint, (device_id, pid) in found.items()
+        if endpoint is not None and pid is not None
+    }
 
 
 def _identity(rig: Rig) -> tuple[tuple[str, str | None, str | None], ...]:

@@ -215,6 +215,11 @@ class LabRig:
         worker = self._started.workers.get(device_id)
         return None if worker is None else worker.child.pid
 
+    def baseline_bytes(self, device_id: str) -> int:
+        """Return a worker's VmData before its client allocated anything; 0 for an id that is none of ours."""
+        worker = self._started.workers.get(device_id)
+        return 0 if worker is None else worker.baseline_bytes
+
     def worker_memory(self, device_id: str) -> int | None:
         """Return the bytes that a worker has allocated for its client; None when it is gone or cannot be read."""
         worker = self._started.workers.get(device_id)

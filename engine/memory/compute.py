@@ -89,10 +89,18 @@ class ComputeTables:
             arriving = (self._hidden if offload_to == output else 0) if has_layers else self._arriving
             found[output] = max(found.get(output, 0), self._output + held + arriving)
         if offload_to is not None:
-            copied = inputs + max(self._offloaded[: placement.leading])
+            moved = slice(placement.leading) if not placement.overrides else slice(None)
+            copied = inputs + max(self._offloaded[moved])
             found[offload_to] = max(found.get(offload_to, 0), copied)
+        for target in {override.device for override in placement.overrides} - {CPU_ID}:
+            found[target] = max(found.get(target, 0), inputs + self._overridden_bytes)
         found[CPU_ID] = self._host_bytes(placement, copies, held, offloaded=offload_to is not None)
         return {device: size + _ALLOCATION_SLACK_BYTES for device, size in found.items()}
+
+    @property
+    def _overridden_bytes(self) -> int:
+        """Return what the feed-forward part of any layer takes on the device that overrides send its weights to."""
+        return max(*self._gating, *self._mixing) + 4 * self._hidden
 
     def _layers_bytes(self, run: Run, placement: Placement) -> int:
         """Return the worst moment of a device's layers, beside what crossed into it."""
@@ -119,6 +127,8 @@ class ComputeTables:
             layers = slice(first, last + 1)
             widest = max(*self._mixing[layers], *self._gating[layers])
             peak = max(peak, widest + 2 * self._hidden + self._spare, *self._attention[layers])
+        if not offloaded and any(override.device == CPU_ID for override in placement.overrides):
+            peak = max(peak, self._overridden_bytes)
         if not self._context.offload_kqv and not self._flash:
             peak = max(peak, *self._attention)
         elif (offloaded or not self._context.offload_kqv) and self._new_rows > self._hidden:
@@ -134,7 +144,8 @@ class ComputeTables:
         Weights of a CPU entry belong to a backend that is not the scheduler's last, and then nothing is offloaded.
         """
         allowed = self._context.op_offload and self._shape.n_ubatch >= OFFLOAD_MIN_BATCH
-        if not allowed or not placement.leading or CPU_ID in placement.entries:
+        on_cpu = placement.leading or any(override.device == CPU_ID for override in placement.overrides)
+        if not allowed or not on_cpu or CPU_ID in placement.entries:
             return None
         return next((entry for entry in placement.entries if placement.traits[entry].op_offload), None)
 

@@ -19,6 +19,7 @@ from engine.memory.hyper_parameters import (
     read_hyper_parameters,
 )
 from engine.memory.kv_cache import kv_layer_bytes
+from engine.memory.override_weights import weights_with_overrides
 from engine.memory.placement import Placement, place
 from engine.memory.weights import WeightTables
 
@@ -55,8 +56,10 @@ class ModelMemory:
             return MemoryEstimate({device_id: DeviceMemory() for device_id in rig.ids}, Grade.ESTIMATED, reason)
         placement = place(layout, rig, context)
         tables = self.for_context(context)
-        on_device = self.weights.device_bytes(placement)
-        host = self.weights.host_weights(placement)
+        if placement.overrides:
+            on_device, host = weights_with_overrides(self.weights, placement)
+        else:
+            on_device, host = self.weights.device_bytes(placement), self.weights.host_weights(placement)
         kv = tables.kv_bytes(placement) if tables else {}
         compute = tables.compute.device_bytes(placement) if tables else {}
         return MemoryEstimate(

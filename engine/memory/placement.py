@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import TensorOverride, entries, further_devices, tensor_overrides
 from engine.layout.layout import Layout, Run
 from engine.memory.backends import BackendTraits, backend_traits, supports_mapping
 
@@ -27,6 +28,7 @@ class Placement:
     output_device: str
     output_listed: bool
     entries: tuple[str, ...]
+    overrides: tuple[TensorOverride, ...]
     traits: Mapping[str, BackendTraits]
     pinned_host: bool
     maps_file: bool
@@ -42,27 +44,24 @@ class Placement:
 def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
     """Return how the engine would see `layout` on `rig`."""
     devices = {device.id: device for device in rig.all_devices}
-    first = layout.runs[0] if layout.runs else None
-    leading = first.length if first is not None and first.device == CPU_ID else 0
-    runs = layout.runs[1:] if leading else layout.runs
-    output_listed = bool(runs) or layout.output_device != CPU_ID
-    entries = [run.device for run in runs]
-    if output_listed and (not entries or entries[-1] != layout.output_device):
-        entries.append(layout.output_device)
-    listed = [devices[device_id] for device_id in entries if device_id in devices]
+    offloaded = entries(layout)
+    leading = layout.runs[0].length if layout.runs and layout.runs[0].device == CPU_ID else 0
+    listed_ids = (*(run.device for run in offloaded), *further_devices(layout))
+    listed = [devices[device_id] for device_id in listed_ids if device_id in devices]
     traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
     return Placement(
         n_layers=layout.n_layers,
         leading=leading,
-        runs=runs,
+        runs=layout.runs[1:] if leading else layout.runs,
         output_device=layout.output_device,
-        output_listed=output_listed,
-        entries=tuple(entries),
+        output_listed=bool(offloaded),
+        entries=listed_ids,
+        overrides=tensor_overrides(layout),
         traits=traits,
         pinned_host=any(traits[device.id].pinned_host for device in listed),
         maps_file=_maps_file(context, listed),
         locks_file=context.load_mode == "mmap_mlock",
-        pipeline=len(entries) > 1 and not leading and context.offload_kqv and not layout.overrides,
+        pipeline=len(offloaded) > 1 and not leading and context.offload_kqv and not layout.overrides,
     )
 
 

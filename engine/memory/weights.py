@@ -58,13 +58,13 @@ class WeightTables:
         self._blocks = [block.tensors for block in model.blocks]
         for index in range(len(self._blocks) - n_skipped_blocks, len(self._blocks)):
             self._blocks[index] = ()
-        self._inputs, self._ropes, self._outputs, first_layer = _classify(model)
+        self.inputs, self.ropes, self.outputs, first_layer = _classify(model)
         if self._blocks:
             self._blocks[0] = (*first_layer, *self._blocks[0])
-        self._embedding = next((tensor for tensor in self._inputs if tensor.name == _TOKEN_EMBEDDING), None)
-        has_output = any(tensor.name == _OUTPUT for tensor in self._outputs)
-        self.tied = None if has_output or not self._outputs else self._embedding
-        self._n_files = max(1, len(model.paths))
+        self._embedding = next((tensor for tensor in self.inputs if tensor.name == _TOKEN_EMBEDDING), None)
+        has_output = any(tensor.name == _OUTPUT for tensor in self.outputs)
+        self.tied = None if has_output or not self.outputs else self._embedding
+        self.n_files = max(1, len(model.paths))
         self._sums: dict[SizeRule, tuple[int, ...]] = {}
         self._repacked_sums = _running([t for t in tensors if is_repacked(t)] for tensors in self._blocks)
         self._spans = self._block_spans(keep_repacked=True)
@@ -90,14 +90,14 @@ class WeightTables:
     def output_bytes(self, rule: SizeRule) -> int:
         """Return the bytes of the output layer on a device: norm, matrix, or a copy of the tied embedding."""
         tied = 0 if self.tied is None else tensor_bytes(self.tied, rule)
-        return _sum(self._outputs, rule) + tied
+        return _sum(self.outputs, rule) + tied
 
     def rope_bytes(self, rule: SizeRule) -> int:
         """Return the bytes of the rope tables that come with a buffer's first layer."""
-        return _sum(self._ropes, rule)
+        return _sum(self.ropes, rule)
 
     def device_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return the weights on each device that is not the CPU."""
+        """Return the weights on each device that is not the CPU, overrides left aside."""
         found: dict[str, int] = {}
         for run in placement.runs:
             if run.device == CPU_ID or run.device not in placement.traits:
@@ -112,7 +112,7 @@ class WeightTables:
         return found
 
     def host_weights(self, placement: Placement) -> HostWeights:
-        """Return the weights in host memory, committed and mapped."""
+        """Return the weights in host memory, committed and mapped, overrides left aside."""
         listed = [(run.first, run.last) for run in placement.runs if run.device == CPU_ID]
         leading = [(0, placement.leading - 1)] if placement.leading else []
         repacked_bytes = 0
@@ -121,17 +121,17 @@ class WeightTables:
         plain_bytes = (
             sum(self.layers_bytes(first, last, HOST_RULE) for first, last in leading + listed) - repacked_bytes
         )
-        plain_bytes += _sum(self._inputs, HOST_RULE)
-        globals_on_cpu = list(self._inputs)
+        plain_bytes += _sum(self.inputs, HOST_RULE)
+        globals_on_cpu = list(self.inputs)
 
         # One copy of the rope tables for each buffer type: the pinned one of leading layers is not the CPU's own.
         pinned = placement.pinned_host and not placement.maps_file
         if leading or listed:
             plain_bytes += self.rope_bytes(HOST_RULE) * (2 if leading and listed and pinned else 1)
-            globals_on_cpu += self._ropes
+            globals_on_cpu += self.ropes
         if placement.output_device == CPU_ID:
             repacks_output = placement.repacks and not placement.output_listed
-            for tensor in self._outputs:
+            for tensor in self.outputs:
                 if repacks_output and is_repacked(tensor):
                     repacked_bytes += tensor_bytes(tensor, HOST_RULE)
                 else:
@@ -155,7 +155,7 @@ class WeightTables:
         self, tensors: Iterable[TensorInfo], groups: list[tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]]
     ) -> int:
         """Return the file spans from the first to the last of these tensors and blocks, added over the files."""
-        ends = _file_spans(tensors, self._n_files)
+        ends = file_spans(tensors, self.n_files)
         for spans, ranges in groups:
             for first, last in ranges:
                 for number, blocks in enumerate(spans):
@@ -168,10 +168,10 @@ class WeightTables:
 
     def _block_spans(self, *, keep_repacked: bool) -> list[list[tuple[int, int]]]:
         spans = [
-            _file_spans((t for t in tensors if keep_repacked or not is_repacked(t)), self._n_files)
+            file_spans((t for t in tensors if keep_repacked or not is_repacked(t)), self.n_files)
             for tensors in self._blocks
         ]
-        return [[block[number] for block in spans] for number in range(self._n_files)]
+        return [[block[number] for block in spans] for number in range(self.n_files)]
 
 
 def _classify(
@@ -203,7 +203,8 @@ def _running(blocks: Iterable[Sequence[TensorInfo]], rule: SizeRule = HOST_RULE)
     return tuple(accumulate((_sum(tensors, rule) for tensors in blocks), initial=0))
 
 
-def _file_spans(tensors: Iterable[TensorInfo], n_files: int) -> list[tuple[int, int]]:
+def file_spans(tensors: Iterable[TensorInfo], n_files: int) -> list[tuple[int, int]]:
+    """Return for each file the offsets of the first and behind the last of these tensors."""
     spans = [_NO_SPAN] * n_files
     for tensor in tensors:
         if tensor.file_index < n_files:

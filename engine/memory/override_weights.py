@@ -1,0 +1,80 @@
+"""Weights per device where overrides send tensors elsewhere than their layer: tensor by tensor, as few ask for it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from engine.devices.device import CPU_ID
+from engine.gguf.model_file import TensorInfo
+from engine.layout.engine_parameters import TensorOverride
+from engine.memory.backends import HOST_RULE
+from engine.memory.placement import Placement
+from engine.memory.weights import HostWeights, WeightTables, file_spans, is_repacked, tensor_bytes
+
+_REPACKABLE = "CPU, may be repacked"
+"""Home of tensors that go through the engine's list of CPU buffers; those of a CPU entry do not."""
+
+
+def weights_with_overrides(tables: WeightTables, placement: Placement) -> tuple[dict[str, int], HostWeights]:
+    """Return the weights on each device that is not the CPU, and the host's."""
+    rules = _compile(placement.overrides)
+    on_device: dict[str, int] = {}
+    plain: list[TensorInfo] = []
+    repacked_bytes = 0
+    seen: set[tuple[str, str]] = set()
+    for tensor, natural, is_input in _homes(tables, placement):
+        home = next((device for regex, device in rules if regex.search(tensor.name)), natural)
+        if home in (CPU_ID, _REPACKABLE):
+            repacks = home != natural or natural == _REPACKABLE
+            repacks = repacks and placement.repacks and not is_input and is_repacked(tensor)
+            key = (tensor.name, "repacked" if repacks else CPU_ID)
+        else:
+            repacks, key = False, (tensor.name, home)
+        # A tensor is made once in each kind of buffer: the tied output and rope tables are asked for more often.
+        if key in seen:
+            continue
+        seen.add(key)
+        if repacks:
+            repacked_bytes += tensor_bytes(tensor, HOST_RULE)
+        elif key[1] == CPU_ID:
+            plain.append(tensor)
+        elif home in placement.traits:
+            on_device[home] = on_device.get(home, 0) + tensor_bytes(tensor, placement.traits[home].size_rule)
+    if not placement.maps_file:
+        plain_bytes = sum(tensor_bytes(tensor, HOST_RULE) for tensor in plain)
+        return on_device, HostWeights(plain_bytes + repacked_bytes, 0)
+    mapped_bytes = sum(max(0, end - start) for start, end in file_spans(plain, tables.n_files))
+    if placement.locks_file:
+        return on_device, HostWeights(repacked_bytes + mapped_bytes, 0)
+    return on_device, HostWeights(repacked_bytes, mapped_bytes)
+
+
+def _compile(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
+    """Return usable patterns; one that is not a regex is a broken rule and moves nothing here."""
+    rules = []
+    for override in overrides:
+        try:
+            rules.append((re.compile(override.pattern), override.device))
+        except (re.error, OverflowError, RecursionError):
+            continue
+    return rules
+
+
+def _homes(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
+    """Yield every tensor with the home that its layer gives it, and whether it is an input."""
+    for tensor in tables.inputs:
+        yield tensor, _REPACKABLE, True
+    layer_homes = [_REPACKABLE] * placement.leading
+    for run in placement.runs:
+        layer_homes += [run.device] * run.length
+    for tensors, home in zip(tables.block_tensors, layer_homes, strict=False):
+        for tensor in tensors:
+            yield tensor, home, False
+    for tensor in tables.ropes:
+        for home in dict.fromkeys(layer_homes):
+            yield tensor, home, False
+    output = placement.output_device
+    home = _REPACKABLE if output == CPU_ID and not placement.output_listed else output
+    for tensor in tables.outputs if tables.tied is None else (*tables.outputs, tables.tied):
+        yield tensor, home, False

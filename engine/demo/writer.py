@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 
@@ -27,11 +28,11 @@ def write_demo_model(path: Path) -> None:
     Raises:
         ArgumentError: when it cannot be written there.
     """
-    if path.is_dir():
-        raise ArgumentError(f"{path} is a folder; name the file to write, such as {path / 'demo.gguf'}")
-    unfinished = path.with_name(f".{path.name}.{secrets.token_hex(4)}.part")
+    unfinished = path.parent / f".demo-{secrets.token_hex(4)}.part"
     vocabulary = byte_vocabulary()
     try:
+        if path.is_dir():
+            raise ArgumentError(f"{path} is a folder; name the file to write, such as {path / 'demo.gguf'}")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_llama(
             unfinished,
@@ -42,11 +43,21 @@ def write_demo_model(path: Path) -> None:
             extra_metadata={_VERSION_KEY: DEMO_VERSION},
         )
         unfinished.replace(path)
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ArgumentError(f"The demo model cannot be written to {path}: {reason}; choose another place") from error
+    except (OSError, ValueError) as error:
+        raise ArgumentError(
+            f"The demo model cannot be written to {path}: {_reason(error)}; choose another place"
+        ) from error
     finally:
-        unfinished.unlink(missing_ok=True)
+        with contextlib.suppress(OSError, ValueError):
+            unfinished.unlink(missing_ok=True)
+
+
+def _reason(error: OSError | ValueError) -> str:
+    if isinstance(error, FileExistsError | NotADirectoryError):
+        return "what should be a folder is a file"
+    if isinstance(error, OSError):
+        return error.strerror or str(error)
+    return "it is not a possible file name"
 
 
 def is_current_demo(path: Path) -> bool:

@@ -67,9 +67,19 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
             path, f"is part {number + 1} of {count} by its header, but is not named so; rename it to {example}"
         )
     paths = name.paths(path.parent)
-    missing = [part.name for part in paths if not part.exists()]
+    missing = [part.name for part in paths if not _is_there(part)]
     if missing:
         more = f" and {len(missing) - _N_NAMED} more" if len(missing) > _N_NAMED else ""
         names = ", ".join(missing[:_N_NAMED])
         raise ModelFileError(path, f"is part {number + 1} of {count}; missing beside it: {names}{more}")
     return paths
+
+
+def _is_there(path: Path) -> bool:
+    try:
+        path.stat()
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True  # Opening it will say what is wrong with it.
+    return True

@@ -60,17 +60,15 @@ def test_letters_follow_letters_of_the_sample(demo: Path) -> None:
     assert logits[vocabulary.id_of("<|end|>"), stop] > logits[vocabulary.id_of("<0x75>"), stop]
 
 
-def test_current_demo_is_recognised(demo: Path, tmp_path: Path) -> None:
+def test_current_demo_is_recognised(demo: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert is_current_demo(demo)
     assert not is_current_demo(tmp_path / "missing.gguf")
     assert not is_current_demo(write_tiny_llama(tmp_path / "other.gguf", n_layers=1))
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(demo.read_bytes()[:-1000])
     assert not is_current_demo(cut)
-    older = tmp_path / "older.gguf"
-    metadata = {"layerdeck.demo_version": 0, "general.name": "Layerdeck demo"}
-    write_tiny_llama(older, n_layers=1, extra_metadata=metadata)
-    assert not is_current_demo(older)
+    monkeypatch.setattr("engine.demo.writer.DEMO_VERSION", 99)
+    assert not is_current_demo(demo)
 
 
 def test_an_older_file_is_replaced(tmp_path: Path) -> None:
@@ -85,8 +83,10 @@ def test_places_that_cannot_be_written(tmp_path: Path) -> None:
     with pytest.raises(ArgumentError, match="is a folder; name the file"):
         write_demo_model(tmp_path)
     (tmp_path / "file").write_bytes(b"")
-    with pytest.raises(ArgumentError, match="cannot be written"):
+    with pytest.raises(ArgumentError, match="what should be a folder is a file"):
         write_demo_model(tmp_path / "file" / "demo.gguf")
+    with pytest.raises(ArgumentError, match="not a possible file name"):
+        write_demo_model(tmp_path / "nul\0.gguf")
     with pytest.raises(ArgumentError, match="name too long"):
         write_demo_model(tmp_path / ("x" * 300 + ".gguf"))
 

@@ -10,6 +10,11 @@ from widgets.layout_editor.geometry import Lanes, Track
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
 
 
+def boundary_limits(layout: Layout, index: int) -> tuple[int, int]:
+    """Return the first and last layer that boundary `index` can be before: each of its runs keeps a layer."""
+    return layout.runs[index].first + 1, layout.runs[index + 1].last
+
+
 @dataclass(slots=True)
 class BoundaryDrag:
     """A boundary of the layout at the start; `grab` is how far right of the boundary the pointer took it."""
@@ -23,8 +28,8 @@ class BoundaryDrag:
         self.layer = self.layout.runs[self.index + 1].first
 
     def move_to(self, x: float, track: Track) -> BoundaryMove | None:
-        """Return the move to the boundary nearest to `x`, None where that is no change. The neighbours limit it."""
-        low, high = self.layout.runs[self.index].first, self.layout.runs[self.index + 1].last + 1
+        """Return the move to the layer edge nearest to `x`, None where that is no change."""
+        low, high = boundary_limits(self.layout, self.index)
         layer = max(low, min(track.boundary_at(x - self.grab), high))
         if layer == self.layer:
             return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
 
-from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag
+from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag, boundary_limits
 from widgets.layout_editor.focus import (
     BoundaryFocus,
     Focus,
@@ -227,10 +227,12 @@ class Interaction(QObject):
 
     def _step_boundary(self, shown: Shown, step: int) -> None:
         if isinstance(self.focus, BoundaryFocus):
-            index = self.focus.index
-            layer = shown.preview.layout.runs[index + 1].first + step
-            self._send(BoundaryMove(index, layer))
-            self.move_finished.emit()
+            index, layout = self.focus.index, shown.preview.layout
+            low, high = boundary_limits(layout, index)
+            layer = layout.runs[index + 1].first + step
+            if low <= layer <= high:
+                self._send(BoundaryMove(index, layer))
+                self.move_finished.emit()
 
     def _step_lane(self, shown: Shown, step: int) -> None:
         focus, devices = self.focus, shown.drop_devices()

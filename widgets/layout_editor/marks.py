@@ -56,7 +56,7 @@ def pill_text(drag: Drag | None) -> str:
     if isinstance(drag, BoundaryDrag):
         left, right = drag.layout.runs[drag.index], drag.layout.runs[drag.index + 1]
         texts = [
-            f"{device} {range_text(first, last)}" if last >= first else f"{device} –"
+            f"{device} {range_text(first, last)}"
             for device, first, last in (
                 (left.device, left.first, drag.layer - 1),
                 (right.device, drag.layer, right.last),

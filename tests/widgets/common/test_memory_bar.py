@@ -1,0 +1,119 @@
+"""The memory bar: what it shows of a row, and that too much is seen and said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QRectF
+from PySide6.QtGui import QColor, QImage, QPainter
+from pytestqt.qtbot import QtBot
+
+from engine.devices.device import Device
+from engine.fit.report import DeviceRow, make_row
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.units import GIB, MIB
+from widgets.common.memory_bar import (
+    MemoryBarWidget,
+    available_bytes,
+    bar_of_row,
+    bar_tooltip,
+    paint_bar,
+    parts_texts,
+    room_text,
+)
+from widgets.common.palette import DARK
+
+CARD = Device(
+    id="CUDA0", name="Card", backend="CUDA", kind="gpu", total_bytes=8 * GIB, free_bytes=7 * GIB, margin_bytes=512 * MIB
+)
+
+
+def row_of(need_bytes: int, device: Device = CARD, **parts: int) -> DeviceRow:
+    return make_row(device, DeviceMemory(weights_bytes=need_bytes, **parts), Grade.ESTIMATED)
+
+
+def test_what_fits_leaves_what_is_free_after_the_margin() -> None:
+    bar = bar_of_row(row_of(4 * GIB, kv_cache_bytes=GIB, recurrent_bytes=MIB, compute_bytes=255 * MIB))
+    assert bar.other_bytes == GIB
+    assert [(part.label, part.size_bytes) for part in bar.parts] == [
+        ("weights", 4 * GIB),
+        ("KV", GIB + MIB),
+        ("compute", 255 * MIB),
+    ]
+    assert bar.line_bytes == 8 * GIB - 512 * MIB
+    assert room_text(bar) == "free 1.25 GiB"
+    assert parts_texts(bar)[0] == "weights 4.0 · KV 1.0 · compute 0.2 GiB"
+
+
+def test_what_does_not_fit_says_how_much_is_missing() -> None:
+    assert room_text(bar_of_row(row_of(7 * GIB))) == "short 512.0 MiB"
+    assert "missing: 512.0 MiB" in bar_tooltip(row_of(7 * GIB))
+
+
+def test_a_device_that_holds_nothing_is_never_short() -> None:
+    full = replace(CARD, free_bytes=100 * MIB)
+    assert room_text(bar_of_row(row_of(0, full))) == "free 0 B"
+    assert parts_texts(bar_of_row(row_of(0, full))) == ()
+
+
+def test_unknown_free_memory_is_a_gap_and_not_a_zero() -> None:
+    bar = bar_of_row(row_of(GIB, replace(CARD, free_bytes=None)))
+    assert bar.other_bytes is None
+    assert "free: unknown" in bar_tooltip(row_of(GIB, replace(CARD, free_bytes=None)))
+
+
+def test_a_cap_moves_the_line_and_a_small_one_is_the_whole_bar() -> None:
+    capped = row_of(GIB, replace(CARD, cap_bytes=4 * GIB))
+    assert available_bytes(capped) == 4 * GIB
+    assert bar_of_row(capped).line_bytes == GIB + 4 * GIB - 512 * MIB
+    assert bar_of_row(capped).span_bytes == 8 * GIB
+    assert "cap: 4.00 GiB" in bar_tooltip(capped)
+    small = bar_of_row(row_of(100 * MIB, replace(CARD, cap_bytes=256 * MIB, margin_bytes=0)))
+    assert (small.span_bytes, small.other_bytes, small.line_bytes) == (256 * MIB, 0, 256 * MIB)
+
+
+def test_a_measured_row_is_held_against_the_memory_before_it_took_its_part() -> None:
+    forecast = row_of(4 * GIB)
+    measured = row_of(4 * GIB + 100 * MIB, replace(CARD, free_bytes=2 * GIB))
+    bar = bar_of_row(measured, forecast)
+    assert bar.other_bytes == GIB
+    assert bar.shortfall_bytes == forecast.shortfall_bytes + 100 * MIB
+
+
+def test_mapped_bytes_are_shown_and_never_too_much() -> None:
+    bar = bar_of_row(row_of(0, mapped_bytes=40 * GIB, compute_bytes=MIB))
+    assert bar.shortfall_bytes < 0
+    assert parts_texts(bar)[0].endswith("mapped 40.0 GiB")
+
+
+def painted(row: DeviceRow) -> QImage:
+    image = QImage(218, 20, QImage.Format.Format_RGB32)
+    image.fill(QColor(DARK.panel))
+    painter = QPainter(image)
+    paint_bar(painter, QRectF(0, 3, 218, 14), bar_of_row(row), DARK)
+    painter.end()
+    return image
+
+
+@pytest.mark.parametrize(("need_bytes", "red_past_the_end"), [(4 * GIB, False), (9 * GIB, True)])
+def test_too_much_is_red_past_the_end_of_the_device(qtbot: QtBot, need_bytes: int, red_past_the_end: bool) -> None:
+    image = painted(row_of(need_bytes))
+    past_the_end = image.pixelColor(204, 10)
+    assert (past_the_end == QColor(DARK.bad)) is red_past_the_end
+    assert image.pixelColor(10, 10) == QColor(DARK.other)
+    assert image.pixelColor(60, 10) == QColor(DARK.weights)
+
+
+def test_the_widget_says_its_row(qtbot: QtBot) -> None:
+    widget = MemoryBarWidget()
+    qtbot.addWidget(widget)
+    widget.resize(200, 20)
+    blank = widget.grab().toImage()
+    widget.set_row(row_of(4 * GIB))
+    assert widget.accessibleName() == "CUDA0: free 2.50 GiB"
+    assert "weights: 4.00 GiB" in widget.toolTip()
+    assert widget.grab().toImage() != blank
+    widget.set_row(None)
+    assert widget.toolTip() == ""
+    assert widget.grab().toImage() == blank

@@ -1,0 +1,153 @@
+"""The editor by keyboard: each step is a move and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
+from pytestqt.qtbot import QtBot
+
+from engine.devices.device import CPU_ID
+from engine.fit.preview import Preview
+from tests.support.previews import dense_preview, make_layout, with_layout
+from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.keys import KEYS, Command, command_of
+from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+
+Key = Qt.Key
+CTRL = Qt.KeyboardModifier.ControlModifier
+ALT = Qt.KeyboardModifier.AltModifier
+SHIFT = Qt.KeyboardModifier.ShiftModifier
+NONE = Qt.KeyboardModifier.NoModifier
+
+
+class Typist:
+    """Presses keys in one editor and keeps what it says."""
+
+    def __init__(self, editor: LayoutEditor) -> None:
+        self.editor = editor
+        self.said: list[object] = []
+        for signal in (editor.boundary_moved, editor.range_moved, editor.output_moved):
+            signal.connect(self.said.append)
+        editor.move_finished.connect(lambda: self.said.append("finished"))
+
+    def type(self, *keys: Qt.Key, held: Qt.KeyboardModifier = NONE) -> None:
+        for key in keys:
+            QTest.keyClick(self.editor.view, key, held)
+
+
+MakeTypist = Callable[[Preview], Typist]
+
+
+@pytest.fixture
+def make_typist(qtbot: QtBot) -> MakeTypist:
+    def make(preview: Preview) -> Typist:
+        editor = LayoutEditor()
+        qtbot.addWidget(editor)
+        editor.resize(900, 500)
+        with qtbot.waitExposed(editor):
+            editor.show()
+        editor.set_preview(preview)
+        editor.setFocus()
+        return Typist(editor)
+
+    return make
+
+
+@pytest.mark.parametrize("held", [CTRL, ALT])
+def test_a_boundary_moves_by_a_layer(make_typist: MakeTypist, held: Qt.KeyboardModifier) -> None:
+    typist = make_typist(dense_preview())
+    typist.type(Key.Key_Tab)
+    typist.type(Key.Key_Right, held=held)
+    assert typist.said == [BoundaryMove(0, 17), "finished"]
+    typist.said.clear()
+    typist.type(Key.Key_Tab)
+    typist.type(Key.Key_Left, held=held)
+    assert typist.said == [BoundaryMove(1, 25), "finished"]
+
+
+def test_a_boundary_with_one_layer_left_stays(make_typist: MakeTypist) -> None:
+    typist = make_typist(with_layout(dense_preview(), make_layout(32, [("CUDA0", 1), ("CUDA1", 31)])))
+    typist.type(Key.Key_Tab)
+    typist.type(Key.Key_Left, held=CTRL)
+    assert typist.said == []
+
+
+def test_selected_layers_move_to_the_next_lane(make_typist: MakeTypist) -> None:
+    typist = make_typist(dense_preview())
+    typist.type(Key.Key_Home)
+    typist.type(Key.Key_Right)
+    typist.type(Key.Key_Right, Key.Key_Right, held=SHIFT)
+    assert typist.editor.selection == Selection((1, 3))
+    typist.type(Key.Key_Down, held=CTRL)
+    assert typist.said == [RangeMove(1, 3, "CUDA1"), "finished"]
+    assert typist.editor.selection == Selection((1, 3))
+    typist.said.clear()
+    typist.type(Key.Key_Up, held=CTRL)
+    assert typist.said == [], "there is no lane above the first"
+
+
+def test_the_output_moves_to_the_next_lane_past_missing_devices(make_typist: MakeTypist) -> None:
+    preview = dense_preview()
+    typist = make_typist(preview)
+    typist.type(Key.Key_Tab, Key.Key_Tab, Key.Key_Tab)
+    typist.type(Key.Key_Up, held=CTRL)
+    assert typist.said == [OutputMove("CUDA1"), "finished"]
+    typist.said.clear()
+    typist.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 16), (CPU_ID, 6), ("GONE", 10)])))
+    typist.type(Key.Key_Up, held=CTRL)
+    assert typist.said == [OutputMove(CPU_ID), "finished"]
+
+
+def test_space_selects_the_run_and_escape_clears(make_typist: MakeTypist) -> None:
+    typist = make_typist(dense_preview())
+    typist.type(Key.Key_End, Key.Key_Space)
+    assert typist.editor.selection == Selection((26, 31))
+    typist.type(Key.Key_Escape)
+    assert typist.editor.selection == Selection(None)
+    assert typist.said == []
+
+
+def test_tab_leaves_the_editor_past_its_last_stop(qtbot: QtBot) -> None:
+    window = QWidget()
+    qtbot.addWidget(window)
+    column = QVBoxLayout(window)
+    before, editor, after = QLineEdit(), LayoutEditor(), QLineEdit()
+    for widget in (before, editor, after):
+        column.addWidget(widget)
+    with qtbot.waitActive(window):
+        window.show()
+        window.activateWindow()
+    editor.set_preview(dense_preview())
+    before.setFocus()
+    QTest.keyClick(before, Key.Key_Tab)
+    qtbot.waitUntil(editor.view.hasFocus)
+    said: list[object] = []
+    editor.boundary_moved.connect(said.append)
+    QTest.keyClick(editor.view, Key.Key_Right, CTRL)
+    assert said == [BoundaryMove(0, 17)], "Tab enters at the first boundary"
+    for _ in range(3):
+        QTest.keyClick(editor.view, Key.Key_Tab)
+    qtbot.waitUntil(after.hasFocus)
+    QTest.keyClick(after, Key.Key_Backtab, SHIFT)
+    qtbot.waitUntil(editor.view.hasFocus)
+    outputs: list[object] = []
+    editor.output_moved.connect(outputs.append)
+    QTest.keyClick(editor.view, Key.Key_Up, CTRL)
+    assert outputs == [OutputMove("CUDA1")], "Shift+Tab enters at the output"
+
+
+def test_other_keys_are_left_to_the_window() -> None:
+    assert command_of(Key.Key_Z, CTRL) is None
+    assert command_of(Key.Key_Left, CTRL | SHIFT) is None
+    assert command_of(Key.Key_Left, Qt.KeyboardModifier.KeypadModifier) is Command.PREVIOUS_LAYER
+
+
+def test_the_help_names_every_key_that_does_something() -> None:
+    words = " ".join(KEYS)
+    for name in ("Tab", "Left", "Right", "Up", "Down", "Home", "End", "Space", "Escape", "Shift", "Ctrl", "Alt"):
+        assert name in words
+    assert all(KEYS.values())

@@ -1,0 +1,289 @@
+"""The editor by mouse: real events on the viewport, and the moves that come out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
+from PySide6.QtGui import QFocusEvent, QMouseEvent
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from engine.devices.device import CPU_ID
+from engine.fit.preview import Preview
+from tests.support.previews import dense_preview, make_layout, moe_preview, patchwork_preview, wide_preview, with_layout
+from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+from widgets.layout_editor.shown import Shown
+
+LEFT = Qt.MouseButton.LeftButton
+NONE = Qt.KeyboardModifier.NoModifier
+SHIFT = Qt.KeyboardModifier.ShiftModifier
+
+
+class Hand:
+    """A pointer over one editor, and everything that the editor has said."""
+
+    def __init__(self, editor: LayoutEditor) -> None:
+        self.editor = editor
+        self.viewport = editor.view.viewport()
+        self.said: list[object] = []
+        for signal in (editor.boundary_moved, editor.range_moved, editor.output_moved):
+            signal.connect(self.said.append)
+        editor.move_finished.connect(lambda: self.said.append("finished"))
+        editor.move_cancelled.connect(lambda: self.said.append("cancelled"))
+
+    @property
+    def shown(self) -> Shown:
+        assert self.editor.shown is not None
+        return self.editor.shown
+
+    def press(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
+        QTest.mousePress(self.viewport, LEFT, modifiers, point)
+
+    def move(self, point: QPoint, buttons: Qt.MouseButton = LEFT) -> None:
+        position = QPointF(point)
+        event = QMouseEvent(
+            QEvent.Type.MouseMove, position, self.viewport.mapToGlobal(position), Qt.MouseButton.NoButton, buttons, NONE
+        )
+        QApplication.sendEvent(self.viewport, event)
+
+    def release(self, point: QPoint) -> None:
+        QTest.mouseRelease(self.viewport, LEFT, NONE, point)
+
+    def drag(self, start: QPoint, *points: QPoint) -> None:
+        self.press(start)
+        for point in points:
+            self.move(point)
+        self.release(points[-1])
+
+    def click(self, point: QPoint, modifiers: Qt.KeyboardModifier = NONE) -> None:
+        self.press(point, modifiers)
+        self.release(point)
+
+    def at(self, x: float, y: float) -> QPoint:
+        return self.editor.view.mapFromScene(QPointF(x, y))
+
+    def layer(self, layer: int, lane: int | None = None) -> QPoint:
+        """Return the middle of a layer's block, in its own lane or another one."""
+        left, right = self.shown.track.span(layer, layer)
+        lane = self.shown.lane_of_layer(layer) if lane is None else lane
+        # Off the middle: the dots of the handles are there.
+        return self.at((left + right) / 2, self.shown.lanes.track_top(lane) + 12)
+
+    def handle(self, index: int) -> QPoint:
+        place = self.shown.handles[index]
+        return self.at(place.x, place.dot_y)
+
+    def edge(self, layer: int) -> int:
+        """Return the x, in the viewport, of the left edge of a layer."""
+        return self.at(self.shown.track.edges[layer], 0).x()
+
+
+MakeHand = Callable[[Preview], Hand]
+
+
+@pytest.fixture
+def make_hand(qtbot: QtBot) -> MakeHand:
+    def make(preview: Preview) -> Hand:
+        editor = LayoutEditor()
+        qtbot.addWidget(editor)
+        editor.resize(1000, 620)
+        with qtbot.waitExposed(editor):
+            editor.show()
+        editor.set_preview(preview)
+        return Hand(editor)
+
+    return make
+
+
+def test_a_boundary_says_each_layer_it_passes_once_and_that_it_is_done(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    there = [QPoint(hand.edge(layer), start.y()) for layer in (17, 17, 18, 15)]
+    hand.drag(start, *there)
+    assert hand.said == [BoundaryMove(0, 17), BoundaryMove(0, 18), BoundaryMove(0, 15), "finished"]
+
+
+def test_a_boundary_leaves_a_layer_to_both_of_its_runs(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(1)
+    hand.drag(start, QPoint(0, start.y()), QPoint(5000, start.y()))
+    assert hand.said == [BoundaryMove(1, 17), BoundaryMove(1, 31), "finished"]
+
+
+def test_pressing_a_handle_moves_nothing(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    hand.drag(start, start + QPoint(2, 0))
+    assert hand.said == []
+
+
+def test_previews_during_a_drag_do_not_end_it(make_hand: MakeHand) -> None:
+    preview = dense_preview()
+    hand = make_hand(preview)
+    start = hand.handle(0)
+    hand.press(start)
+    for layer in (14, 8, 1):
+        hand.move(QPoint(hand.edge(layer), start.y()))
+        runs = [("CUDA0", layer), ("CUDA1", 26 - layer), (CPU_ID, 6)]
+        hand.editor.set_preview(with_layout(preview, make_layout(32, runs)))
+        assert hand.editor.is_dragging
+    hand.move(QPoint(hand.edge(20), start.y()))
+    hand.release(start)
+    assert hand.said == [BoundaryMove(0, layer) for layer in (14, 8, 1, 20)] + ["finished"]
+
+
+def test_escape_takes_a_drag_back_and_the_rest_of_it_is_ignored(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    hand.press(start)
+    hand.move(QPoint(hand.edge(18), start.y()))
+    QTest.keyClick(hand.editor.view, Qt.Key.Key_Escape)
+    hand.move(QPoint(hand.edge(20), start.y()))
+    hand.release(start)
+    assert hand.said == [BoundaryMove(0, 18), "cancelled"]
+    assert not hand.editor.is_dragging
+
+
+def test_a_lost_grab_takes_a_drag_back(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    hand.press(start)
+    hand.move(QPoint(hand.edge(18), start.y()))
+    hand.move(QPoint(hand.edge(19), start.y()), Qt.MouseButton.NoButton)
+    assert hand.said == [BoundaryMove(0, 18), "cancelled"]
+
+
+def test_another_window_taking_over_takes_a_drag_back(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    hand.press(start)
+    hand.move(QPoint(hand.edge(18), start.y()))
+    QApplication.sendEvent(hand.editor.view, QFocusEvent(QEvent.Type.FocusOut, Qt.FocusReason.ActiveWindowFocusReason))
+    assert hand.said == [BoundaryMove(0, 18), "cancelled"]
+
+
+def test_another_model_ends_a_drag_without_a_word(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    start = hand.handle(0)
+    hand.press(start)
+    hand.move(QPoint(hand.edge(18), start.y()))
+    hand.editor.set_preview(moe_preview())
+    assert not hand.editor.is_dragging
+    hand.release(start)
+    assert hand.said == [BoundaryMove(0, 18)]
+
+
+def test_a_block_takes_its_whole_run_to_another_lane(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.drag(hand.layer(20), hand.layer(20, 0), hand.layer(22, 0), hand.layer(20, 2))
+    assert hand.said == [RangeMove(16, 25, "CUDA0"), RangeMove(16, 25, CPU_ID), "finished"]
+    assert hand.editor.selection == Selection((16, 25))
+
+
+def test_a_selection_is_what_is_dragged_even_across_runs(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.click(hand.layer(12))
+    hand.click(hand.layer(19), SHIFT)
+    assert hand.editor.selection == Selection((12, 19))
+    hand.drag(hand.layer(14), hand.layer(14, 2))
+    assert hand.said == [RangeMove(12, 19, CPU_ID), "finished"]
+
+
+def test_coming_back_to_its_lane_is_said_too(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.drag(hand.layer(3), hand.layer(3, 1), hand.layer(3, 0))
+    assert hand.said == [RangeMove(0, 15, "CUDA1"), RangeMove(0, 15, "CUDA0"), "finished"]
+
+
+def test_a_click_chooses_one_layer_and_moves_nothing(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.drag(hand.layer(5), hand.layer(5) + QPoint(3, 3))
+    assert hand.said == []
+    assert hand.editor.selection == Selection((5, 5))
+
+
+def test_a_drag_over_an_empty_lane_selects_the_layers_it_passes(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    heard: list[Selection] = []
+    hand.editor.selection_changed.connect(heard.append)
+    hand.drag(hand.layer(20, 0), hand.layer(26, 0))
+    assert hand.editor.selection == Selection((20, 26))
+    assert heard[-1] == Selection((20, 26))
+    assert hand.said == []
+
+
+def test_the_output_goes_to_another_lane(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    rect = hand.shown.output_rect()
+    start = hand.at(rect.center().x(), rect.center().y())
+    hand.drag(start, QPoint(start.x(), hand.layer(0).y()))
+    assert hand.said == [OutputMove("CUDA0"), "finished"]
+
+
+def test_escape_restores_the_selection_from_before_the_drag(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    hand.click(hand.layer(2))
+    hand.press(hand.layer(20))
+    hand.move(hand.layer(20, 0))
+    QTest.keyClick(hand.editor.view, Qt.Key.Key_Escape)
+    assert hand.said == [RangeMove(16, 25, "CUDA0"), "cancelled"]
+    assert hand.editor.selection == Selection((2, 2))
+    hand.release(hand.layer(20))
+
+
+def test_layers_cannot_be_dropped_on_a_device_that_is_not_there(make_hand: MakeHand) -> None:
+    preview = dense_preview()
+    gone = with_layout(preview, make_layout(32, [("CUDA0", 16), ("GONE", 10), (CPU_ID, 6)]))
+    hand = make_hand(gone)
+    hand.drag(hand.layer(3), hand.layer(3, 3))
+    assert hand.said == []
+    hand.drag(hand.layer(20), hand.layer(20, 1))
+    assert hand.said == [RangeMove(16, 25, "CUDA1"), "finished"]
+
+
+def test_each_of_fourteen_boundaries_can_be_taken(make_hand: MakeHand) -> None:
+    hand = make_hand(patchwork_preview())
+    assert len(hand.shown.handles) == 14
+    for index in range(14):
+        start = hand.handle(index)
+        layer = hand.shown.handles[index].layer
+        hand.drag(start, QPoint(hand.edge(layer + 1), start.y()))
+        assert hand.said == [BoundaryMove(index, layer + 1), "finished"]
+        hand.said.clear()
+
+
+def test_a_drag_at_the_edge_scrolls_to_the_lanes_below(qtbot: QtBot, make_hand: MakeHand) -> None:
+    hand = make_hand(wide_preview())
+    hand.editor.resize(1000, 360)
+    bar = hand.editor.view.verticalScrollBar()
+    qtbot.waitUntil(lambda: bar.maximum() > 0)
+    hand.press(hand.layer(3))
+    bottom = QPoint(hand.layer(3).x(), hand.viewport.height() - 4)
+    hand.move(bottom)
+    qtbot.waitUntil(lambda: bar.value() == bar.maximum())
+    hand.release(bottom)
+    devices = [move.device for move in hand.said if isinstance(move, RangeMove)]
+    assert devices[-1] == CPU_ID
+    assert len(devices) == len(set(devices))
+    assert hand.said[-1] == "finished"
+
+
+def test_the_pointer_says_what_can_be_taken(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    shapes = []
+    for point in (hand.handle(0), hand.layer(4), hand.layer(4, 2)):
+        hand.move(point, Qt.MouseButton.NoButton)
+        shapes.append(hand.viewport.cursor().shape())
+    assert shapes == [Qt.CursorShape.SplitHCursor, Qt.CursorShape.OpenHandCursor, Qt.CursorShape.ArrowCursor]
+
+
+def test_the_right_button_does_nothing(make_hand: MakeHand) -> None:
+    hand = make_hand(dense_preview())
+    QTest.mousePress(hand.viewport, Qt.MouseButton.RightButton, NONE, hand.layer(3))
+    assert not hand.editor.is_dragging
+    QTest.mouseRelease(hand.viewport, Qt.MouseButton.RightButton, NONE, hand.layer(3))
+    assert hand.said == []

@@ -1,0 +1,186 @@
+"""What the editor shows: lanes, state, notes, tooltips, accessible text; in both palettes and at all widths."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import QLabel
+from pytestqt.qtbot import QtBot
+
+from engine.devices.device import CPU_ID
+from engine.fit.preview import Preview
+from engine.layout.context_settings import ContextSettings
+from engine.layout.rules import Violation
+from engine.units import MIB
+from tests.support.previews import (
+    dense_layers,
+    dense_preview,
+    loaded_from,
+    make_gpu,
+    make_layout,
+    make_preview,
+    make_rig,
+    moe_preview,
+    patchwork_preview,
+    wide_preview,
+    with_layout,
+)
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
+from widgets.layout_editor.marks import tooltip_of
+from widgets.layout_editor.notes import Notes
+
+MakeEditor = Callable[..., LayoutEditor]
+
+
+@pytest.fixture
+def make_editor(qtbot: QtBot) -> MakeEditor:
+    def make(preview: Preview | None, width: int = 1000, height: int = 620, palette: Palette = DARK) -> LayoutEditor:
+        editor = LayoutEditor()
+        qtbot.addWidget(editor)
+        editor.apply_palette(palette)
+        editor.resize(width, height)
+        with qtbot.waitExposed(editor):
+            editor.show()
+        editor.set_preview(preview)
+        return editor
+
+    return make
+
+
+def texts(editor: LayoutEditor) -> str:
+    return " | ".join(label.text() for label in editor.findChildren(ElidedLabel) if label.isVisible())
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT], ids=["dark", "light"])
+def test_every_lane_is_painted_with_its_layers(make_editor: MakeEditor, palette: Palette) -> None:
+    editor = make_editor(wide_preview(), 1000, 900, palette)
+    shown = editor.shown
+    assert shown is not None
+    assert len(shown.contents) == 8
+    picture = editor.view.viewport().grab().toImage()
+    ratio = picture.devicePixelRatio()
+    wanted = QColor(palette.weights).rgb()
+    for run in shown.preview.layout.runs:
+        left, right = shown.track.span(run.first, run.last)
+        lane = shown.lane_of[run.device]
+        y = int((shown.lanes.track_top(lane) + shown.lanes.dense.top + 4) * ratio)
+        row = [picture.pixelColor(x, y).rgb() for x in range(int(left * ratio), int(right * ratio))]
+        assert row.count(wanted) > len(row) / 3, run.device
+
+
+@pytest.mark.parametrize("preview", [dense_preview(), moe_preview(), patchwork_preview()], ids=lambda p: p.model_name)
+@pytest.mark.parametrize("width", [640, 1500])
+def test_pictures_are_not_blank_at_any_width(make_editor: MakeEditor, preview: Preview, width: int) -> None:
+    picture = make_editor(preview, width, 480).grab().toImage()
+    colours = {picture.pixelColor(x, y).rgb() for x in range(0, width, 3) for y in range(0, 480, 3)}
+    assert {QColor(DARK.weights).rgb(), QColor(DARK.kv).rgb(), QColor(DARK.other).rgb()} <= colours
+
+
+def test_sixteen_devices_have_sixteen_lanes_to_scroll_through(make_editor: MakeEditor) -> None:
+    rig = make_rig(*(make_gpu(f"RPC{index}", 4) for index in range(15)))
+    preview = make_preview(rig, make_layout(32, [("RPC0", 20), (CPU_ID, 12)]), dense_layers(32))
+    editor = make_editor(preview, 640, 480)
+    assert editor.shown is not None
+    assert len(editor.shown.contents) == 16
+    assert editor.view.verticalScrollBar().maximum() > 0
+
+
+def test_without_a_model_it_says_what_to_do(make_editor: MakeEditor) -> None:
+    editor = make_editor(None)
+    assert editor.grab().toImage().width() > 0
+    assert editor.shown is None
+    assert not editor.view.isVisible()
+    assert texts(editor).strip(" |") == ""
+    assert EMPTY_TEXT in [label.text() for label in editor.findChildren(QLabel) if label.isVisible()]
+
+
+def test_the_state_follows_layout_and_settings(make_editor: MakeEditor) -> None:
+    preview = dense_preview()
+    editor = make_editor(preview)
+    assert "not loaded" in texts(editor)
+    editor.set_loaded(loaded_from(preview))
+    assert "● loaded" in texts(editor)
+    moved = make_layout(32, [("CUDA0", 15), ("CUDA1", 11), (CPU_ID, 6)])
+    editor.set_preview(with_layout(preview, moved))
+    assert "edited, not loaded" in texts(editor)
+    editor.set_preview(preview)
+    assert "● loaded" in texts(editor)
+    longer = ContextSettings(n_ctx=preview.context.n_ctx * 2)
+    editor.set_preview(replace(preview, context=longer))
+    assert "edited, not loaded" in texts(editor)
+    editor.set_loaded(None)
+    assert "○ not loaded" in texts(editor)
+
+
+def test_measured_numbers_stand_beside_the_forecast_only_while_they_are_of_this_layout(make_editor: MakeEditor) -> None:
+    preview = dense_preview()
+    editor = make_editor(preview)
+    loaded = loaded_from(preview, extra_bytes=24 * MIB)
+    editor.set_loaded(loaded)
+    assert editor.shown is not None
+    assert [value.row for value in editor.shown.values] == list(loaded.measured)
+    assert [value.forecast for value in editor.shown.values] == list(loaded.forecast)
+    editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 15), ("CUDA1", 11), (CPU_ID, 6)])))
+    assert all(value.forecast is None for value in editor.shown.values)
+
+
+def test_violations_and_notes_are_lines_with_whole_tooltips(make_editor: MakeEditor) -> None:
+    violations = tuple(Violation(f"rule_{i}", f"Rule {i} is broken. " * 6, f"Mend {i}.") for i in range(5))
+    preview = dense_preview()
+    report = replace(preview.report, violations=violations, probe_only="unknown architecture")
+    editor = make_editor(replace(preview, report=report), 640)
+    notes = editor.findChild(Notes)
+    assert notes is not None
+    labels = [label for label in notes.findChildren(ElidedLabel) if label.isVisible()]
+    assert len(labels) == 3
+    assert "Mend 0." in labels[0].text()
+    assert "and 3 more" in labels[2].text()
+    editor.grab()
+    assert "Mend 0." in labels[0].toolTip()
+    editor.set_preview(preview)
+    assert not notes.isVisible()
+
+
+def test_tooltips_tell_the_numbers(make_editor: MakeEditor) -> None:
+    editor = make_editor(moe_preview())
+    shown = editor.shown
+    assert shown is not None
+
+    def tip(x: float, lane: int) -> str:
+        return tooltip_of(shown, shown.target_at(x, shown.lanes.track_top(lane) + 20))
+
+    x = sum(shown.track.span(41, 41)) / 2
+    assert "layer 41 on CUDA1" in tip(x, 1)
+    assert "experts: 300.0 MiB" in tip(x, 1)
+    assert "layer 41 on CUDA1" in tip(x, 3), "its experts lie on the host"
+    assert "output layer on CUDA1" in tip(sum(shown.track.output) / 2, 1)
+    assert "token embedding" in tip(sum(shown.track.embedding) / 2, 3)
+    bar = tip(shown.columns.bar_left + 10, 0)
+    assert "RTX 3090" in bar
+    assert "weights:" in bar
+    assert "margin of 512.0 MiB" in bar
+
+
+def test_the_accessible_text_tells_the_layout(make_editor: MakeEditor) -> None:
+    editor = make_editor(dense_preview())
+    text = editor.view.accessibleDescription()
+    assert "32 layers, not loaded" in text
+    assert "CUDA1: layers 16–25" in text
+    assert "Output on CPU." in text
+
+
+def test_a_preview_keeps_the_items_of_the_one_before(make_editor: MakeEditor) -> None:
+    preview = wide_preview()
+    editor = make_editor(preview)
+    before = editor.view.scene().items()
+    runs = [(run.device, run.length) for run in preview.layout.runs]
+    runs[0], runs[1] = (runs[0][0], 12), (runs[1][0], 20)
+    editor.set_preview(with_layout(preview, make_layout(126, runs)))
+    assert set(editor.view.scene().items()) == set(before)
+    assert editor.shown is not None
+    assert editor.shown.handles[0].layer == 12

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from html import escape
-
 from PySide6.QtCore import QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QResizeEvent
 from PySide6.QtWidgets import QLabel, QSizePolicy, QWidget
+
+from widgets.common.tool_tips import plain_tool_tip
 
 
 class ElidedLabel(QLabel):
@@ -44,6 +44,5 @@ class ElidedLabel(QLabel):
         painter.end()
 
     def _update_tool_tip(self) -> None:
-        # Text that is cut may come from a file: Qt must not take it for markup.
         cut = self.shown_text() != self.text()
-        self.setToolTip(f"<qt>{escape(self.text())}</qt>" if cut else "")
+        self.setToolTip(plain_tool_tip(self.text()) if cut else "")

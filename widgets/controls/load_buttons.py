@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.states import LoadState
 
@@ -86,5 +87,5 @@ class LoadButtons(QWidget):
         self.progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
         if fraction is not None:
             self.progress.setValue(round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
-        self.progress.setToolTip(text)
-        self.cancel_button.setToolTip(text)
+        self.progress.setToolTip(plain_tool_tip(text))
+        self.cancel_button.setToolTip(plain_tool_tip(text))

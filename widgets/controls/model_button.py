@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 
 MIN_WIDTH_PX = 190
@@ -43,6 +44,7 @@ class ModelButton(QPushButton):
         self._name.setText(name or NO_MODEL)
         self._detail.setText(detail)
         self._detail.setVisible(bool(detail))
+        self.setToolTip(plain_tool_tip(f"{name}\n{detail}".strip()))
         self.setAccessibleName(f"Model: {name or 'none'} {detail}".strip())
 
     @property

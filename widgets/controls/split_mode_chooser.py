@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QToolButton, QWidget
 
 from engine.layout.layout import SplitMode
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.states import SplitModeChoice
 
@@ -50,7 +51,7 @@ class SplitModeChooser(QWidget):
         for candidate, button in self._buttons.items():
             button.setChecked(candidate == mode)
             button.setEnabled(candidate not in disabled)
-            button.setToolTip(disabled.get(candidate, LABELS[candidate][1]))
+            button.setToolTip(plain_tool_tip(disabled.get(candidate, LABELS[candidate][1])))
 
     def button(self, mode: SplitMode) -> QToolButton:
         """Return the segment of `mode`."""

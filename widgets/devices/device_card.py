@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QPoint, Qt, Signal
 from PySide6.QtGui import QAction
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
 from engine.devices.device import Device
 from engine.fit.report import DeviceRow
@@ -30,13 +30,13 @@ class DeviceCard(QFrame):
         self.setObjectName(f"device-{device.id}")
         self.setProperty("role", "panel")
         self.setMinimumWidth(MIN_WIDTH)
-        self.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         self._id_label = plain_label("", "strong")
         self._name_label = ElidedLabel("", "dim")
         self._used_label = plain_label(NO_READING, "number")
         self._total_label = ElidedLabel("", "dim")
         self._status_label = ElidedLabel(status_line(None), "dim")
         self.plot = MemoryPlot(self)
+        self.menu_button = QToolButton()
         self._build()
         self._device = device
         self._last: Sample | None = None
@@ -100,6 +100,7 @@ class DeviceCard(QFrame):
         heading.setSpacing(8)
         heading.addWidget(self._id_label)
         heading.addWidget(self._name_label, 1)
+        heading.addWidget(self.menu_button)
         numbers = QHBoxLayout()
         numbers.setSpacing(6)
         numbers.addWidget(self._used_label, 0, Qt.AlignmentFlag.AlignBaseline)
@@ -113,6 +114,11 @@ class DeviceCard(QFrame):
         layout.addWidget(self._status_label)
         self.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.customContextMenuRequested.connect(self._on_context_menu)
+        self.menu_button.setText("⋯")
+        self.menu_button.setProperty("role", "quiet")
+        self.menu_button.setToolTip("Cap and margin")
+        self.menu_button.setAccessibleName("Device options")
+        self.menu_button.clicked.connect(self._on_menu_button)
 
     def _show_total(self) -> None:
         text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
@@ -124,6 +130,9 @@ class DeviceCard(QFrame):
         menu = self.context_menu()
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.popup(self.mapToGlobal(position))
+
+    def _on_menu_button(self) -> None:
+        self._on_context_menu(self.menu_button.geometry().bottomLeft())
 
     def _on_limits(self) -> None:
         self.limits_requested.emit(self._device)

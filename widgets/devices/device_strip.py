@@ -4,8 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QHBoxLayout, QMenu, QScrollArea, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import (
+    QHBoxLayout,
+    QMenu,
+    QScrollArea,
+    QScrollBar,
+    QSizePolicy,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from engine.devices.device import Device
 from engine.fit.report import DeviceRow
@@ -14,6 +24,8 @@ from widgets.common.palette import DARK, Palette
 from widgets.devices.device_card import DeviceCard
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.limits_dialog import LimitsDialog
+
+EMPTY_HEIGHT_PX = 120
 
 
 class DeviceStrip(QWidget):
@@ -34,6 +46,7 @@ class DeviceStrip(QWidget):
         self.add_button = self._make_add_button()
         content = QWidget()
         content.setLayout(self._row)
+        content.installEventFilter(self)
         self._row.addWidget(self.add_button)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
@@ -52,6 +65,10 @@ class DeviceStrip(QWidget):
     def card(self, device_id: str) -> DeviceCard | None:
         """Return the card of this device, None if there is none."""
         return self._cards.get(device_id)
+
+    def scroll_bar(self) -> QScrollBar:
+        """Return the bar that moves the cards sideways."""
+        return self._scroll.horizontalScrollBar()
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
@@ -74,7 +91,6 @@ class DeviceStrip(QWidget):
             self._row.removeWidget(card)
             self._row.insertWidget(position, card, 1)
         self._cards = ordered
-        self._fit_height()
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
         """Append one reading per device; those of devices without a card are ignored (they were just removed)."""
@@ -117,9 +133,22 @@ class DeviceStrip(QWidget):
         button.setMenu(menu)
         return button
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        self._fit_height()
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        # A scroll area keeps to itself that its content wants another size (a card more, another font).
+        if event.type() is QEvent.Type.LayoutRequest:
+            self._fit_height()
+        return super().eventFilter(watched, event)
+
     def _fit_height(self) -> None:
-        cards_height = max((card.sizeHint().height() for card in self._cards.values()), default=120)
-        self._scroll.setFixedHeight(cards_height + self._scroll.horizontalScrollBar().sizeHint().height())
+        height = max((card.sizeHint().height() for card in self.cards()), default=EMPTY_HEIGHT_PX)
+        if self._row.minimumSize().width() > self.width():
+            height += self.scroll_bar().sizeHint().height()
+        if height != self.height():
+            self.setFixedHeight(height)
 
     def _on_limits_requested(self, device: Device) -> None:
         self.edit_limits(device)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt
 
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.library.recent_model import RecentModel
 
 DETAIL_ROLE = Qt.ItemDataRole.UserRole + 1
@@ -50,7 +51,7 @@ class RecentListModel(QAbstractListModel):
             case Qt.ItemDataRole.DisplayRole:
                 return model.title
             case Qt.ItemDataRole.ToolTipRole:
-                return str(model.path)
+                return plain_tool_tip(str(model.path))
             case Qt.ItemDataRole.AccessibleTextRole:
                 return f"{model.title}, {model.detail}"
             case _ if role == DETAIL_ROLE:

@@ -1,0 +1,226 @@
+"""Device cards: what they show, and what a person can ask there."""
+
+from __future__ import annotations
+
+from math import isnan
+
+import pytest
+from PySide6.QtCore import QEvent, QObject, Qt
+from PySide6.QtGui import QAction
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QMenu
+from pytestqt.qtbot import QtBot
+
+from engine.devices.device import Device, make_host
+from engine.fit.report import make_row
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.telemetry.sample import Sample
+from engine.units import GIB, MIB
+from widgets.common.palette import DARK, LIGHT
+from widgets.devices.device_card import DeviceCard
+from widgets.devices.device_strip import DeviceStrip
+from widgets.devices.limits import DeviceLimits
+from widgets.devices.memory_plot import WINDOW_S
+
+GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
+REMOTE = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052", cap_bytes=2 * GIB)
+HOST = make_host("Ryzen 7", 64 * GIB)
+
+
+def make_strip(qtbot: QtBot, *devices: Device) -> DeviceStrip:
+    strip = DeviceStrip()
+    qtbot.addWidget(strip)
+    strip.set_devices(devices or (GPU, REMOTE, HOST))
+    strip.resize(1100, 160)
+    strip.show()
+    return strip
+
+
+def card_of(strip: DeviceStrip, device_id: str) -> DeviceCard:
+    card = strip.card(device_id)
+    assert card is not None
+    return card
+
+
+def actions_of(menu: QMenu) -> dict[str, QAction]:
+    return {action.text(): action for action in menu.actions()}
+
+
+def test_a_card_shows_a_reading(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+
+    strip.add_samples([Sample("CUDA0", 1.0, 18 * GIB, 24 * GIB, 17 * GIB, 87.0, 64.0, 285.4)])
+
+    card = card_of(strip, "CUDA0")
+    assert card.used_text == "18.00 GiB"
+    assert card.total_text == "/ 24.00 GiB"
+    assert card.status_text == "87 % 64 °C 285 W"
+    assert card.plot.points() == ((1.0, 18.0 * GIB, 1.0 * GIB),)
+
+
+def test_a_missing_reading_is_a_gap_and_zero_is_not(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    card = card_of(strip, "RPC0")
+
+    strip.add_samples([Sample("RPC0", 1.0, 0, 8 * GIB, own_bytes=0)])
+    assert (card.used_text, card.status_text) == ("0 B", "idle")
+
+    strip.add_samples([Sample("RPC0", 2.0, None, None, note="remote: no live reading")])
+    assert (card.used_text, card.status_text) == ("—", "remote: no live reading")
+    assert card.total_text == "/ 8.00 GiB (cap 2.00 GiB)"
+    zero, missing = card.plot.points()
+    assert zero[1] == 0.0
+    assert isnan(missing[1])
+
+
+def test_the_graph_forgets_what_is_older_than_its_window(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    for time_s in range(400):
+        strip.add_samples([Sample("CPU", float(time_s), GIB, 64 * GIB)])
+
+    points = card_of(strip, "CPU").plot.points()
+
+    assert points[-1][0] == 399.0
+    assert points[0][0] == 399.0 - WINDOW_S
+
+
+def test_cards_keep_their_graph_when_the_rig_changes(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot, GPU, HOST)
+    strip.add_samples([Sample("CUDA0", 1.0, GIB, 24 * GIB), Sample("CPU", 1.0, GIB, 64 * GIB)])
+    host_card = card_of(strip, "CPU")
+
+    strip.set_devices([REMOTE, HOST])
+
+    assert [card.device.id for card in strip.cards()] == ["RPC0", "CPU"]
+    assert card_of(strip, "CPU") is host_card
+    assert len(host_card.plot.points()) == 1
+    qtbot.waitUntil(lambda: strip.cards()[0].x() < strip.cards()[1].x())
+    strip.add_samples([Sample("CUDA0", 2.0, GIB, 24 * GIB)])
+    assert strip.card("CUDA0") is None
+
+
+def test_many_cards_scroll_instead_of_shrinking(qtbot: QtBot) -> None:
+    devices = [
+        Device(f"RPC{index}", "lab", "RPC", "gpu", GIB, endpoint=f"127.0.0.1:{index + 1}") for index in range(12)
+    ]
+    strip = make_strip(qtbot, *devices, HOST)
+    strip.resize(640, strip.height())
+
+    qtbot.waitUntil(lambda: strip.scroll_bar().maximum() > 0)
+
+    assert all(card.width() >= card.minimumWidth() for card in strip.cards())
+    assert strip.scroll_bar().isVisible()
+    qtbot.waitUntil(lambda: strip.height() >= strip.cards()[0].height() + strip.scroll_bar().height())
+
+
+def test_every_card_is_seen_whole(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+
+    qtbot.waitUntil(lambda: strip.height() == strip.cards()[0].sizeHint().height())
+
+    assert not strip.scroll_bar().isVisible()
+
+
+def test_limits_are_edited_from_the_menu(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    dialog = strip.edit_limits(REMOTE)
+    assert dialog.cap_edit.text() == "2GiB"
+
+    dialog.cap_edit.setText("512MiB")
+    dialog.margin_edit.setText("64 MiB")
+    with qtbot.waitSignal(strip.limits_edited) as edited:
+        QTest.keyClick(dialog.margin_edit, Qt.Key.Key_Return)
+
+    assert edited.args == [DeviceLimits("RPC0", 512 * MIB, 64 * MIB)]
+    assert not dialog.isVisible()
+
+
+def test_a_size_that_cannot_be_used_keeps_the_dialog_open(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    dialog = strip.edit_limits(GPU)
+    dialog.cap_edit.setText("a lot")
+
+    with qtbot.assertNotEmitted(strip.limits_edited):
+        QTest.keyClick(dialog.cap_edit, Qt.Key.Key_Return)
+
+    assert dialog.isVisible()
+    assert '"a lot" is not a size' in dialog.error_label.text()
+    with qtbot.waitSignal(dialog.finished):
+        dialog.reject()
+
+
+def test_the_menu_opens_the_limits_of_its_card(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    card = card_of(strip, "CUDA0")
+
+    with qtbot.waitSignal(card.limits_requested) as requested:
+        actions_of(card.context_menu())["Cap and margin…"].trigger()
+
+    assert requested.args == [GPU]
+
+
+@pytest.mark.qt_log_ignore("plugin does not support", extend=True)  # no window manager takes popups to the front
+def test_the_button_on_a_card_opens_its_menu(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    opened: list[QMenu] = []
+
+    class Watcher(QObject):
+        def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+            if event.type() is QEvent.Type.Show and isinstance(watched, QMenu):
+                opened.append(watched)
+            return False
+
+    watcher = Watcher()
+    application = QApplication.instance()
+    assert application is not None
+    application.installEventFilter(watcher)
+    QTest.mouseClick(card_of(strip, "RPC0").menu_button, Qt.MouseButton.LeftButton)
+    application.removeEventFilter(watcher)
+
+    assert len(opened) == 1
+    assert "Remove RPC0 from the rig" in actions_of(opened[0])
+    opened[0].close()
+
+
+def test_only_rpc_devices_can_be_removed(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    remove = actions_of(card_of(strip, "RPC0").context_menu())["Remove RPC0 from the rig"]
+
+    with qtbot.waitSignal(strip.remove_requested) as removed:
+        remove.trigger()
+
+    assert removed.args == ["RPC0"]
+    assert list(actions_of(card_of(strip, "CUDA0").context_menu())) == ["Cap and margin…"]
+
+
+def test_more_devices_are_asked_for_at_the_end(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    actions = actions_of(strip.add_button.menu())
+
+    with qtbot.waitSignal(strip.add_remote_requested):
+        actions["Remote worker…"].trigger()
+    with qtbot.waitSignal(strip.add_lab_requested):
+        actions["Lab rig…"].trigger()
+
+
+def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    memory = DeviceMemory(weights_bytes=3 * GIB, kv_cache_bytes=512 * MIB)
+
+    strip.set_rows([make_row(GPU, memory, Grade.PROBED), make_row(HOST, DeviceMemory(), Grade.ESTIMATED)])
+
+    assert "needs 3.50 GiB here (probed)" in card_of(strip, "CUDA0").toolTip()
+    assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
+    assert card_of(strip, "CPU").toolTip() == "The layout puts nothing here."
+    assert card_of(strip, "RPC0").toolTip() == ""
+
+
+def test_the_palette_reaches_graphs_of_old_and_new_cards(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot, GPU)
+    strip.apply_palette(LIGHT)
+    strip.set_devices([GPU, HOST])
+
+    for card in strip.cards():
+        color = card.plot.grab().toImage().pixelColor(2, 2).name()
+        assert color == LIGHT.background
+        assert color != DARK.background

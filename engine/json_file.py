@@ -150,9 +150,9 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     Refused: more than `MAX_FILE_BYTES`, not UTF-8, not JSON, a doubled key, NaN, too deep, another version.
     """
     try:
-        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
-        if len(text) > MAX_FILE_BYTES:
+        if len(data) > MAX_FILE_BYTES:
             raise ValueError(f"this is larger than 1 MiB and so no {what} file")
+        text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value: object = json.loads(
             text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant
         )

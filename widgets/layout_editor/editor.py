@@ -6,7 +6,6 @@ from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
 
 from engine.fit.preview import LoadedLayout, Preview
-from engine.units import format_bytes
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
@@ -14,7 +13,7 @@ from widgets.layout_editor.legend import Legend
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
 from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.shown import Shown
-from widgets.layout_editor.texts import LoadState, load_state, note_lines
+from widgets.layout_editor.texts import LoadState, load_state, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
 
 EMPTY_TEXT = "Open a model to see its layers"
@@ -63,6 +62,7 @@ class LayoutEditor(QFrame):
         user.move_finished.connect(self.move_finished)
         user.move_cancelled.connect(self.move_cancelled)
         user.selection_changed.connect(self.selection_changed)
+        user.selection_changed.connect(self._update_header)
         self.set_preview(None)
 
     def _lay_out(self) -> None:
@@ -136,6 +136,4 @@ class LayoutEditor(QFrame):
             return
         state = load_state(preview, self._loaded)
         self._state.setText(f"{_STATE_SIGNS[state]} {state.value}")
-        weights = sum(layer.weights_bytes for layer in preview.layers)
-        weights += preview.token_embedding_bytes + preview.output_weights_bytes
-        self._summary.setText(f"{len(preview.layers)} layers · {format_bytes(weights)}")
+        self._summary.setText(summary_text(preview, self.selection))

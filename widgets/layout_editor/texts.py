@@ -10,6 +10,8 @@ from engine.fit.report import DeviceRow
 from engine.layout.layout import Layout
 from engine.units import format_bytes
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
+from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.moves import Selection
 from widgets.layout_editor.placement import LaneContent
 
 
@@ -67,8 +69,7 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
 
 def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
     """Return where a layer is and what it weighs, a line each."""
-    device = next((run.device for run in layout.runs if run.first <= layer.index <= run.last), "no device")
-    lines = [f"layer {layer.index} on {device}", f"weights: {format_bytes(layer.weights_bytes)}"]
+    lines = [f"layer {layer.index} on {layout.device_of(layer.index)}", f"weights: {format_bytes(layer.weights_bytes)}"]
     for label, size_bytes in (
         ("attention", layer.attention_bytes),
         ("dense feed-forward", layer.ffn_bytes),
@@ -97,6 +98,29 @@ def boundary_text(layout: Layout, index: int) -> str:
     left, right = layout.runs[index], layout.runs[index + 1]
     left_text, right_text = range_text(left.first, left.last), range_text(right.first, right.last)
     return f"{left.device} {left_text} | {right.device} {right_text}"
+
+
+def focus_text(layout: Layout, focus: Focus | None) -> str:
+    """Return what the keyboard has, "" for nothing."""
+    match focus:
+        case BoundaryFocus(index):
+            return f"boundary {boundary_text(layout, index)}"
+        case LayerFocus():
+            return f"{layers_text(*focus.span)} on {layout.device_of(focus.layer)}"
+        case OutputFocus():
+            return f"output on {layout.output_device}"
+    return ""
+
+
+def summary_text(preview: Preview, selection: Selection) -> str:
+    """Return the size of the chosen layers, or of the whole model where none are chosen."""
+    if selection.layers is not None:
+        first, last = selection.layers
+        size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
+        return f"{layers_text(first, last)} with KV: {format_bytes(size)}"
+    weights = sum(layer.weights_bytes for layer in preview.layers)
+    weights += preview.token_embedding_bytes + preview.output_weights_bytes
+    return f"{len(preview.layers)} layers · {format_bytes(weights)}"
 
 
 def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:

@@ -25,8 +25,9 @@ from widgets.layout_editor.keys import command_of
 from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
-from widgets.layout_editor.texts import accessible_summary
+from widgets.layout_editor.texts import accessible_summary, focus_text
 
+_NAME = "Layout editor"
 _SCROLL_BAR_GAP = 8
 _SCROLL_EDGE = 24
 _SCROLL_STEP = 8
@@ -57,7 +58,7 @@ class EditorView(QGraphicsView):
         self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
         self._scroll_timer.timeout.connect(self._on_scroll_tick)
         self._ruler = ruler.Ruler(self)
-        self.setAccessibleName("Layout editor")
+        self.setAccessibleName(_NAME)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -83,6 +84,9 @@ class EditorView(QGraphicsView):
             self._show(preview)
         same_ground = before is not None and preview is not None and _same_ground(before.preview, preview)
         self.interaction.set_shown(self._scene.shown, same_ground=same_ground)
+        if self.interaction.hover is not None and self.interaction.drag is None:
+            # What was under the pointer may have moved away from it.
+            self._follow_pointer()
         self._update_marks()
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
@@ -122,6 +126,10 @@ class EditorView(QGraphicsView):
         visible = self.mapToScene(self.viewport().rect()).boundingRect()
         self._scene.set_pill(pill_text(state.drag), self.mapToScene(self._pointer), visible)
         self.viewport().setCursor(cursor_of(state.drag, state.hover))
+        name = f"{_NAME}, {focus_text(shown.preview.layout, state.focus)}" if state.focus is not None else _NAME
+        if name != self.accessibleName():
+            # Screen readers say a name that changes while the widget has the keyboard.
+            self.setAccessibleName(name)
 
     # Events
 

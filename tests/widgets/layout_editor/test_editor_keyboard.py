@@ -69,6 +69,20 @@ def test_a_boundary_moves_by_a_layer(make_typist: MakeTypist, held: Qt.KeyboardM
     assert typist.said == [BoundaryMove(1, 25), "finished"]
 
 
+def test_the_focus_is_said_to_screen_readers(make_typist: MakeTypist) -> None:
+    typist = make_typist(dense_preview())
+    names = []
+    for keys in ((Key.Key_Tab,), (Key.Key_Left,), (Key.Key_End, Key.Key_Tab), (Key.Key_Escape,)):
+        typist.type(*keys)
+        names.append(typist.editor.view.accessibleName())
+    assert names == [
+        "Layout editor, boundary CUDA0 0–15 | CUDA1 16–25",
+        "Layout editor, layer 15 on CUDA0",
+        "Layout editor, output on CPU",
+        "Layout editor",
+    ]
+
+
 def test_a_boundary_with_one_layer_left_stays(make_typist: MakeTypist) -> None:
     typist = make_typist(with_layout(dense_preview(), make_layout(32, [("CUDA0", 1), ("CUDA1", 31)])))
     typist.type(Key.Key_Tab)

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor
+from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
@@ -164,6 +166,16 @@ def test_tooltips_tell_the_numbers(make_editor: MakeEditor) -> None:
     assert "RTX 3090" in bar
     assert "weights:" in bar
     assert "margin of 512.0 MiB" in bar
+
+
+def test_the_header_sums_up_the_model_or_the_selection(make_editor: MakeEditor) -> None:
+    editor = make_editor(dense_preview())
+    labels = editor.findChildren(QLabel)
+    assert "32 layers · 4.73 GiB" in [label.text() for label in labels]
+    for key in (Qt.Key.Key_Home, Qt.Key.Key_Right):
+        QTest.keyClick(editor.view, key)
+    QTest.keyClick(editor.view, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
+    assert "layers 1–2 with KV: 292.0 MiB" in [label.text() for label in labels]
 
 
 def test_the_accessible_text_tells_the_layout(make_editor: MakeEditor) -> None:

@@ -134,13 +134,12 @@ class Loader:
 
     def _describe(self, session: Session) -> LoadedModel:
         facts = self._log.facts
-        flash = {"on": True, "off": False}.get(self._load.context.flash_attn, facts.flash_attention)
         names = {name: self._devices.id_of_name(name) for name in self._logged_names()}
         return LoadedModel(
             parts=session.parts(),
             n_ctx=int(self._engine.low.llama_n_ctx(session.context)),
             n_vocab=session.vocabulary_size,
-            flash_attention=flash,
+            flash_attention=facts.flash_attention,
             chat_template=bool(self._engine.low.llama_model_chat_template(session.model, None)),
             layer_devices=tuple(names[name] for _, name in sorted(facts.layer_devices.items())),
             kv_devices=tuple((layer, names[name]) for layer, name in sorted(facts.cache_devices.items())),

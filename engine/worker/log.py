@@ -24,8 +24,8 @@ _CACHE_LAYER = re.compile(r"[:,] layer\s+(\d+): dev = (\S+)")
 _BUFFER = re.compile(r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
 _FAILED_BYTES = re.compile(r"failed to allocate (\S.*?) buffer of size (\d+)\s*$")
 _FAILED_OUTPUT = re.compile(r"failed to allocate output buffer of size ([\d.]+) MiB")
-_FLASH_ON = re.compile(r"Flash Attention enabled")
-_FLASH_OFF = re.compile(r"Flash Attention not supported, set to disabled")
+_FLASH_RESOLVED = re.compile(r"Flash Attention (enabled|not supported, set to disabled)")
+_FLASH_GIVEN = re.compile(r"llama_context: flash_attn\s+= (enabled|disabled)")
 _SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
 _REASON = re.compile(r"^[\w~:<> ]+: ")
 
@@ -111,9 +111,8 @@ class EngineLog:
             self._take_trouble(level, line)
         if " layer " in line or "buffer size" in line:
             self._take_placement(line)
-        elif "Flash Attention" in line:
-            if _FLASH_ON.search(line) or _FLASH_OFF.search(line):
-                self.facts.flash_attention = bool(_FLASH_ON.search(line))
+        elif match := _FLASH_RESOLVED.search(line) or _FLASH_GIVEN.search(line):
+            self.facts.flash_attention = match[1] == "enabled"
         elif "splits" in line and (match := _SPLITS.search(line)):
             self.facts.graph_splits = match[1].strip()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import re
 import sys
 import threading
 
@@ -13,6 +14,8 @@ from engine.runner.protocol import Aborting, AnyRequest, Failure, Message, Quit,
 from engine.worker.stop import StopRequest
 
 READ_BYTES = 1 << 16
+_SOURCE_PATH = re.compile(r"^\S*[/\\](?=\S+:\d+:)")
+"""Where the engine was built is in its assertions and helps nobody."""
 
 
 class MessagePipe:
@@ -33,7 +36,7 @@ class MessagePipe:
         """Say why the process is about to abort. Any thread may call it, even while another one is writing."""
         held = self._lock.acquire(timeout=0.5)
         try:
-            self._write(Aborting(text=text))
+            self._write(Aborting(text=_SOURCE_PATH.sub("", text)))
         finally:
             if held:
                 self._lock.release()

@@ -43,11 +43,10 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
         sizes = breakdown.context_bytes(engine, context)
         if sizes is not None:
             sizes = counted_once(sizes, backend_buffer_types(engine, devices, request.parameters.devices))
-        flash = {"on": True, "off": False}.get(request.context.flash_attn, log.facts.flash_attention)
         return Probed(
             parts=session.parts(sizes),
             exact=sizes is not None,
-            flash_attention=flash,
+            flash_attention=log.facts.flash_attention,
             graph_splits=log.facts.graph_splits,
         )
     finally:

@@ -58,10 +58,17 @@ class Session:
             # remote devices compute on after the call; without waiting neither times nor stops would mean anything
             self.engine.low.llama_synchronize(self.context)
             self.tokens.extend(tokens)
+        elif status == ABORTED and not self._has_recurrent_state():
+            # the engine takes back the micro batch that was stopped and keeps those before it
+            kept = int(self.engine.low.llama_memory_seq_pos_max(self.memory, 0)) + 1
+            self.tokens = [*self.tokens, *tokens][:kept]
         else:
-            # parts of the batch may have been decoded; what is in the cache is no longer known for sure
             self.clear()
         return status
+
+    def _has_recurrent_state(self) -> bool:
+        low = self.engine.low
+        return bool(low.llama_model_is_recurrent(self.model) or low.llama_model_is_hybrid(self.model))
 
     def clear(self) -> None:
         """Empty the KV cache."""

@@ -287,3 +287,13 @@ def test_the_right_button_does_nothing(make_hand: MakeHand) -> None:
     assert not hand.editor.is_dragging
     QTest.mouseRelease(hand.viewport, Qt.MouseButton.RightButton, NONE, hand.layer(3))
     assert hand.said == []
+
+
+def test_a_new_preview_keeps_what_is_under_the_resting_pointer_up_to_date(make_hand: MakeHand) -> None:
+    preview = dense_preview()
+    hand = make_hand(preview)
+    hand.move(hand.layer(4), Qt.MouseButton.NoButton)
+    hand.editor.set_preview(with_layout(preview, preview.layout))
+    assert hand.viewport.cursor().shape() == Qt.CursorShape.OpenHandCursor
+    hand.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA1", 26), (CPU_ID, 6)])))
+    assert hand.viewport.cursor().shape() == Qt.CursorShape.ArrowCursor

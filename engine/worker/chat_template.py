@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import sys
-import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from datetime import datetime
-from types import FrameType
 from typing import Any
 
 import jinja2
@@ -18,13 +14,17 @@ import jinja2.parser
 import jinja2.sandbox
 
 from engine.runner.protocol import ChatMessage
+from engine.worker.limits import TimeIsUp, memory_limit, time_limit
 
 RENDER_SECONDS = 2.0
-MAX_TEMPLATE_CHARACTERS = 1 << 20
+RENDER_BYTES = 256 << 20
+MAX_TEMPLATE_CHARACTERS = 1 << 18
 MAX_GROWTH_CHARACTERS = 1 << 20
 """How much longer than the conversation a prompt may be."""
 MAX_REPEAT = 1 << 16
-MAX_EXPONENT = 64
+MAX_FACTOR = 1 << 64
+PADDING_METHODS = frozenset({"center", "expandtabs", "format", "format_map", "ljust", "rjust", "zfill"})
+PADDING_FILTERS = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr")
 
 
 class TemplateError(Exception):
@@ -32,19 +32,24 @@ class TemplateError(Exception):
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """A sandbox that also refuses to make huge values with one operator."""
+    """A sandbox that also refuses what makes a huge value in one step, where no time limit could interrupt it."""
 
-    intercepted_binops = frozenset(["*", "**", "%"])
+    intercepted_binops = frozenset({"*", "**", "%"})
 
     def call_binop(self, context: jinja2.runtime.Context, operator: str, left: Any, right: Any) -> Any:
-        if operator == "**" and not (isinstance(right, int | float) and abs(right) <= MAX_EXPONENT):
-            raise TemplateError("it raises to a large power")
-        if operator == "*":
-            _check_repeat(left, right)
-            _check_repeat(right, left)
+        if operator == "**":
+            raise TemplateError("it raises to a power")
         if operator == "%" and isinstance(left, str):
             raise TemplateError("it formats text with %")
+        if operator == "*":
+            _check_product(left, right)
+            _check_product(right, left)
         return super().call_binop(context, operator, left, right)
+
+    def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
+        if isinstance(obj, str) and attr in PADDING_METHODS:
+            return False
+        return super().is_safe_attribute(obj, attr, value)
 
 
 class _GenerationTag(jinja2.ext.Extension):
@@ -77,12 +82,16 @@ def render_chat(template: str, messages: Sequence[ChatMessage], *, beginning_of_
         "strftime_now": lambda pattern: datetime.now().strftime(pattern),
     }
     try:
-        with _time_limit(RENDER_SECONDS):
-            return _joined(_environment().from_string(template).generate(values), limit)
+        with memory_limit(RENDER_BYTES):
+            compiled = _environment().from_string(template)
+            with time_limit(RENDER_SECONDS):
+                return _joined(compiled.generate(values), limit)
     except TemplateError:
         raise
-    except (RecursionError, MemoryError) as error:
-        raise TemplateError(f"it takes too much ({type(error).__name__})") from None
+    except TimeIsUp:
+        raise TemplateError(f"it takes longer than {RENDER_SECONDS:.0f} s") from None
+    except (MemoryError, RecursionError):
+        raise TemplateError("it takes too much memory") from None
     except Exception as error:
         # whatever a foreign template does wrong is that template's error
         raise TemplateError(f"{type(error).__name__}: {error}") from None
@@ -97,10 +106,8 @@ def render_plain_chat(messages: Sequence[ChatMessage]) -> str:
 def _environment() -> _Sandbox:
     environment = _Sandbox(trim_blocks=True, lstrip_blocks=True, extensions=[_GenerationTag, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _to_json
-    for name in ("center", "indent", "format", "wordwrap", "xmlattr", "pprint", "filesizeformat", "urlize"):
-        # none is of use in a prompt; some pad or format without limit
-        if name != "indent":
-            environment.filters.pop(name, None)
+    for name in PADDING_FILTERS:
+        environment.filters.pop(name, None)
     return environment
 
 
@@ -112,8 +119,12 @@ def _refuse(reason: str) -> str:
     raise TemplateError(str(reason))
 
 
-def _check_repeat(sequence: Any, times: Any) -> None:
-    if isinstance(sequence, str | bytes | list | tuple) and isinstance(times, int) and times > MAX_REPEAT:
+def _check_product(value: Any, factor: Any) -> None:
+    if not isinstance(factor, int):
+        return
+    if isinstance(value, int) and abs(value) > MAX_FACTOR:
+        raise TemplateError("it computes with huge numbers")
+    if isinstance(value, str | bytes | list | tuple) and factor > MAX_REPEAT:
         raise TemplateError("it repeats a value too often")
 
 
@@ -125,21 +136,3 @@ def _joined(pieces: Iterator[str], limit: int) -> str:
             raise TemplateError("its prompt grows without end")
         kept.append(piece)
     return "".join(kept)
-
-
-@contextmanager
-def _time_limit(seconds: float) -> Iterator[None]:
-    """Let Python code inside run for `seconds` at most: every executed line looks at the clock."""
-    deadline = time.monotonic() + seconds
-
-    def trace(frame: FrameType, event: str, argument: Any) -> Any:
-        if time.monotonic() > deadline:
-            raise TemplateError("it takes too long")
-        return trace
-
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)

@@ -12,6 +12,7 @@ from pathlib import Path
 from engine.runner.protocol import Serve, Serving
 from engine.worker.bindings import Bindings
 from engine.worker.devices import CPU_ID
+from engine.worker.limits import data_bytes, limit_data
 from engine.worker.outcome import failure
 
 SLACK_BYTES = 8 << 20
@@ -43,10 +44,9 @@ def serve(engine: Bindings, request: Serve) -> Serving:
     thread.start()
     threading.stack_size(0)
     _wait_until_listening(request.host, port, ended)
-    baseline_bytes = _data_bytes()
-    enforced = request.cap_bytes is not None and _limit_data(
-        baseline_bytes, request.cap_bytes, further_threads=request.n_threads - 1
-    )
+    baseline_bytes, enforced = data_bytes(), False
+    if request.cap_bytes is not None:
+        enforced = limit_data(baseline_bytes + request.cap_bytes + _slack_bytes(request.cap_bytes, request.n_threads))
     return Serving(port=port, caps_enforced=enforced, baseline_bytes=baseline_bytes)
 
 
@@ -101,26 +101,13 @@ def _is_listening(host: str, port: int) -> bool:
         return probe.connect_ex((host, port)) == 0
 
 
-def _data_bytes() -> int:
-    """Return VmData, what RLIMIT_DATA counts; 0 where the system does not tell."""
-    try:
-        status = Path("/proc/self/status").read_text(encoding="ascii", errors="replace")
-    except OSError:
-        return 0
-    line = next((line for line in status.splitlines() if line.startswith("VmData:")), "VmData: 0 kB")
-    return int(line.split()[1]) * 1024
-
-
-def _limit_data(baseline_bytes: int, cap_bytes: int, *, further_threads: int) -> bool:
-    """Have the system refuse memory beyond the cap and what serving takes itself; False where it cannot."""
+def _slack_bytes(cap_bytes: int, n_threads: int) -> int:
+    """Return what serving takes besides what clients allocate; each further thread brings a stack."""
     if not sys.platform.startswith("linux"):
-        return False
+        return 0
     import resource
 
     stack_bytes, _ = resource.getrlimit(resource.RLIMIT_STACK)
     if stack_bytes == resource.RLIM_INFINITY:
         stack_bytes = DEFAULT_STACK_BYTES
-    slack_bytes = SLACK_BYTES + cap_bytes // RECEIVE_SHARE + further_threads * stack_bytes
-    limit_bytes = baseline_bytes + cap_bytes + slack_bytes
-    resource.setrlimit(resource.RLIMIT_DATA, (limit_bytes, limit_bytes))
-    return True
+    return SLACK_BYTES + cap_bytes // RECEIVE_SHARE + (n_threads - 1) * stack_bytes

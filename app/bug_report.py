@@ -55,6 +55,7 @@ class BugReporter(QObject):
         """Log `error` and show it."""
         text = describe_bug(error)
         _log.error("%s", text)
+        sys.stderr.write(f"{text}\n")
         self._reported.emit(text)
 
     def _on_exception(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import Qt, QUrl
+from PySide6.QtCore import QSize, Qt, QUrl
 from PySide6.QtGui import QCloseEvent, QDesktopServices, QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QDockWidget, QLabel, QMainWindow, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QDockWidget, QLabel, QMainWindow, QToolBar, QVBoxLayout, QWidget
 
 from app import dialogs
 from app.actions import Actions
@@ -22,13 +22,15 @@ from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar
 from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.keys import KEY_HELP
+from widgets.layout_editor.keys import KEYS
 from widgets.library.model_panel import ModelPanel
 from widgets.load_report.load_report import LoadReport
 
 DOCK_STATE_VERSION = 1
 ABOUT = "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result."
 DEFAULT_SIZE = (1440, 900)
+SCREEN_ROOM = QSize(16, 40)
+"""For the frame that the window manager adds."""
 
 
 class MainWindow(QMainWindow):
@@ -75,10 +77,15 @@ class MainWindow(QMainWindow):
         column = QVBoxLayout(central)
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(8)
-        column.addWidget(self.settings_bar)
         column.addWidget(self.device_strip)
         column.addWidget(self.editor, stretch=1)
         self.setCentralWidget(central)
+        bar = QToolBar("Settings")
+        bar.setObjectName("settings")
+        bar.setMovable(False)
+        bar.toggleViewAction().setVisible(False)
+        bar.addWidget(self.settings_bar)
+        self.addToolBar(Qt.ToolBarArea.TopToolBarArea, bar)
         self.docks = {
             "models": self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea),
             "report": self._dock("Last load", "report", self.load_report, Qt.DockWidgetArea.BottomDockWidgetArea),
@@ -107,7 +114,7 @@ class MainWindow(QMainWindow):
             menu.insertSeparator(first)
 
     def _restore(self) -> None:
-        self.resize(*DEFAULT_SIZE)
+        self.resize(QSize(*DEFAULT_SIZE).boundedTo(self.screen().availableSize() - SCREEN_ROOM))
         saved = self.settings.window_state()
         if saved is not None and self.restoreGeometry(saved[0]) and self.restoreState(saved[1], DOCK_STATE_VERSION):
             return
@@ -131,7 +138,6 @@ class MainWindow(QMainWindow):
             self.editor,
             self.model_panel,
             self.load_report,
-            self.chat,
         ):
             widget.apply_palette(palette)
 
@@ -189,7 +195,7 @@ class MainWindow(QMainWindow):
         self.session.document.set_layout(layout, text)
 
     def show_keys(self) -> None:
-        lines = "\n".join(f"{keys}\t{meaning}" for keys, meaning in KEY_HELP.items())
+        lines = "\n".join(f"{keys}\t{meaning}" for keys, meaning in KEYS.items())
         dialogs.show_text(self, "Keys of the layout editor", lines)
 
     def open_log(self) -> None:

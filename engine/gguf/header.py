@@ -9,6 +9,7 @@ from typing import Any
 from engine.gguf.byte_source import ByteSource
 from engine.gguf.foreign_files import describe_foreign_file
 from engine.gguf.model_file import LazyArray, MetadataValue, TensorInfo
+from engine.gguf.quoting import quote
 from engine.gguf.tensor_types import TENSOR_TYPES, TensorType
 from engine.units import MIB
 
@@ -124,7 +125,7 @@ class _PairReader:
             key = _read_name(self._source, MAX_KEY_BYTES, "a metadata key")
             self._keep(len(key))
             if key in self._header.metadata:
-                raise self._source.error(f'has the metadata key "{key}" twice; it is damaged', offset=start)
+                raise self._source.error(f"has the metadata key {quote(key)} twice; it is damaged", offset=start)
             self._header.metadata[key] = self._value(key)
 
     def _keep(self, n_bytes: int) -> None:
@@ -133,14 +134,14 @@ class _PairReader:
             raise self._source.error("has more metadata than any model; it is damaged")
 
     def _value(self, key: str) -> MetadataValue:
-        source, what = self._source, f'the value of "{key}"'
+        source, what = self._source, f"the value of {quote(key)}"
         (kind,) = source.take(_U32, what)
         if kind == _STRING:
             return self._text(what)
         if kind == _ARRAY:
             return self._array(key, what)
         if kind not in _SCALARS:
-            raise source.error(f'has a value of unknown type {kind} for "{key}"; it is damaged')
+            raise source.error(f"has a value of unknown type {kind} for {quote(key)}; it is damaged")
         (value,) = source.take(_SCALARS[kind], what)
         return _as_value(kind, value)
 
@@ -161,13 +162,15 @@ class _PairReader:
             self._n_strings += count
             if self._n_strings > MAX_STRINGS:
                 raise source.error(
-                    f'claims {count} strings for "{key}", more than any model has; it is damaged', offset=start
+                    f"claims {count} strings for {quote(key)}, more than any model has; it is damaged", offset=start
                 )
             self._header.arrays[key] = LazyArray("string", count, self._file_index, source.position)
             source.skip_strings(count, what)
             return None
         if kind not in _SCALARS:
-            raise source.error(f'has array elements of unknown type {kind} for "{key}"; it is damaged', offset=start)
+            raise source.error(
+                f"has array elements of unknown type {kind} for {quote(key)}; it is damaged", offset=start
+            )
         element = _SCALARS[kind]
         if count > MAX_KEPT_ELEMENTS:
             self._header.arrays[key] = LazyArray(element.format[1:], count, self._file_index, source.position)
@@ -196,14 +199,14 @@ def _read_tensors(source: ByteSource, header: FileHeader, n_tensors: int, alignm
         start = source.position
         name = _read_name(source, MAX_TENSOR_NAME_BYTES, "a tensor name")
         if name in names:
-            raise source.error(f'has the tensor "{name}" twice; it is damaged', offset=start)
+            raise source.error(f"has the tensor {quote(name)} twice; it is damaged", offset=start)
         names.add(name)
         shape = _read_shape(source, name)
-        type_number, relative_offset = source.take(_TYPE_AND_OFFSET, f'the tensor "{name}"')
+        type_number, relative_offset = source.take(_TYPE_AND_OFFSET, f"the tensor {quote(name)}")
         kind = TENSOR_TYPES.get(type_number)
         if kind is None:
             raise source.error(
-                f'has the tensor "{name}" of unknown type {type_number}; it is damaged or newer than this program',
+                f"has the tensor {quote(name)} of unknown type {type_number}; it is damaged or newer than this program",
                 offset=start,
             )
         rows.append((name, shape, kind, _tensor_bytes(source, name, shape, kind, start), relative_offset, start))
@@ -212,13 +215,13 @@ def _read_tensors(source: ByteSource, header: FileHeader, n_tensors: int, alignm
     for name, shape, kind, size_bytes, relative_offset, start in rows:
         if relative_offset != expected:  # llama.cpp insists on it too; it rules out overlap and bad alignment
             raise source.error(
-                f'has the tensor "{name}" at byte {relative_offset} of its data instead of {expected}; it is damaged',
+                f"has the tensor {quote(name)} at byte {relative_offset} of its data, not {expected}; it is damaged",
                 offset=start,
             )
         end = data_start + expected + size_bytes
         if end > source.size_bytes:
             raise source.error(
-                f'is incomplete: the tensor "{name}" ends at byte {end}, the file at {source.size_bytes}; '
+                f"is incomplete: the tensor {quote(name)} ends at byte {end}, the file at {source.size_bytes}; "
                 "download it again",
                 offset=start,
             )
@@ -228,15 +231,15 @@ def _read_tensors(source: ByteSource, header: FileHeader, n_tensors: int, alignm
 
 def _read_shape(source: ByteSource, name: str) -> tuple[int, ...]:
     start = source.position
-    (n_dimensions,) = source.take(_U32, f'the tensor "{name}"')
+    (n_dimensions,) = source.take(_U32, f"the tensor {quote(name)}")
     if not 1 <= n_dimensions <= MAX_DIMENSIONS:
         raise source.error(
-            f'has the tensor "{name}" with {n_dimensions} dimensions; 1 to 4 are possible, so it is damaged',
+            f"has the tensor {quote(name)} with {n_dimensions} dimensions; 1 to 4 are possible, so it is damaged",
             offset=start,
         )
-    shape: tuple[Any, ...] = source.take(Struct(f"<{n_dimensions}Q"), f'the tensor "{name}"')
+    shape: tuple[Any, ...] = source.take(Struct(f"<{n_dimensions}Q"), f"the tensor {quote(name)}")
     if 0 in shape:
-        raise source.error(f'has the tensor "{name}" without elements; it is damaged', offset=start)
+        raise source.error(f"has the tensor {quote(name)} without elements; it is damaged", offset=start)
     return shape
 
 
@@ -246,10 +249,12 @@ def _tensor_bytes(source: ByteSource, name: str, shape: tuple[int, ...], kind: T
         n_elements *= extent
     size_bytes = n_elements // kind.block_elements * kind.block_bytes
     if n_elements > INT64_MAX or size_bytes > INT64_MAX:
-        raise source.error(f'has the tensor "{name}" with an impossible shape {shape}; it is damaged', offset=start)
+        raise source.error(
+            f"has the tensor {quote(name)} with an impossible shape {shape}; it is damaged", offset=start
+        )
     if shape[0] % kind.block_elements:
         raise source.error(
-            f'has the tensor "{name}" of type {kind.name} with rows of {shape[0]} elements, not a multiple of '
+            f'has the tensor {quote(name)} of type {kind.name} with rows of {shape[0]} elements, not a multiple of '
             f"{kind.block_elements}; it is damaged", offset=start,
         )  # fmt: skip
     return size_bytes

@@ -12,8 +12,11 @@ from engine.gguf.byte_source import open_source
 from engine.gguf.header import FileHeader, read_header
 from engine.gguf.model_file import LazyArray, MetadataValue, ModelFile, TensorInfo
 from engine.gguf.parts import parse_part_name, part_paths, split_position
+from engine.gguf.quoting import clean, quote
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
+MAX_NAME = 200
+"""Letters of a model's name; longer ones are cut, for they are shown on one line."""
 _LENGTH = Struct("<Q")
 _TOKENS = "tokenizer.ggml.tokens"
 
@@ -48,7 +51,7 @@ def read_string_array(model: ModelFile, key: str) -> Iterator[str]:
 
 
 def _strings(path: Path, array: LazyArray, key: str) -> Iterator[str]:
-    what = f'the value of "{key}"'
+    what = f"the value of {quote(key)}"
     with open_source(path) as source:
         source.skip(array.offset, what)
         for _ in range(array.count):
@@ -76,7 +79,7 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
     for tensor in tensors:
         if tensor.name in names:
             raise ModelFileError(
-                paths[tensor.file_index], f'has the tensor "{tensor.name}", which an earlier part has too'
+                paths[tensor.file_index], f"has the tensor {quote(tensor.name)}, which an earlier part has too"
             )
         names.add(tensor.name)
     expected = first.metadata.get("split.tensors.count", len(tensors))
@@ -127,9 +130,9 @@ def _block_count(
     key = f"{architecture}.block_count"
     count = metadata.get(key)
     if isinstance(count, bool) or not isinstance(count, int):
-        raise ModelFileError(path, f"has no {key}, so it is not a language model or is damaged")
+        raise ModelFileError(path, f"has no {clean(key)}, so it is not a language model or is damaged")
     if not 1 <= count <= MAX_LAYERS:
-        raise ModelFileError(path, f"has {count} layers by {key}; llama.cpp takes 1 to {MAX_LAYERS}")
+        raise ModelFileError(path, f"has {count} layers by {clean(key)}; llama.cpp takes 1 to {MAX_LAYERS}")
     indices = [index for tensor in tensors if (index := block_index(tensor.name)) is not None]
     if not indices:
         raise ModelFileError(path, "has no weights of layers; it holds a vocabulary only or is damaged")
@@ -138,14 +141,14 @@ def _block_count(
     n_optional = metadata.get(f"{architecture}.nextn_predict_layers")
     n_least = count - (n_optional if isinstance(n_optional, int) else 0)
     if not n_least <= n_present <= count:
-        raise ModelFileError(path, f"has {count} layers by {key}, but tensors for {n_present}; it is damaged")
+        raise ModelFileError(path, f"has {count} layers by {clean(key)}, but tensors for {n_present}; it is damaged")
     return count
 
 
 def _name(path: Path, metadata: Mapping[str, MetadataValue]) -> str:
     name = metadata.get("general.name")
-    if isinstance(name, str) and name.strip():
-        return name.strip()
+    if isinstance(name, str) and clean(name):
+        return clean(name, MAX_NAME)
     part = parse_part_name(path.name)
     return part.stem if part else path.stem
 

@@ -80,8 +80,8 @@ def _set_tensor(tensor: Tensor) -> Change:
         (_set_tensor(Tensor("x", (2, 2, 2, 2, 2))), "with 5 dimensions"),
         (_set_tensor(Tensor("x", ())), "with 0 dimensions"),
         (_set_tensor(Tensor("x", (33,), kind=2)), "rows of 33 elements, not a multiple of 32"),
-        (_set_tensor(Tensor("x", offset=0)), '"x" at byte 0 of its data instead of 384'),
-        (_set_tensor(Tensor("x", offset=385)), '"x" at byte 385 of its data instead of 384'),
+        (_set_tensor(Tensor("x", offset=0)), '"x" at byte 0 of its data, not 384'),
+        (_set_tensor(Tensor("x", offset=385)), '"x" at byte 385 of its data, not 384'),
         (lambda file: file.pairs.pop("general.architecture"), "does not say which architecture"),
         (_set_pair("general.architecture", number_value(1)), "does not say which architecture"),
         (_set_pair("general.architecture", text_value("clip")), "projector for images"),
@@ -227,3 +227,25 @@ def test_a_huge_text_is_not_kept(tmp_path: Path) -> None:
     file = GgufBytes()
     file.pairs["general.license"] = text_value("x" * 2_000_000)
     assert read_model(file.write(tmp_path / "long.gguf")).metadata["general.license"] is None
+
+
+def test_sentences_show_no_control_characters(tmp_path: Path) -> None:
+    file = GgufBytes()
+    file.pairs["evil\x1b[31m\n" + "k" * 500] = pack("<I", 99)
+    reason = _error(file.write(tmp_path / "evil.gguf")).reason
+    assert reason.isprintable()
+    assert len(reason) < 200
+    file.pairs = {"general.architecture": text_value("a\nb" * 100)}
+    reason = _error(file.write(tmp_path / "evil.gguf")).reason
+    assert reason.isprintable()
+    assert len(reason) < 200
+
+
+def test_names_are_shown_on_one_line(tmp_path: Path) -> None:
+    file = GgufBytes()
+    file.pairs["general.name"] = text_value("  A\tgood\nmodel " + "x" * 1000)
+    name = read_model(file.write(tmp_path / "named.gguf")).name
+    assert name.startswith("A good model xxx")
+    assert len(name) == 200
+    file.pairs["general.name"] = text_value("\n\0")
+    assert read_model(file.write(tmp_path / "named.gguf")).name == "named"

@@ -69,7 +69,7 @@ class RigError(PlacedError):
 
 
 class ModelFileError(EngineError):
-    """A file that is not a readable model. `offset` is in bytes from the start of `path`, None where it has no meaning."""
+    """A file that is not a readable model. `offset` is in bytes from the start of `path`, None where there is none."""
 
     kind = "model_file"
 
@@ -113,7 +113,7 @@ class BusyError(UnreachableError):
 
 
 class WorkerCrashedError(EngineError):
-    """A child process ended without its last word; `signal` or `exit_code` says how, `stderr_tail` what it said last."""
+    """A child process ended without its last word; `signal` or `exit_code` says how, `stderr_tail` what it had said."""
 
     kind = "crashed"
 

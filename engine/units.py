@@ -21,7 +21,8 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        raise ValueError(f'"{text}" is not a size; write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"')
+        remedy = 'write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"'
+        raise ValueError(f'"{text}" is not a size; {remedy}')
     number, unit = match.groups()
     size_bytes = int(number) * _FACTORS[unit] if "." not in number else int(float(number) * _FACTORS[unit])
     if size_bytes > MAX_SIZE_BYTES:

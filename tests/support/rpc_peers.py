@@ -6,7 +6,7 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 
 ANSWER = struct.pack("<QBBBB", 28, 7, 0, 0, 0) + bytes(24)
 """What a server of protocol 7.0.0 answers to a hello."""
@@ -15,7 +15,7 @@ HELLO_BYTES = 1 + 8 + 24
 
 @contextmanager
 def serve_peer(talk: Callable[[socket.socket], None], *, connections: int | None = None) -> Iterator[str]:
-    """Serve `talk` to one connection after another and yield the endpoint; after `connections` of them stop listening."""
+    """Serve `talk` to one connection after another, yield the endpoint; after `connections` stop listening."""
     listener = socket.create_server(("127.0.0.1", 0))
     open_sockets: list[socket.socket] = []
 
@@ -44,7 +44,7 @@ def serve_peer(talk: Callable[[socket.socket], None], *, connections: int | None
         thread.join(10)
 
 
-def rpc_server(*, answers: int | None = None, answer: bytes = ANSWER) -> Iterator[str]:
+def rpc_server(*, answers: int | None = None, answer: bytes = ANSWER) -> AbstractContextManager[str]:
     """Answer hellos, one client at a time, until it hangs up; after `answers` of them refuse."""
 
     def talk(client: socket.socket) -> None:

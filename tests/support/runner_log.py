@@ -35,7 +35,7 @@ class RunnerLog:
 
     def wait_for_endings(self, count: int) -> list[AnyEvent]:
         """Wait until there are `count` endings and return them."""
-        self._wait(lambda: len(self.endings) >= count)
+        self.wait_until(lambda: len(self.endings) >= count)
         return self.endings
 
     def wait_for_event(self, wanted: type[AnyEvent], **fields: object) -> AnyEvent:
@@ -44,16 +44,19 @@ class RunnerLog:
         def matches(event: AnyEvent) -> bool:
             return isinstance(event, wanted) and all(getattr(event, key) == value for key, value in fields.items())
 
-        self._wait(lambda: any(matches(event) for event in self.events))
+        self.wait_until(lambda: any(matches(event) for event in self.events))
         return next(event for event in self.events if matches(event))
 
     def wait_for_state(self, state: RunnerState) -> None:
         """Wait until the runner is in `state` now."""
-        self._wait(lambda: self.runner.state is state)
+        self.wait_until(lambda: self.runner.state is state)
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
+        """Wait until `condition`, looked at after each event and state, holds."""
         with self._condition:
-            assert self._condition.wait_for(condition, DEADLINE_S), f"still waiting; so far {self.events}, {self.states}"
+            assert self._condition.wait_for(condition, DEADLINE_S), (
+                f"still waiting; so far {self.events}, {self.states}"
+            )
 
     def _take_event(self, event: AnyEvent) -> None:
         with self._condition:

@@ -6,6 +6,9 @@ import os
 import signal
 import socket
 import threading
+import time
+from functools import partial
+from typing import Any
 
 import psutil
 import pytest
@@ -13,23 +16,16 @@ import pytest
 from engine.errors import ArgumentError
 from engine.layout.layout import Layout, Run
 from engine.runner.client import Runner, RunnerState
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token
 from engine.runner.protocol import Generate
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job, worker_device
+from tests.support.rpc_peers import rpc_server
 from tests.support.runner_log import RunnerLog
 
 
-@pytest.fixture(autouse=True)
-def _no_child_or_thread_is_left():
-    threads_before = set(threading.enumerate())
-    yield
-    assert [child.cmdline() for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE] == []
-    assert set(threading.enumerate()) <= threads_before
-
-
-def fake(mode: str, argument: str = "", **options: object) -> RunnerLog:
+def fake(mode: str, argument: str = "", **options: Any) -> RunnerLog:
     return RunnerLog(fake_worker_argv(mode, argument), **options)
 
 
@@ -138,9 +134,7 @@ def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
 def test_progress_renews_the_stall_timeout() -> None:
     with fake("slow", stall_timeout_s=0.5) as log:
         log.runner.load(make_job())
-        for _ in range(40):  # 0.8 s of ticks at least
-            count = len(log.events)
-            log._wait(lambda count=count: len(log.events) > count)
+        log.wait_until(lambda: len(log.events) > 40)  # 0.8 s of ticks at least
         assert log.endings == []
 
 
@@ -172,7 +166,7 @@ def test_the_last_word_counts_more_than_a_crash_after_it() -> None:
 
 
 def test_out_of_memory_names_device_stage_and_bytes() -> None:
-    with fake("out_of_memory") as log, _listener() as endpoint:
+    with fake("out_of_memory") as log, rpc_server() as endpoint:
         job = make_job([worker_device("RPC0", endpoint, 256 * MIB)])
         log.runner.load(job)
         (ending,) = log.wait_for_endings(1)
@@ -197,7 +191,7 @@ def test_cancel_before_a_hello() -> None:
 
 
 @pytest.mark.parametrize(("mode", "stage"), [("slow", "read"), ("deaf", "allocate"), ("stubborn", "allocate")])
-def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: str) -> None:
+def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: Stage) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
         log.runner.load(make_job())
         log.wait_for_event(Progress, stage=stage)
@@ -225,11 +219,15 @@ def test_cancel_at_any_moment_leaves_one_ending(mode: str) -> None:
         for turn in range(4):
             log.runner.load(make_job())
             if turn:
-                log._wait(lambda turn=turn: len(log.endings) > turn or len(log.events) % 3 == turn % 3)
+                log.wait_until(partial(_has_more_events, log, 3 * turn))
             log.runner.stop()
             log.wait_for_endings(turn + 1)
         log.runner.unload()
     assert len(log.endings) == 4
+
+
+def _has_more_events(log: RunnerLog, count: int) -> bool:
+    return len(log.events) > count
 
 
 def test_stop_without_anything_running_does_nothing() -> None:
@@ -294,6 +292,7 @@ def test_loading_while_generating_ends_both_properly() -> None:
         log.runner.load(make_job())
         endings = log.wait_for_endings(3)
     assert [type(ending) for ending in endings] == [Loaded, Done, Loaded]
+    assert isinstance(endings[1], Done)
     assert endings[1].stop_reason == "stopped"
 
 
@@ -365,23 +364,16 @@ def test_a_model_lost_while_idle_is_told_once() -> None:
 
 
 def test_an_idle_model_does_not_stall() -> None:
-    readings: list[object] = []
     arrived = threading.Event()
-
-    def take(reading: object) -> None:
-        readings.append(reading)
-        arrived.set()
-
-    with fake("normal", stall_timeout_s=0.3, on_device_memory=take) as log:
+    with fake("normal", stall_timeout_s=0.3, on_device_memory=lambda readings: arrived.set()) as log:
         log.runner.load(make_job())
         log.wait_for_endings(1)
-        for _ in range(3):  # each wait is as long as the stall timeout
-            threading.Event().wait(0.15)
+        until_s = time.monotonic() + 1.0  # more than three times the stall timeout
+        while time.monotonic() < until_s:
             arrived.clear()
             log.runner.query_device_memory()
             assert arrived.wait(10)
         assert log.runner.is_ready
-    assert len(readings) == 3
 
 
 # ------------------------------------------------------------------ endpoints
@@ -417,7 +409,7 @@ def test_a_busy_endpoint_is_busy() -> None:
 
 
 def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
-    with fake("rpc_lost") as log, _listener() as alive, _listener(answers=1) as gone:
+    with fake("rpc_lost") as log, rpc_server() as alive, rpc_server(answers=1) as gone:
         log.runner.load(make_job([worker_device("RPC0", alive), worker_device("attic", gone)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
@@ -427,7 +419,7 @@ def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
 
 
 def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
-    with _listener() as first, _listener() as second, fake("rpc_unreachable", second) as log:
+    with rpc_server() as first, rpc_server() as second, fake("rpc_unreachable", second) as log:
         log.runner.load(make_job([worker_device("RPC0", first), worker_device("attic", second)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
@@ -487,13 +479,6 @@ def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFix
         runner.close()
     assert "receiver of events failed" in caplog.text
     caplog.clear()
-
-
-def _listener(answers: int | None = None):
-    """Serve hellos on a free port; after `answers` of them, stop listening."""
-    from tests.support.rpc_peers import rpc_server
-
-    return rpc_server(answers=answers)
 
 
 def test_the_child_leads_a_process_group_of_its_own() -> None:

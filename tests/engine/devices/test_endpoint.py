@@ -1,0 +1,208 @@
+"""The hello against everything that may sit behind a port; nothing keeps it longer than its limit."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import threading
+
+import pytest
+
+from engine.cancellation import CancelToken
+from engine.devices.endpoint import Greeting, GreetingStatus, greet, greet_all, parse_endpoint
+from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, rpc_server, serve_peer
+
+SHORT_S = 0.3
+
+
+def greeting_of(endpoint: str, timeout_s: float = 5.0) -> Greeting:
+    host, port = parse_endpoint(endpoint)
+    return greet(host, port, timeout_s)
+
+
+def test_an_rpc_server_answers() -> None:
+    with rpc_server() as endpoint:
+        greeting = greeting_of(endpoint)
+    assert (greeting.status, greeting.version, greeting.ok) == (GreetingStatus.OK, (7, 0, 0), True)
+    assert greeting.endpoint == endpoint
+
+
+def test_the_request_is_a_hello_of_33_bytes() -> None:
+    received: list[bytes] = []
+
+    def talk(client: socket.socket) -> None:
+        received.append(receive(client, HELLO_BYTES))
+        client.sendall(ANSWER)
+
+    with serve_peer(talk) as endpoint:
+        assert greeting_of(endpoint).ok
+    assert received == [struct.pack("<BQ", 14, 24) + bytes(24)]
+
+
+def test_an_answer_in_single_bytes_is_an_answer() -> None:
+    def talk(client: socket.socket) -> None:
+        client.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        receive(client, HELLO_BYTES)
+        for index in range(len(ANSWER)):
+            client.sendall(ANSWER[index : index + 1])
+        client.recv(1)
+
+    with serve_peer(talk) as endpoint:
+        assert greeting_of(endpoint).ok
+
+
+@pytest.mark.parametrize("version", [(6, 0, 0), (8, 0, 0), (7, 1, 0)])
+def test_another_version_is_named(version: tuple[int, int, int]) -> None:
+    with rpc_server(answer=struct.pack("<QBBBB", 28, *version, 0) + bytes(24)) as endpoint:
+        greeting = greeting_of(endpoint)
+    assert greeting.status is GreetingStatus.WRONG_VERSION
+    assert f"{version[0]}.{version[1]}" in greeting.sentence
+    assert greeting.version == version
+
+
+def test_a_later_patch_of_the_version_is_fine() -> None:
+    with rpc_server(answer=struct.pack("<QBBBB", 28, 7, 0, 9, 0) + bytes(24)) as endpoint:
+        assert greeting_of(endpoint).ok
+
+
+def test_a_web_server_is_no_rpc_server() -> None:
+    def talk(client: socket.socket) -> None:
+        client.recv(1)
+        client.sendall(b"HTTP/1.1 400 Bad Request\r\nContent-Length: 0\r\n\r\n")
+
+    with serve_peer(talk) as endpoint:
+        greeting = greeting_of(endpoint)
+    assert greeting.status is GreetingStatus.NOT_RPC
+    assert endpoint in greeting.sentence
+
+
+def test_a_server_that_speaks_first_is_no_rpc_server() -> None:
+    with serve_peer(lambda client: client.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as endpoint:
+        assert greeting_of(endpoint).status is GreetingStatus.NOT_RPC
+
+
+def test_a_flood_is_read_no_further_than_an_answer() -> None:
+    def talk(client: socket.socket) -> None:
+        while True:
+            client.sendall(bytes(65536))
+
+    with serve_peer(talk) as endpoint:
+        assert greeting_of(endpoint).status is GreetingStatus.NOT_RPC
+
+
+def test_closed_without_an_answer() -> None:
+    def talk(client: socket.socket) -> None:
+        receive(client, HELLO_BYTES)
+
+    with serve_peer(talk) as endpoint:
+        assert greeting_of(endpoint).status is GreetingStatus.NOT_RPC
+
+
+def test_closed_at_once() -> None:
+    with serve_peer(lambda client: None) as endpoint:
+        assert greeting_of(endpoint).status is GreetingStatus.NOT_RPC
+
+
+def test_silence_is_busy() -> None:
+    with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
+        greeting = greeting_of(f"127.0.0.1:{listener.getsockname()[1]}", SHORT_S)
+    assert greeting.status is GreetingStatus.BUSY
+    assert "one program at a time" in greeting.sentence
+
+
+def test_half_an_answer_ends_at_the_limit() -> None:
+    def talk(client: socket.socket) -> None:
+        receive(client, HELLO_BYTES)
+        client.sendall(ANSWER[:20])
+        client.recv(1)
+
+    with serve_peer(talk) as endpoint:
+        assert greeting_of(endpoint, SHORT_S).status is GreetingStatus.NOT_RPC
+
+
+def test_nobody_listens() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        greeting = greeting_of(f"127.0.0.1:{bound.getsockname()[1]}")
+    assert greeting.status is GreetingStatus.REFUSED
+    assert "start the RPC worker" in greeting.sentence
+
+
+def test_a_name_without_an_address() -> None:
+    greeting = greeting_of("no..host:50052", 20.0)  # an empty label fails without asking any name server
+    assert greeting.status is GreetingStatus.UNRESOLVED
+    assert "no..host" in greeting.sentence
+
+
+def test_a_name_with_an_address() -> None:
+    with rpc_server() as endpoint:
+        assert greeting_of(endpoint.replace("127.0.0.1", "localhost"), 20.0).ok
+
+
+def test_several_are_greeted_at_once() -> None:
+    """The peers answer only when all of them have been greeted, so one after another would not do."""
+    all_greeted = threading.Barrier(3)
+
+    def talk(client: socket.socket) -> None:
+        receive(client, HELLO_BYTES)
+        all_greeted.wait(20)
+        client.sendall(ANSWER)
+        client.recv(1)
+
+    with serve_peer(talk) as first, serve_peer(talk) as second, serve_peer(talk) as third:
+        greetings = greet_all([first, second, third], 20.0)
+    assert [greetings[endpoint].ok for endpoint in (first, second, third)] == [True] * 3
+
+
+def test_a_silent_one_does_not_cost_the_others_their_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener, rpc_server() as endpoint:
+        silent = f"127.0.0.1:{listener.getsockname()[1]}"
+        greetings = greet_all([silent, endpoint], SHORT_S)
+    assert greetings[silent].status is GreetingStatus.BUSY
+    assert greetings[endpoint].ok
+
+
+def test_a_cancel_ends_the_wait() -> None:
+    token = CancelToken()
+    greeted = threading.Event()
+
+    def talk(client: socket.socket) -> None:
+        receive(client, HELLO_BYTES)
+        greeted.set()
+        client.recv(1)
+
+    def cancel() -> None:
+        greeted.wait(20)
+        token.cancel()
+
+    with serve_peer(talk) as endpoint:
+        thread = threading.Thread(target=cancel)
+        thread.start()
+        # Without the cancel this would take an hour, and the test's own limit would end it.
+        greetings = greet_all([endpoint], 3600.0, cancel=token)
+        thread.join()
+    assert not greetings[endpoint].ok
+
+
+def test_a_busy_server_finds_a_late_connection_reset() -> None:
+    """A server that answers a hello nobody waits for must get an error, not the signal of a closed pipe."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        assert not greeting_of(f"127.0.0.1:{listener.getsockname()[1]}", SHORT_S).ok
+        client, _ = listener.accept()
+        with client:
+            receive(client, HELLO_BYTES)
+            with pytest.raises(ConnectionResetError):
+                client.sendall(ANSWER)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", "host", ":50052", "host:", "host:0", "host:65536", "host:1:2", "[::1]:50052", "ho st:1", "host:-1", "h:１"],
+)
+def test_what_is_no_endpoint(text: str) -> None:
+    with pytest.raises(ValueError, match=r"HOST:PORT"):
+        parse_endpoint(text)
+
+
+def test_no_endpoints_need_no_greeting() -> None:
+    assert greet_all([]) == {}

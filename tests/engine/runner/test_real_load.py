@@ -1,0 +1,226 @@
+"""The runner with the real engine and real lab workers: what is lost, what is too large, and what is left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import psutil
+import pytest
+
+from engine.devices.device import Rig
+from engine.errors import EngineError, ModelFileError, RuleViolationError, UnreachableError
+from engine.gguf.model_file import ModelFile
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, Run
+from engine.memory.estimate import Grade
+from engine.runner.client import LoadJob, RunnerState
+from engine.runner.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.runner.lab import LabRig
+from engine.runner.probe import ProbeRun, probe
+from engine.runner.protocol import Generate
+from engine.units import MIB
+from tests.support.models import write_tiny_llama
+from tests.support.runner_log import RunnerLog
+
+N_LAYERS = 8
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+MIXED = Layout(N_LAYERS, (Run("RPC0", 0, 1), Run("CPU", 2, 3), Run("RPC1", 4, 5), Run("RPC0", 6, 7)), "RPC1")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    return read_model(write_tiny_llama(path, n_layers=N_LAYERS, n_ctx_train=1 << 20))
+
+
+@pytest.fixture
+def lab() -> Iterator[LabRig]:
+    with LabRig([64 * MIB, 64 * MIB]) as lab:
+        yield lab
+
+
+def job_of(model: ModelFile, rig: Rig, layout: Layout = MIXED, context: ContextSettings = CONTEXT) -> LoadJob:
+    return LoadJob(model=model, rig=rig, layout=layout, context=context)
+
+
+def kill_worker(lab: LabRig, device_id: str) -> None:
+    pid = lab.pid(device_id)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+
+
+def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: LabRig) -> None:
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, lab.rig))
+        (loaded,) = log.wait_for_endings(1)
+        assert isinstance(loaded, Loaded), loaded
+        assert [row.id for row in loaded.devices] == ["RPC0", "RPC1", "CPU"]
+        assert all(row.grade is Grade.MEASURED and row.need_bytes > 0 for row in loaded.devices)
+        assert log.runner.loaded is not None
+        assert log.runner.loaded.layer_devices == (*MIXED.assignment(), "RPC1")[: N_LAYERS + 1]
+        held_bytes = lab.worker_memory("RPC0")
+        assert held_bytes is not None
+        assert held_bytes >= loaded.devices[0].weights_bytes
+
+        log.runner.generate(Generate(prompt="hello", max_tokens=5, seed=1))
+        done = log.wait_for_endings(2)[1]
+        assert isinstance(done, Done), done
+        assert done.generated_tokens == 5 or done.stop_reason == "end_of_text"
+        assert any(isinstance(event, Token) for event in log.events)
+
+
+def test_the_same_workers_again_right_after(model: ModelFile, lab: LabRig) -> None:
+    with RunnerLog() as log:
+        for _ in range(2):
+            log.runner.load(job_of(model, lab.rig))
+        log.runner.load(job_of(model, lab.rig, Layout(N_LAYERS, (Run("RPC1", 0, 7),), "RPC1")))
+        endings = log.wait_for_endings(3)
+        assert [type(ending) for ending in endings] == [Cancelled, Cancelled, Loaded]
+        log.runner.load(job_of(model, lab.rig))
+        assert isinstance(log.wait_for_endings(4)[3], Loaded)
+
+
+def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> None:
+    large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 19)
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, lab.rig, context=large))
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, OutOfMemory), ending
+        assert ending.stage == "context"
+        assert ending.device in ("RPC0", "RPC1")
+        assert ending.requested_bytes > 64 * MIB
+        assert ending.free_bytes is not None
+        assert ending.free_bytes <= 64 * MIB
+        assert {row.id for row in ending.allocated} == {"RPC0", "RPC1", "CPU"}
+        assert any(row.weights_bytes > 0 for row in ending.allocated)
+        assert ending.device in ending.message
+        log.runner.load(job_of(model, lab.rig))
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+
+
+@pytest.mark.parametrize("stage", ["fit", "allocate", "read", "context", "warm_up"])
+def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str) -> None:
+    with RunnerLog() as log:
+        killed = False
+
+        def look() -> bool:
+            nonlocal killed
+            if not killed and any(isinstance(event, Progress) and event.stage == stage for event in log.events):
+                killed = True
+                kill_worker(lab, "RPC1")
+            return killed and len(log.endings) == 1
+
+        log.runner.load(job_of(model, lab.rig))
+        log.wait_until(look)
+        (ending,) = log.endings
+        if isinstance(ending, Loaded):  # The kill came too late for the load; then the next use tells.
+            log.runner.generate(Generate(prompt="x", max_tokens=4))
+            ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, Failed), ending
+        assert ending.kind == "unreachable"
+        assert "RPC1" in ending.message
+        assert "RPC0 " not in ending.message
+        assert {child.pid for child in psutil.Process().children()} <= {lab.pid("RPC0"), lab.pid("RPC1")}
+
+
+def test_a_worker_killed_while_generating(model: ModelFile, lab: LabRig) -> None:
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, lab.rig))
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="hello", max_tokens=200))
+        log.wait_for_event(Token)
+        kill_worker(lab, "RPC0")
+        ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, Failed), ending
+        assert ending.kind == "unreachable"
+        assert "RPC0" in ending.message
+        assert log.runner.state is RunnerState.FAILED
+    assert len(log.endings) == 2
+
+
+def test_a_worker_gone_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
+    kill_worker(lab, "RPC0")
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, lab.rig))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "unreachable"
+    assert "RPC0" in ending.message
+
+
+def test_a_local_device_gone_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
+    gone = replace(lab.rig.devices[0], id="CUDA5", backend="CUDA", endpoint=None, pci_bus_id="0000:41:00.0")
+    layout = Layout(N_LAYERS, (Run("CUDA5", 0, 7),), "CUDA5")
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, replace(lab.rig, devices=(gone,)), layout))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "unreachable"
+    assert "CUDA5" in ending.message
+
+
+def test_a_file_gone_between_plan_and_load(model: ModelFile) -> None:
+    moved = replace(model, paths=(Path("/no/such/model.gguf"),))
+    layout = Layout(N_LAYERS, (Run("CPU", 0, 7),), "CPU")
+    with RunnerLog() as log, LabRig([32 * MIB]) as lab:
+        log.runner.load(job_of(moved, lab.rig, layout))
+        (ending,) = log.wait_for_endings(1)
+    assert isinstance(ending, Failed)
+    assert ending.kind == "model_file"
+
+
+def test_the_child_killed_while_generating_frees_the_workers(model: ModelFile, lab: LabRig) -> None:
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, lab.rig))
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="hello", max_tokens=200))
+        log.wait_for_event(Token)
+        workers = {lab.pid("RPC0"), lab.pid("RPC1")}
+        (child,) = [each for each in psutil.Process().children() if each.pid not in workers]
+        child.kill()
+        assert getattr(log.wait_for_endings(2)[1], "signal", None) == signal.SIGKILL
+        log.runner.load(job_of(model, lab.rig))
+        assert isinstance(log.wait_for_endings(3)[2], Loaded)
+
+
+def test_close_while_generating(model: ModelFile, lab: LabRig) -> None:
+    log = RunnerLog()
+    log.runner.load(job_of(model, lab.rig))
+    log.wait_for_endings(1)
+    log.runner.generate(Generate(prompt="hello", max_tokens=200))
+    log.wait_for_event(Token)
+    log.runner.close()
+    assert [type(ending) for ending in log.endings] == [Loaded, Done]
+
+
+def test_a_probe_says_what_the_load_then_measures(model: ModelFile, lab: LabRig) -> None:
+    job = job_of(model, lab.rig)
+    probed = probe(job)
+    with RunnerLog() as log:
+        log.runner.load(job)
+        (loaded,) = log.wait_for_endings(1)
+    assert isinstance(loaded, Loaded)
+    assert [(row.id, row.grade) for row in probed] == [(row.id, Grade.PROBED) for row in loaded.devices]
+    assert [row.kv_cache_bytes for row in probed] == [row.kv_cache_bytes for row in loaded.devices]
+    assert [row.weights_bytes for row in probed[:2]] == [row.weights_bytes for row in loaded.devices[:2]]
+
+
+def test_probes_that_fail_say_why(model: ModelFile, lab: LabRig) -> None:
+    moved = replace(model, paths=(Path("/no/such/model.gguf"),))
+    with pytest.raises(ModelFileError):
+        probe(job_of(moved, lab.rig))
+    with pytest.raises(RuleViolationError):
+        probe(job_of(model, lab.rig, Layout(N_LAYERS, (Run("CUDA5", 0, 7),), "CUDA5")))
+    run = ProbeRun(model, lab.rig, MIXED, CONTEXT)
+    run.cancel()
+    with pytest.raises(EngineError):
+        run.run()
+    kill_worker(lab, "RPC1")
+    with pytest.raises(UnreachableError, match="RPC1"):
+        probe(job_of(model, lab.rig))

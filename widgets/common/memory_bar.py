@@ -13,6 +13,7 @@ from engine.fit.report import DeviceRow
 from engine.units import GIB, MIB, format_bytes
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import DARK, Palette
+from widgets.common.tool_tips import plain_tool_tip
 
 PartRole = Literal["weights", "kv", "compute"]
 
@@ -219,7 +220,7 @@ class MemoryBarWidget(QWidget):
         if bar == self._bar:
             return
         self._bar = bar
-        self.setToolTip("" if row is None else bar_tooltip(row, room))
+        self.setToolTip("" if row is None else plain_tool_tip(bar_tooltip(row, room)))
         self.setAccessibleName("" if row is None or bar is None else f"{row.id}: {room_text(bar)}")
         self.update()
 

@@ -77,7 +77,7 @@ def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
         ("other", layer.other_bytes),
     ):
         if size_bytes:
-            lines.append(f"  {label}: {format_bytes(size_bytes)}")
+            lines.append(f"{label}: {format_bytes(size_bytes)}")
     lines.append(f"KV cache: {format_bytes(layer.kv_bytes)}")
     return "\n".join(lines)
 

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWi
 
 from engine.fit.preview import LoadedLayout, Preview
 from widgets.common.palette import Palette
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor import ruler
 from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.focus import BoundaryFocus
@@ -244,7 +245,8 @@ class EditorView(QGraphicsView):
         if shown is None or self.interaction.drag is not None:
             return
         point = self.mapToScene(event.pos())
-        QToolTip.showText(event.globalPos(), tooltip_of(shown, shown.target_at(point.x(), point.y())), self.viewport())
+        text = tooltip_of(shown, shown.target_at(point.x(), point.y()))
+        QToolTip.showText(event.globalPos(), plain_tool_tip(text), self.viewport())
 
     def _follow_pointer(self) -> None:
         point = self.mapToScene(self._pointer)

@@ -6,14 +6,25 @@ from collections.abc import Callable
 
 import pytest
 from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
-from PySide6.QtGui import QFocusEvent, QMouseEvent
+from PySide6.QtGui import QFocusEvent, QHelpEvent, QMouseEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
 from engine.fit.preview import Preview
-from tests.support.previews import dense_preview, make_layout, moe_preview, patchwork_preview, wide_preview, with_layout
+from tests.support.previews import (
+    dense_layers,
+    dense_preview,
+    make_gpu,
+    make_layout,
+    make_preview,
+    make_rig,
+    moe_preview,
+    patchwork_preview,
+    wide_preview,
+    with_layout,
+)
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
 from widgets.layout_editor.shown import Shown
@@ -297,3 +308,14 @@ def test_a_new_preview_keeps_what_is_under_the_resting_pointer_up_to_date(make_h
     assert hand.viewport.cursor().shape() == Qt.CursorShape.OpenHandCursor
     hand.editor.set_preview(with_layout(preview, make_layout(32, [("CUDA1", 26), (CPU_ID, 6)])))
     assert hand.viewport.cursor().shape() == Qt.CursorShape.ArrowCursor
+
+
+def test_the_tooltip_under_the_pointer_shows_names_as_they_are(qtbot: QtBot, make_hand: MakeHand) -> None:
+    rig = make_rig(make_gpu("CUDA0", 8, name="<b>Card</b>"))
+    hand = make_hand(make_preview(rig, make_layout(4, [("CUDA0", 4)]), dense_layers(4)))
+    point = hand.at(hand.shown.columns.bar_left + 20, 30)
+    event = QHelpEvent(QEvent.Type.ToolTip, point, hand.viewport.mapToGlobal(point))
+    QApplication.sendEvent(hand.viewport, event)
+    assert "&lt;b&gt;Card&lt;/b&gt;<br>CUDA0: estimated" in QToolTip.text()
+    QToolTip.hideText()
+    qtbot.waitUntil(lambda: not QToolTip.isVisible())

@@ -17,7 +17,7 @@ from engine.layout.engine_parameters import EngineParameters
 PROTOCOL_VERSION = 1
 
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
-"""To be in the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
+"""In the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 
@@ -30,7 +30,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", forbi
 
 
 class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
-    """How the child finds a ggml device: endpoint and index there, else PCI id, else ggml's own name; id "CPU" is the host."""
+    """How the child finds a ggml device: endpoint and index there, else PCI id, else ggml's name; "CPU" is the host."""
 
     id: str
     backend: str
@@ -56,7 +56,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
-    """A real load; answered by `StageProgress`... and one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
+    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
 
     path: str
     devices: tuple[DeviceRef, ...]
@@ -72,7 +72,8 @@ class ChatMessage(msgspec.Struct, frozen=True):
 class Generate(Request, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty.
 
-    Answered by `Piece`... and one of `Generated`, `Failure`. The conversation is sent whole; the child reuses the common prefix.
+    Answered by `Piece`... and one of `Generated`, `Failure`. The conversation is sent whole; the child reuses the
+    common prefix.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -86,7 +87,7 @@ class Generate(Request, frozen=True, tag="generate", kw_only=True):
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
-    """Become an RPC worker; answered by `Serving`, then nothing more. `cap_bytes` limits what it may allocate (RLIMIT_DATA)."""
+    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA)."""
 
     host: str
     port: int
@@ -180,7 +181,7 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
-    """`layer_devices`: for layers 0..n (n = output) our device id, from the engine's own log; `kv_devices` likewise for KV."""
+    """`layer_devices`: our device id for layers 0..n (n = output), from the engine's own log; `kv_devices`: for KV."""
 
     parts: tuple[Part, ...]
     n_ctx: int
@@ -204,7 +205,7 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
 
 
 class Failure(Message, frozen=True, tag="failure", kw_only=True):
-    """`kind` is one of the contract's words; `message` a sentence, with the engine's last error lines where they help."""
+    """`kind` is one of the contract's words; `message` a sentence, with the engine's last errors where they help."""
 
     kind: str
     message: str
@@ -219,7 +220,7 @@ class Piece(Message, frozen=True, tag="piece", kw_only=True):
 
 
 class Generated(Message, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds, `prompt_tokens` counts what was really decoded in `evaluated_tokens`."""
+    """`stop_reason` as in events; times in seconds; `evaluated_tokens`: prompt tokens that were really decoded."""
 
     prompt_tokens: int
     evaluated_tokens: int
@@ -261,5 +262,19 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     text: str
 
 
-AnyMessage = (Hello | DeviceList | Probed | StageProgress | LoadedModel | AllocationFailure | Failure | Stopped | Piece
-              | Generated | Serving | LogitDigest | DeviceMemoryReadings | Aborting)
+AnyMessage = (
+    Hello
+    | DeviceList
+    | Probed
+    | StageProgress
+    | LoadedModel
+    | AllocationFailure
+    | Failure
+    | Stopped
+    | Piece
+    | Generated
+    | Serving
+    | LogitDigest
+    | DeviceMemoryReadings
+    | Aborting
+)

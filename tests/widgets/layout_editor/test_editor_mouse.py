@@ -310,6 +310,8 @@ def test_a_new_preview_keeps_what_is_under_the_resting_pointer_up_to_date(make_h
     assert hand.viewport.cursor().shape() == Qt.CursorShape.ArrowCursor
 
 
+# The offscreen platform says this whenever a tooltip is shown.
+@pytest.mark.qt_log_ignore(r"This plugin does not support raise\(\)")
 def test_the_tooltip_under_the_pointer_shows_names_as_they_are(qtbot: QtBot, make_hand: MakeHand) -> None:
     rig = make_rig(make_gpu("CUDA0", 8, name="<b>Card</b>"))
     hand = make_hand(make_preview(rig, make_layout(4, [("CUDA0", 4)]), dense_layers(4)))

@@ -24,7 +24,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "bailingmoe": _LLAMA,
     "chatglm": _LLAMA,
     "dots1": _LLAMA,
-    "ernie4_5-moe": _LLAMA,
+    "ernie4_5": _LLAMA,
     "gemma": _LLAMA,
     "glm4": _MULTI_AXIS,
     "granite": _LLAMA,

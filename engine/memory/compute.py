@@ -13,7 +13,7 @@ from engine.gguf.model_file import TensorInfo
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Run
 from engine.memory.architectures import Architecture
-from engine.memory.hyper_parameters import FeedForward, HyperParameters
+from engine.memory.hyper_parameters import FeedForward, HyperParameters, tensor_stem
 from engine.memory.kv_cache import context_shape, is_quantised, kv_layer_bytes
 from engine.memory.placement import Placement
 from engine.memory.weights import WeightTables
@@ -172,7 +172,7 @@ class ComputeTables:
         ffn, token, hidden = self._hyper.feed_forward[index], self._token, self._hidden
         largest = dict.fromkeys(("down", "ffn", "attention"), 0)
         for tensor in tensors:
-            stem = tensor.name.split(".")[2]
+            stem = tensor_stem(tensor)
             part = "down" if stem.startswith("ffn_down") else "ffn" if stem.startswith("ffn_") else "attention"
             largest[part] = max(largest[part], tensor.size_bytes)
         attention = self._attention[index] + max(largest["attention"], kv_bytes)

@@ -24,7 +24,6 @@ class FeedForward:
     width: int
     gated: bool
     n_used: int = 0
-    n_expert: int = 0
     shared_width: int = 0
 
 
@@ -64,6 +63,8 @@ def read_hyper_parameters(model: ModelFile) -> HyperParameters:
         MissingNumberError: naming the key, so that the caller can leave the model to the probe.
     """
     n_layers = model.n_layers
+    if n_layers < 1:
+        raise MissingNumberError("the file has no layers")
     n_embd = _number(model, "embedding_length")
     n_head = _per_layer(model, "attention.head_count", n_layers)
     has_kv = model.hyper_parameter("attention.head_count_kv") is not None
@@ -111,30 +112,32 @@ def _per_layer(model: ModelFile, key: str, n_layers: int) -> tuple[int, ...]:
 
 def _feed_forward(model: ModelFile, block: Block) -> FeedForward:
     """Read the widths off the tensors: they are what the engine multiplies with."""
-    shapes = {_stem(tensor): tensor.shape for tensor in block.tensors}
+    shapes = {tensor_stem(tensor): tensor.shape for tensor in block.tensors}
     shared = _rows(shapes.get("ffn_up_shexp"))
     if "ffn_up_exps" in shapes or "ffn_gate_up_exps" in shapes:
         fused = "ffn_up_exps" not in shapes
         up = shapes["ffn_gate_up_exps"] if fused else shapes["ffn_up_exps"]
         if len(up) != 3:
             raise MissingNumberError(f"the experts of block {block.index} have {len(up)} dimensions in place of 3")
+        n_used = _number(model, "expert_used_count")
+        if n_used > up[2]:
+            raise MissingNumberError(f"{model.architecture}.expert_used_count is {n_used} of {up[2]} experts")
         return FeedForward(
             width=up[1] // 2 if fused else up[1],
             gated=fused or "ffn_gate_exps" in shapes,
-            n_used=_number(model, "expert_used_count"),
-            n_expert=up[2],
+            n_used=n_used,
             shared_width=shared,
         )
     width = _rows(shapes.get("ffn_up"))
     gated = "ffn_gate" in shapes
     # A fused gate and up has twice the rows of what the down projection takes.
-    down = shapes.get("ffn_down", (0,))[0]
+    down = (shapes.get("ffn_down") or (0,))[0]
     if not gated and width == 2 * down:
         width, gated = down, True
     return FeedForward(width=width, gated=gated, shared_width=shared)
 
 
-def _stem(tensor: TensorInfo) -> str:
+def tensor_stem(tensor: TensorInfo) -> str:
     """Return `ffn_up` of `blk.3.ffn_up.weight`; other suffixes keep theirs so that they do not shadow the weight."""
     return tensor.name.split(".", 2)[-1].removesuffix(".weight")
 
@@ -144,10 +147,14 @@ def _rows(shape: tuple[int, ...] | None) -> int:
 
 
 def _check_attention(model: ModelFile, hyper: HyperParameters) -> None:
-    """Refuse numbers at odds with the K projections: the engine would refuse the file, and our cache would be wrong."""
-    for block, k_width in zip(model.blocks, hyper.k_widths, strict=True):
+    """Refuse numbers at odds with the projections: the engine would refuse the file, and our sizes would be wrong."""
+    widths = zip(model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, strict=True)
+    for block, n_head, k_width, v_width in widths:
+        q_width = n_head * hyper.head_k
+        expected = {"attn_q": q_width, "attn_k": k_width, "attn_v": v_width, "attn_qkv": q_width + k_width + v_width}
         for tensor in block.tensors:
-            if _stem(tensor) == "attn_k" and _rows(tensor.shape) != k_width:
+            rows = expected.get(tensor_stem(tensor))
+            if rows is not None and tensor.shape[:2] != (hyper.n_embd, rows):
                 raise MissingNumberError(
-                    f"{tensor.name} has {_rows(tensor.shape)} rows where the header implies {k_width}"
+                    f"{tensor.name} has the shape {tensor.shape} where the header implies {(hyper.n_embd, rows)}"
                 )

@@ -48,12 +48,20 @@ class ModelMemory:
             self._last = last
         return last[1]
 
+    def _refusal(self, layout: Layout) -> str | None:
+        """Return why nothing at all can be said about `layout`, None if something can."""
+        n_layers = self.model.n_layers
+        if layout.n_layers != n_layers:
+            return f"the layout is for {layout.n_layers} layers, the model has {n_layers}"
+        if layout.split_mode in ("tensor", "row"):
+            return f"split mode {layout.split_mode} is not forecast yet; only a probe can tell its memory"
+        return None
+
     def estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
         """Return what `layout` takes on every device of `rig`."""
-        reason = self.probe_only
-        if layout.split_mode in ("tensor", "row"):
-            reason = f"split mode {layout.split_mode} is not forecast yet; only a probe can tell its memory"
-            return MemoryEstimate({device_id: DeviceMemory() for device_id in rig.ids}, Grade.ESTIMATED, reason)
+        refusal = self._refusal(layout)
+        if refusal is not None:
+            return MemoryEstimate({device_id: DeviceMemory() for device_id in rig.ids}, Grade.ESTIMATED, refusal)
         placement = place(layout, rig, context)
         tables = self.for_context(context)
         if placement.overrides:
@@ -75,7 +83,7 @@ class ModelMemory:
                 for device_id in rig.ids
             },
             grade=Grade.ESTIMATED,
-            probe_only=reason,
+            probe_only=self.probe_only,
         )
 
 

@@ -99,6 +99,19 @@ class ByteSource:
         self.position += length
         return self._window[start : start + length]
 
+    def take_name(self, max_bytes: int, what: str) -> str:
+        """Read a string that names something: 1 to `max_bytes` bytes of UTF-8."""
+        start = self.position
+        (length,) = self.take(_LENGTH, what)
+        if not 0 < length <= max_bytes:
+            raise self.error(
+                f"has {what} of {length} bytes, 1 to {max_bytes} are possible; it is damaged", offset=start
+            )
+        try:
+            return self.take_bytes(length, what).decode("utf-8")
+        except UnicodeDecodeError:
+            raise self.error(f"has {what} that is not UTF-8 text; it is damaged", offset=start) from None
+
     def skip(self, length: int, what: str) -> None:
         """Step over `length` bytes without reading them."""
         self._require(length, what)

@@ -33,7 +33,7 @@ def read_model(path: Path) -> ModelFile:
         size_bytes = source.size_bytes
     paths = part_paths(path, header)
     if len(paths) == 1:
-        return _build(paths, header, tuple(header.tensors), size_bytes)
+        return _build(paths, header, header.tensors, size_bytes)
     return _read_parts(paths)
 
 
@@ -85,7 +85,8 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise ModelFileError(
-            paths[0], f"says its parts hold {expected} tensors, they hold {len(tensors)}; one is from another model"
+            paths[0],
+            f"says its parts hold {clean(str(expected))} tensors, they hold {len(tensors)}; one is from another model",
         )
 
 

@@ -51,11 +51,3 @@ TENSOR_TYPES: dict[int, TensorType] = {
     41: TensorType("Q1_0", 128, 18),
     42: TensorType("Q2_0", 64, 18),
 }
-
-TENSOR_TYPES_BY_NAME: dict[str, TensorType] = {kind.name: kind for kind in TENSOR_TYPES.values()}
-
-
-def row_bytes(type_name: str, n_elements: int) -> int:
-    """Return the bytes of a row of `n_elements` (whole blocks); KeyError for a type that is not ggml's."""
-    kind = TENSOR_TYPES_BY_NAME[type_name]
-    return n_elements // kind.block_elements * kind.block_bytes

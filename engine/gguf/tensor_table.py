@@ -1,0 +1,117 @@
+"""Parses the table of tensors of a GGUF file and finds the place of each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from struct import Struct
+from typing import Any, NamedTuple
+
+from engine.gguf.byte_source import ByteSource
+from engine.gguf.model_file import TensorInfo
+from engine.gguf.quoting import quote
+from engine.gguf.tensor_types import TENSOR_TYPES, TensorType
+
+MAX_DIMENSIONS = 4
+MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME without its final zero
+INT64_MAX = (1 << 63) - 1
+
+_U32, _TYPE_AND_OFFSET = Struct("<I"), Struct("<IQ")
+
+
+class _Row(NamedTuple):
+    """One tensor as the table has it: `offset` counts from the start of the data, `found_at` from that of the file."""
+
+    name: str
+    shape: tuple[int, ...]
+    kind: TensorType
+    size_bytes: int
+    offset: int
+    found_at: int
+
+
+def read_tensors(source: ByteSource, n_tensors: int, alignment: int, *, file_index: int) -> list[TensorInfo]:
+    """Read the table at the source's position and check that every tensor lies inside of the file.
+
+    Raises:
+        ModelFileError: naming the tensor.
+    """
+    rows: dict[str, _Row] = {}
+    for _ in range(n_tensors):
+        row = _read_row(source)
+        if row.name in rows:
+            raise source.error(f"has the tensor {quote(row.name)} twice; it is damaged", offset=row.found_at)
+        rows[row.name] = row
+    return _place(source, rows.values(), alignment, file_index)
+
+
+def _read_row(source: ByteSource) -> _Row:
+    start = source.position
+    name = source.take_name(MAX_TENSOR_NAME_BYTES, "a tensor name")
+    shape = _read_shape(source, name)
+    type_number, offset = source.take(_TYPE_AND_OFFSET, f"the tensor {quote(name)}")
+    kind = TENSOR_TYPES.get(type_number)
+    if kind is None:
+        raise source.error(
+            f"has the tensor {quote(name)} of unknown type {type_number}; it is damaged or newer than this program",
+            offset=start,
+        )
+    return _Row(name, shape, kind, _tensor_bytes(source, name, shape, kind, start), offset, start)
+
+
+def _place(source: ByteSource, rows: Iterable[_Row], alignment: int, file_index: int) -> list[TensorInfo]:
+    data_start = _align(source.position, alignment)
+    expected = 0
+    tensors = []
+    for row in rows:
+        if row.offset != expected:  # llama.cpp insists on it too; it rules out overlap and bad alignment
+            raise source.error(
+                f"has the tensor {quote(row.name)} at byte {row.offset} of its data, not {expected}; it is damaged",
+                offset=row.found_at,
+            )
+        end = data_start + expected + row.size_bytes
+        if end > source.size_bytes:
+            raise source.error(
+                f"is incomplete: the tensor {quote(row.name)} ends at byte {end}, the file at {source.size_bytes}; "
+                "download it again",
+                offset=row.found_at,
+            )
+        offset = data_start + expected
+        tensors.append(TensorInfo(row.name, row.shape, row.kind.name, row.size_bytes, file_index, offset))
+        expected = _align(expected + row.size_bytes, alignment)
+    return tensors
+
+
+def _read_shape(source: ByteSource, name: str) -> tuple[int, ...]:
+    start = source.position
+    (n_dimensions,) = source.take(_U32, f"the tensor {quote(name)}")
+    if not 1 <= n_dimensions <= MAX_DIMENSIONS:
+        raise source.error(
+            f"has the tensor {quote(name)} with {n_dimensions} dimensions; 1 to 4 are possible, so it is damaged",
+            offset=start,
+        )
+    shape: tuple[Any, ...] = source.take(Struct(f"<{n_dimensions}Q"), f"the tensor {quote(name)}")
+    if 0 in shape:
+        raise source.error(f"has the tensor {quote(name)} without elements; it is damaged", offset=start)
+    return shape
+
+
+def _tensor_bytes(source: ByteSource, name: str, shape: tuple[int, ...], kind: TensorType, start: int) -> int:
+    n_elements = 1
+    for extent in shape:
+        n_elements *= extent
+    size_bytes = n_elements // kind.block_elements * kind.block_bytes
+    if n_elements > INT64_MAX or size_bytes > INT64_MAX:
+        raise source.error(
+            f"has the tensor {quote(name)} with an impossible shape {shape}; it is damaged", offset=start
+        )
+    if shape[0] % kind.block_elements:
+        raise source.error(
+            f'has the tensor {quote(name)} of type {kind.name} with rows of {shape[0]} elements, not a multiple of '
+            f"{kind.block_elements}; it is damaged", offset=start,
+        )  # fmt: skip
+    return size_bytes
+
+
+def _align(position: int, alignment: int) -> int:
+    """Return `position` rounded up to a multiple of `alignment`, both in bytes."""
+    return -(-position // alignment) * alignment

@@ -211,9 +211,9 @@ class ChatPane(QWidget):
         self.clear_button.setProperty("role", "flat")
         self.undo_button.setProperty("role", "flat")
         heading = QHBoxLayout()
-        heading.addWidget(plain_label("Chat", "title"))
+        heading.addWidget(self._context_label)
         heading.addStretch(1)
-        for widget in (self._context_label, self.undo_button, self.clear_button):
+        for widget in (self.undo_button, self.clear_button):
             heading.addWidget(widget)
         buttons = QHBoxLayout()
         buttons.addWidget(self._status_label, 1)
@@ -221,7 +221,7 @@ class ChatPane(QWidget):
         buttons.addWidget(self.stop_button)
         buttons.addWidget(self.send_button)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 12, 12, 12)
+        layout.setContentsMargins(8, 0, 8, 8)
         layout.setSpacing(8)
         layout.addLayout(heading)
         layout.addWidget(self.message_list, 1)

@@ -1,0 +1,132 @@
+"""Time of one drag step (estimate, rules, fit) for 126 layers on 8 devices, and of opening and first layouts.
+
+The model is built in memory with the shapes of a 405 B Llama: 126 blocks of 9 tensors. A step moves one boundary by one
+layer, so that no two successive layouts are the same.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.fit.initial_layout import initial_layout
+from engine.fit.preview import PreviewTables, make_preview
+from engine.gguf.blocks import group_blocks
+from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, Run
+from engine.units import GIB
+
+LAYERS = 126
+DEVICES = 7
+STEPS = 2000
+N_EMBD, N_FF, N_KV, N_VOCAB = 16384, 53248, 1024, 128256
+_SHAPES = {
+    "attn_norm": (N_EMBD,),
+    "attn_q": (N_EMBD, N_EMBD),
+    "attn_k": (N_EMBD, N_KV),
+    "attn_v": (N_EMBD, N_KV),
+    "attn_output": (N_EMBD, N_EMBD),
+    "ffn_norm": (N_EMBD,),
+    "ffn_gate": (N_EMBD, N_FF),
+    "ffn_up": (N_EMBD, N_FF),
+    "ffn_down": (N_FF, N_EMBD),
+}
+
+
+def build_model() -> ModelFile:
+    """Return a model of `LAYERS` blocks in Q4_K."""
+    tensors: list[TensorInfo] = []
+    offset = 0
+    names = [(f"blk.{block}.{stem}.weight", shape) for block in range(LAYERS) for stem, shape in _SHAPES.items()]
+    matrix = (N_EMBD, N_VOCAB)
+    names += [("token_embd.weight", matrix), ("output_norm.weight", (N_EMBD,)), ("output.weight", matrix)]
+    for name, shape in names:
+        count = shape[0] * (shape[1] if len(shape) == 2 else 1)
+        size_bytes = count * 4 if len(shape) == 1 else count // 256 * 144
+        tensors.append(TensorInfo(name, shape, "F32" if len(shape) == 1 else "Q4_K", size_bytes, 0, offset))
+        offset += size_bytes
+    blocks, others = group_blocks(tensors, LAYERS)
+    metadata = {
+        "general.architecture": "llama",
+        "llama.context_length": 131072,
+        "llama.embedding_length": N_EMBD,
+        "llama.attention.head_count": 128,
+        "llama.attention.head_count_kv": 8,
+    }
+    return ModelFile(
+        paths=(Path("model.gguf"),),
+        version=3,
+        architecture="llama",
+        name="405B",
+        metadata=metadata,
+        tensors=tuple(tensors),
+        blocks=blocks,
+        global_tensors=others,
+        n_vocab=N_VOCAB,
+        size_bytes=offset,
+    )
+
+
+def build_layout(moved: int) -> Layout:
+    """Return a layout over the CPU and all devices; `moved` layers of the first device went to the CPU."""
+    on_cpu, each = 14 + moved, 16
+    runs = [Run(CPU_ID, 0, on_cpu - 1), Run("G0", on_cpu, 14 + each - 1)]
+    runs += [Run(f"G{place}", 14 + place * each, 14 + (place + 1) * each - 1) for place in range(1, DEVICES)]
+    return Layout(LAYERS, tuple(runs), f"G{DEVICES - 1}")
+
+
+def milliseconds(work: Callable[[], object]) -> float:
+    """Return how long `work` took."""
+    started = time.perf_counter()
+    work()
+    return (time.perf_counter() - started) * 1000
+
+
+def main() -> None:
+    """Measure and print."""
+    model = build_model()
+    rig = Rig(
+        tuple(Device(f"G{place}", f"card {place}", "CUDA", "gpu", 48 * GIB) for place in range(DEVICES)),
+        make_host("host", 512 * GIB),
+    )
+    context = ContextSettings(n_ctx=32768)
+    layouts = [build_layout(moved) for moved in range(8)]
+    tables = PreviewTables(model)
+    open_ms = milliseconds(lambda: PreviewTables(model))
+    first_ms = milliseconds(lambda: make_preview(tables, rig, layouts[0], context))
+    steps = [
+        milliseconds(lambda step=step: make_preview(tables, rig, layouts[step % len(layouts)], context))  # type: ignore[misc]
+        for step in range(1, STEPS + 1)
+    ]
+    contexts = [ContextSettings(n_ctx=4096 + 256 * step) for step in range(50)]
+    context_steps = [
+        milliseconds(lambda context=context: make_preview(tables, rig, layouts[0], context))  # type: ignore[misc]
+        for context in contexts
+    ]
+    initial_ms = milliseconds(lambda: initial_layout(tables.memory, rig, context))
+    ordered = sorted(steps)
+    result = {
+        "benchmark": "plan_time",
+        "layers": LAYERS,
+        "devices": DEVICES + 1,
+        "open_ms": round(open_ms, 3),
+        "first_step_ms": round(first_ms, 3),
+        "step_median_ms": round(statistics.median(steps), 4),
+        "step_99_percent_ms": round(ordered[len(ordered) * 99 // 100], 4),
+        "context_change_median_ms": round(statistics.median(context_steps), 3),
+        "initial_layout_ms": round(initial_ms, 3),
+    }
+    print(
+        f"open {result['open_ms']} ms, first step {result['first_step_ms']} ms, step {result['step_median_ms']} ms"
+        f" (99 %: {result['step_99_percent_ms']} ms), other context {result['context_change_median_ms']} ms"
+    )
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

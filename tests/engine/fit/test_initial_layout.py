@@ -1,0 +1,140 @@
+"""The layout that a model gets when it is opened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.fit.initial_layout import initial_layout
+from engine.fit.preview import make_report
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, check_cover
+from engine.layout.rules import violations
+from engine.memory.model_memory import ModelMemory
+from engine.units import GIB, MIB
+from tests.support.truth import truth_model
+
+CONTEXT = ContextSettings()
+HOST = make_host("host", 256 * GIB)
+MEMORY = {name: ModelMemory(truth_model(name)) for name in ("llama-3.1-8b", "qwen3-30b-a3b")}
+NEED_8B = 6 * GIB
+
+
+def _card(device_id: str, size_bytes: int, **changes: object) -> Device:
+    return replace(Device(device_id, device_id, "CUDA", "gpu", size_bytes), **changes)  # type: ignore[arg-type]
+
+
+def _worker(device_id: str, size_bytes: int) -> Device:
+    return Device(device_id, device_id, "RPC", "gpu", size_bytes, endpoint="127.0.0.1:50052")
+
+
+def _layout(*devices: Device, name: str = "llama-3.1-8b", host: Device = HOST) -> Layout:
+    return initial_layout(MEMORY[name], Rig(devices, host), CONTEXT)
+
+
+def _devices_of(layout: Layout) -> list[str]:
+    return [run.device for run in layout.runs]
+
+
+def test_without_devices_everything_is_on_the_cpu() -> None:
+    layout = _layout()
+    assert _devices_of(layout) == [CPU_ID]
+    assert layout.output_device == CPU_ID
+
+
+def test_a_host_that_is_too_small_still_gets_a_layout() -> None:
+    tiny = make_host("host", MIB)
+    layout = _layout(host=tiny)
+    assert _devices_of(layout) == [CPU_ID]
+    assert not make_report(MEMORY["llama-3.1-8b"], Rig((), tiny), layout, CONTEXT).fits
+
+
+def test_one_device_that_holds_everything_gets_everything() -> None:
+    assert _devices_of(_layout(_card("small", 2 * GIB), _card("big", NEED_8B))) == ["big"]
+
+
+def test_of_several_the_one_with_most_free_memory() -> None:
+    devices = (_card("full", 80 * GIB, free_bytes=7 * GIB), _card("free", 24 * GIB))
+    assert _devices_of(_layout(*devices)) == ["free"]
+
+
+def test_a_card_comes_before_an_integrated_one_before_a_worker() -> None:
+    card, integrated, worker = _card("card", NEED_8B), _card("igpu", 64 * GIB, kind="igpu"), _worker("rpc", 64 * GIB)
+    assert _devices_of(_layout(worker, integrated, card)) == ["card"]
+    assert _devices_of(_layout(worker, integrated)) == ["igpu"]
+    assert _devices_of(_layout(worker)) == ["rpc"]
+
+
+def test_caps_and_margins_are_kept() -> None:
+    assert CPU_ID in _devices_of(_layout(_card("capped", 24 * GIB, cap_bytes=3 * GIB)))
+    assert CPU_ID in _devices_of(_layout(_card("reserved", 24 * GIB, margin_bytes=20 * GIB)))
+    assert CPU_ID not in _devices_of(_layout(_card("free unknown", 24 * GIB, free_bytes=None)))
+
+
+def test_devices_hold_the_last_layers_and_the_cpu_the_first() -> None:
+    layout = _layout(_card("A", 2 * GIB), _card("B", 2 * GIB))
+    assert _devices_of(layout) == [CPU_ID, "A", "B"]
+    assert layout.output_device == "B"
+
+
+def test_several_devices_are_filled_evenly() -> None:
+    rig = Rig((_card("A", 5 * GIB), _card("B", 5 * GIB), _card("C", 5 * GIB)), HOST)
+    layout = initial_layout(MEMORY["llama-3.1-8b"], rig, CONTEXT)
+    assert _devices_of(layout) == ["A", "B"]
+    needs = {row.id: row.need_bytes for row in make_report(MEMORY["llama-3.1-8b"], rig, layout, CONTEXT).rows}
+    largest_layer = 250 * MIB
+    assert abs(needs["A"] - needs["B"]) <= 2 * largest_layer
+
+
+def test_workers_come_before_cards_so_that_the_output_is_local() -> None:
+    layout = _layout(_card("card", 3 * GIB), _worker("rpc", 5 * GIB))
+    assert _devices_of(layout) == ["rpc", "card"]
+    assert layout.output_device == "card"
+
+
+def test_a_device_too_small_for_a_layer_gets_none() -> None:
+    layout = _layout(_card("tiny", 450 * MIB), _card("card", 3 * GIB))
+    assert _devices_of(layout) == [CPU_ID, "card"]
+
+
+def test_more_devices_than_the_engine_takes() -> None:
+    devices = [_card(f"G{number}", GIB + 100 * MIB * (number % 3)) for number in range(30)]
+    layout = _layout(*devices, name="qwen3-30b-a3b")
+    assert not violations(layout, truth_model("qwen3-30b-a3b"), Rig(tuple(devices), HOST), CONTEXT)
+    assert len(layout.runs) <= 16
+
+
+def test_an_unknown_architecture_keeps_a_reserve() -> None:
+    memory = ModelMemory(replace(truth_model("llama-3.1-8b"), architecture="from-tomorrow"))
+    card = _card("card", 5 * GIB)
+    layout = initial_layout(memory, Rig((card,), HOST), CONTEXT)
+    row = make_report(memory, Rig((card,), HOST), layout, CONTEXT).rows[0]
+    assert 3 * GIB < row.need_bytes <= 4 * GIB
+
+
+@given(
+    sizes=st.lists(st.integers(0, 30 * GIB), max_size=6),
+    kinds=st.lists(st.sampled_from(["card", "igpu", "rpc"]), min_size=6, max_size=6),
+    margin_bytes=st.integers(0, GIB),
+    n_ctx=st.sampled_from([512, 8192, 131072]),
+    name=st.sampled_from(sorted(MEMORY)),
+)
+@pytest.mark.filterwarnings("error")
+def test_no_device_is_short_and_no_layer_is_lost(
+    sizes: list[int], kinds: list[str], margin_bytes: int, n_ctx: int, name: str
+) -> None:
+    devices = []
+    for number, (size_bytes, kind) in enumerate(zip(sizes, kinds, strict=False)):
+        device = _worker(f"D{number}", size_bytes) if kind == "rpc" else _card(f"D{number}", size_bytes)
+        devices.append(replace(device, kind="igpu" if kind == "igpu" else "gpu", margin_bytes=margin_bytes))
+    rig, context = Rig(tuple(devices), HOST), ContextSettings(n_ctx=n_ctx)
+    layout = initial_layout(MEMORY[name], rig, context)
+    check_cover(layout.n_layers, layout.runs)
+    report = make_report(MEMORY[name], rig, layout, context)
+    assert report.violations == ()
+    assert all(row.shortfall_bytes <= 0 for row in report.rows[:-1] if row.need_bytes)
+    assert CPU_ID not in _devices_of(layout)[1:]

@@ -77,6 +77,8 @@ class LayoutDocument(QObject):
             return
         devices_changed = self._rig is None or rig.ids != self._rig.ids
         self._rig = rig
+        if devices_changed:
+            self.cancel_move()
         if self._model is not None:
             self._recompute()
             if devices_changed:

@@ -29,6 +29,7 @@ from widgets.load_report.load_report import LoadReport
 DOCK_STATE_VERSION = 1
 ABOUT = "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result."
 DEFAULT_SIZE = (1440, 900)
+ROOMY_HEIGHT = 860
 SCREEN_ROOM = QSize(16, 40)
 """For the frame that the window manager adds."""
 
@@ -129,8 +130,9 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.LeftDockWidgetArea, docks["models"])
         self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
-        self.resizeDocks([docks["models"], docks["chat"]], [208, 320], Qt.Orientation.Horizontal)
-        self.resizeDocks([docks["report"]], [176], Qt.Orientation.Vertical)
+        roomy = self.height() >= ROOMY_HEIGHT
+        self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
+        self.resizeDocks([docks["report"]], [208 if roomy else 128], Qt.Orientation.Vertical)
 
     def _apply_palette(self, palette: Palette) -> None:
         for widget in (

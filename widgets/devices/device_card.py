@@ -16,7 +16,7 @@ from widgets.common.roles import plain_label
 from widgets.devices.memory_plot import MemoryPlot
 from widgets.devices.readings import NO_READING, device_subtitle, device_total_bytes, row_tool_tip, status_line
 
-MIN_WIDTH = 200
+MIN_WIDTH = 160
 
 
 class DeviceCard(QFrame):

@@ -9,7 +9,6 @@ from PySide6.QtCore import QModelIndex, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label
 from widgets.library.model_delegate import ModelDelegate
 from widgets.library.recent_list_model import SEARCH_ROLE, RecentListModel
 from widgets.library.recent_list_view import RecentListView
@@ -83,8 +82,8 @@ class ModelPanel(QWidget):
         self._pages.addWidget(self.list_view)
         self._pages.addWidget(self.start_panel)
         heading = QHBoxLayout()
-        heading.addWidget(plain_label("Models", "title"))
-        heading.addStretch(1)
+        heading.setSpacing(8)
+        heading.addWidget(self.search_edit, 1)
         heading.addWidget(self.open_button)
         below = QHBoxLayout()
         below.setSpacing(4)
@@ -92,10 +91,9 @@ class ModelPanel(QWidget):
         below.addWidget(self.lab_button)
         below.addStretch(1)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 12, 12, 12)
+        layout.setContentsMargins(8, 4, 8, 8)
         layout.setSpacing(8)
         layout.addLayout(heading)
-        layout.addWidget(self.search_edit)
         layout.addWidget(self._pages, 1)
         layout.addLayout(below)
 

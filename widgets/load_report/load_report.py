@@ -151,7 +151,6 @@ class LoadReport(QWidget):
         heading = QHBoxLayout()
         heading.setSpacing(8)
         top = Qt.AlignmentFlag.AlignTop
-        heading.addWidget(plain_label("Last load", "title"), 0, top)
         heading.addWidget(self._badge, 0, top)
         heading.addWidget(self._sentence, 1, top)
         heading.addWidget(self.copy_button, 0, top)
@@ -167,7 +166,7 @@ class LoadReport(QWidget):
         scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         scroll.setWidget(content)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 12, 12, 12)
+        layout.setContentsMargins(8, 4, 8, 8)
         layout.setSpacing(8)
         layout.addLayout(heading)
         layout.addWidget(self._progress)

@@ -16,7 +16,7 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
 from engine.fit.preview import PreviewTables, make_preview
 from engine.gguf.blocks import group_blocks
-from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.units import GIB
@@ -51,7 +51,7 @@ def build_model() -> ModelFile:
         tensors.append(TensorInfo(name, shape, "F32" if len(shape) == 1 else "Q4_K", size_bytes, 0, offset))
         offset += size_bytes
     blocks, others = group_blocks(tensors, LAYERS)
-    metadata = {
+    metadata: dict[str, MetadataValue] = {
         "general.architecture": "llama",
         "llama.context_length": 131072,
         "llama.embedding_length": N_EMBD,

@@ -9,7 +9,7 @@ MIB = 1024**2
 GIB = 1024**3
 
 _FACTORS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024**4}
-_SIZE = re.compile(r"\s*(\d{1,15}(?:\.\d{1,6})?)\s*([KMGT]iB|B|)\s*", re.ASCII)
+_SIZE = re.compile(r"\s*(\d{1,19}(?:\.\d{1,6})?)\s*([KMGT]iB|B|)\s*", re.ASCII)
 MAX_SIZE_BYTES = 1 << 62
 
 

@@ -182,6 +182,15 @@ class FakeWorker:
     def _load_failure(self) -> None:
         say(Failure(kind="model_file", message="The file is no model."))
 
+    def _load_failure_once(self) -> None:
+        """Fails unless the file named by the argument is there, and writes it."""
+        marker = Path(self.argument)
+        if marker.exists():
+            say(_loaded())
+        else:
+            marker.touch()
+            self._load_failure()
+
     def _load_failure_then_crash(self) -> None:
         say(Failure(kind="model_file", message="The file is no model."))
         os.abort()
@@ -195,6 +204,9 @@ class FakeWorker:
             case "flood":
                 while not self.stopped.is_set():
                     say(Piece(text="a" * 100))
+            case "deaf_flood":
+                while True:
+                    say(Piece(text="a" * 100))
             case "stubborn_generate" | "deaf_generate":
                 say(Piece(text="a"))
                 self._wait_for_ever()
@@ -206,7 +218,6 @@ class FakeWorker:
                 return
             case _:
                 say(Piece(text=request.prompt))
-        reason = "stopped" if self.stopped.is_set() else "end_of_text"
         say(
             Generated(
                 prompt_tokens=4,
@@ -215,7 +226,7 @@ class FakeWorker:
                 prompt_seconds=0.5,
                 generation_seconds=1.5,
                 context_used=7,
-                stop_reason=reason,
+                stop_reason="stopped" if self.stopped.is_set() else "end_of_text",
             )
         )
 

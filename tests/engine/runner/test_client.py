@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -147,13 +148,12 @@ def test_a_program_that_is_not_there() -> None:
         assert "/no/such/program" in ending.message
 
 
-def test_a_failure_is_told_when_the_child_is_gone_and_the_next_load_works() -> None:
-    with fake("failure") as log:
+def test_a_failure_is_told_when_the_child_is_gone_and_the_next_load_works(tmp_path: Path) -> None:
+    with fake("failure_once", str(tmp_path / "marker")) as log:
         log.runner.load(make_job())
         (ending,) = log.wait_for_endings(1)
         assert ending == Failed(kind="model_file", message="The file is no model.")
         assert psutil.Process().children() == []
-        log.runner._argv = fake_worker_argv("normal")
         log.runner.load(make_job())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
@@ -315,7 +315,7 @@ def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
         assert log.runner.is_ready
 
 
-@pytest.mark.parametrize("mode", ["deaf_generate", "stubborn_generate"])
+@pytest.mark.parametrize("mode", ["deaf_generate", "deaf_flood", "stubborn_generate"])
 def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
         log.runner.load(make_job())
@@ -441,7 +441,7 @@ def test_close_while_loading_leaves_nothing(mode: str) -> None:
     assert log.runner.state is RunnerState.STOPPED
 
 
-@pytest.mark.parametrize("mode", ["endless", "flood", "stubborn_generate"])
+@pytest.mark.parametrize("mode", ["endless", "flood", "deaf_flood", "stubborn_generate"])
 def test_close_while_generating_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
     log.runner.load(make_job())
@@ -477,7 +477,7 @@ def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFix
         assert over.wait(30)
     finally:
         runner.close()
-    assert "receiver of events failed" in caplog.text
+    assert "receiver of the runner's news failed" in caplog.text
     caplog.clear()
 
 

@@ -1,0 +1,532 @@
+"""The life of a runner's child: every transition, in one thread, so that what meets is told apart by who came first."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeVar
+
+from engine.errors import ArgumentError, EngineError
+from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
+from engine.runner.events import (
+    AnyEvent,
+    Cancelled,
+    Crashed,
+    Done,
+    Failed,
+    GenerationEnding,
+    LoadEnding,
+    Stage,
+    Token,
+)
+from engine.runner.greeter import Greeter, Greetings
+from engine.runner.inbox import Inbox
+from engine.runner.job import LoadJob
+from engine.runner.outcome import EndReason, ProcessOutcome
+from engine.runner.protocol import (
+    AllocationFailure,
+    AnyMessage,
+    DeviceMemoryQuery,
+    DeviceMemoryReading,
+    DeviceMemoryReadings,
+    Failure,
+    Generate,
+    Generated,
+    Hello,
+    LoadedModel,
+    Piece,
+    StageProgress,
+    Stop,
+    Stopped,
+)
+from engine.runner.reports import (
+    crash_event,
+    done_event,
+    loaded_event,
+    lost_event,
+    out_of_memory_event,
+    refusal,
+)
+from engine.runner.runs import (
+    Diagnosis,
+    GenerationRun,
+    LoadedInfo,
+    LoadPhase,
+    LoadRun,
+    RunnerState,
+    WaitingLoad,
+)
+
+STOP_TIMEOUT_S = 2.0
+"""From asking for an end until the child has been killed, if that is what it takes."""
+_TERMINATE_S = 0.3
+_KILL_S = 0.2
+"""Reserve for the kill itself and for collecting the process."""
+_CLOSE_TIMEOUT_S = 10.0
+_MAX_WAITING_MESSAGES = 256
+"""More than this and the child's pipe is held up, instead of our memory growing."""
+
+_T = TypeVar("_T")
+_log = logging.getLogger("layerdeck.engine")
+
+
+@dataclass(frozen=True, slots=True)
+class Receivers:
+    """Who is told what, in the runner's thread. Their exceptions are logged and go no further."""
+
+    event: Callable[[AnyEvent], None]
+    state: Callable[[RunnerState], None] | None = None
+    device_memory: Callable[[tuple[DeviceMemoryReading, ...]], None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RunnerOptions:
+    """`argv` None: our own worker. Times in seconds."""
+
+    stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S
+    stop_timeout_s: float = STOP_TIMEOUT_S
+    argv: Sequence[str] | None = None
+
+
+class Lifecycle:
+    """State and child of a runner. `put_*`, `close` and what is public are for any thread, all else for the inbox's."""
+
+    def __init__(self, receivers: Receivers, options: RunnerOptions) -> None:
+        self._receivers = receivers
+        self._options = options
+        self._inbox = Inbox("runner", is_over=self._is_over, on_bug=self._end_after_bug)
+        self._greeter = Greeter()
+        self._room = threading.Semaphore(_MAX_WAITING_MESSAGES)
+        # Guarded by the lock, because a caller claims the loaded model for a generation in its own thread.
+        self._lock = threading.Lock()
+        self._state = RunnerState.STOPPED
+        self._generation: GenerationRun | None = None
+        # Replaced whole, so that they may be read anywhere.
+        self.loaded: LoadedInfo | None = None
+        self.context_used: int | None = None
+        self._child: ChildProcess | None = None
+        self._child_job: LoadJob | None = None
+        self._last_child: ChildProcess | None = None
+        self._load: LoadRun | None = None
+        self._waiting: deque[WaitingLoad] = deque()
+        self._diagnosis: Diagnosis | None = None
+        self._unload_wanted = False
+        self._closing = False
+
+    @property
+    def state(self) -> RunnerState:
+        with self._lock:
+            return self._state
+
+    # ------------------------------------------------------------------ from any thread
+
+    def put_load(self, job: LoadJob) -> None:
+        if not self._inbox.put(partial(self._do_load, job)):
+            raise ArgumentError("The runner is closed and loads nothing any more.")
+
+    def put_generate(self, request: Generate) -> None:
+        with self._lock:
+            if self._state is RunnerState.GENERATING:
+                raise ArgumentError("An answer is being written; stop it first.")
+            generation = GenerationRun()
+            if self._state is not RunnerState.READY or not self._inbox.put(
+                partial(self._do_generate, generation, request)
+            ):
+                raise ArgumentError("No model is loaded; load one first.")
+            self._generation = generation
+            self._state = RunnerState.GENERATING
+
+    def put_stop(self) -> None:
+        self._inbox.put(self._do_stop)
+
+    def put_unload(self) -> None:
+        self._inbox.put(self._do_unload)
+
+    def put_memory_query(self) -> None:
+        self._inbox.put(self._do_query_memory)
+
+    def close(self) -> None:
+        self._inbox.close(self._do_close, _CLOSE_TIMEOUT_S)
+        if self._inbox.is_own_thread():
+            return
+        if self._last_child is not None:
+            self._last_child.wait(1.0)
+        self._greeter.join()
+
+    # ------------------------------------------------------------------ state and telling
+
+    def _is_idle(self) -> bool:
+        return self._load is None and self._generation is None and self._diagnosis is None
+
+    def _is_over(self) -> bool:
+        return self._closing and self._is_idle() and self._child is None and not self._waiting
+
+    def _set_state(self, state: RunnerState) -> None:
+        with self._lock:
+            changed, self._state = self._state is not state, state
+        if changed:
+            self._tell_state(state)
+
+    def _claim(self, state: RunnerState) -> bool:
+        """Leave READY for `state`, unless a caller has just claimed the model for a generation."""
+        with self._lock:
+            if self._generation is not None:
+                return False
+            self._state = state
+        self._tell_state(state)
+        return True
+
+    def _tell_state(self, state: RunnerState) -> None:
+        if self._receivers.state is not None:
+            _tell(self._receivers.state, state)
+
+    def _emit(self, event: AnyEvent) -> None:
+        _tell(self._receivers.event, event)
+
+    # ------------------------------------------------------------------ commands
+
+    def _do_load(self, job: LoadJob) -> None:
+        self._waiting.append(WaitingLoad(job))
+        self._end_what_runs()
+        self._advance()
+
+    def _do_generate(self, generation: GenerationRun, request: Generate) -> None:
+        if generation is not self._generation:
+            return  # The child ended in between; that was this generation's end as well.
+        if generation.stopping or self._child is None:
+            self._finish_generation(_NOTHING_GENERATED)
+            return
+        self._tell_state(RunnerState.GENERATING)
+        generation.sent = True
+        self._child.watch(True)
+        self._child.send(request)
+
+    def _do_stop(self) -> None:
+        for waiting in self._waiting:
+            waiting.cancelled = True
+        self._end_what_runs()
+
+    def _do_unload(self) -> None:
+        self._do_stop()
+        self._unload_wanted = self._child is not None or self._load is not None
+        self._advance()
+
+    def _do_query_memory(self) -> None:
+        if self.state is RunnerState.READY and self._child is not None:
+            self._child.send(DeviceMemoryQuery())
+
+    def _do_close(self) -> None:
+        self._do_stop()
+        self._closing = True
+        self._advance()
+
+    def _kill_generation(self, generation: GenerationRun) -> None:
+        if generation is self._generation and self._child is not None:
+            generation.killed = True
+            self._child.stop(ask_s=0.0, terminate_s=_TERMINATE_S)
+
+    # ------------------------------------------------------------------ what comes next
+
+    def _end_what_runs(self) -> None:
+        """Ask what runs to end. Its ending comes when the child has answered or is gone; a diagnosis ends at once."""
+        self._greeter.cancel()
+        if self._diagnosis is not None:
+            self._on_diagnosed(self._diagnosis, {})
+        load, generation = self._load, self._generation
+        if load is not None and not load.cancelled:
+            load.cancelled = True
+            if load.phase is LoadPhase.CHECKING:
+                self._finish_load(Cancelled(stage=load.tracker.stage))
+            elif load.phase is LoadPhase.RUNNING:
+                self._set_state(RunnerState.STOPPING)
+                self._stop_child(Stop())
+        if generation is not None and not generation.stopping:
+            generation.stopping = True
+            self._set_state(RunnerState.STOPPING)
+            if generation.sent and self._child is not None:
+                self._inbox.call_later(self._ask_s(), partial(self._kill_generation, generation))
+                self._child.send(Stop())
+
+    def _stop_child(self, *requests: Stop) -> None:
+        if self._child is not None:
+            for request in requests:
+                self._child.send(request)
+            self._child.stop(ask_s=self._ask_s(), terminate_s=_TERMINATE_S)
+
+    def _ask_s(self) -> float:
+        """How long a child may take to stop by itself, so that killing it still ends within the limit."""
+        return max(0.0, self._options.stop_timeout_s - _TERMINATE_S - _KILL_S)
+
+    def _advance(self) -> None:
+        """Go on to what was asked for, once nothing runs: unload, close, or the load that waits."""
+        if not self._is_idle():
+            return
+        if self._child is None:
+            self._unload_wanted = False
+        elif self._unload_wanted or self._closing:
+            if self._claim(RunnerState.STOPPING):
+                self._stop_child()
+            else:
+                self._end_what_runs()
+            return
+        while self._waiting:
+            if self._waiting[0].cancelled or len(self._waiting) > 1:
+                self._waiting.popleft()
+                self._emit(Cancelled(stage="header"))
+            elif self._claim(RunnerState.STARTING):
+                self._begin(self._waiting.popleft().job)
+                return
+            else:
+                self._end_what_runs()
+                return
+
+    # ------------------------------------------------------------------ loading
+
+    def _begin(self, job: LoadJob) -> None:
+        load = self._load = LoadRun(job)
+        self._emit(load.tracker.enter("header"))
+        self._emit(load.tracker.enter("fit"))
+        try:
+            load.request = job.load_request()
+        except EngineError as error:
+            self._finish_load(Failed(kind=error.kind, message=error.summary()))
+            return
+        endpoints = job.used_endpoints()
+        held = self._child_job.used_endpoints() if self._child is not None and self._child_job is not None else {}
+        load.unchecked = tuple(endpoint for endpoint in endpoints if endpoint in held)
+        self._check(load, [endpoint for endpoint in endpoints if endpoint not in held])
+
+    def _check(self, load: LoadRun, endpoints: Sequence[str]) -> None:
+        if endpoints:
+            self._greet(endpoints, partial(self._on_checked, load))
+        else:
+            self._on_checked(load, {})
+
+    def _on_checked(self, load: LoadRun, greetings: Greetings) -> None:
+        if load is not self._load or load.phase is not LoadPhase.CHECKING:
+            return
+        refused = refusal(greetings, load.job.used_endpoints())
+        if refused is not None:
+            self._finish_load(refused)
+        elif self._child is not None:
+            load.phase = LoadPhase.REPLACING
+            self.loaded = self.context_used = None
+            self._stop_child()
+        elif load.unchecked:
+            endpoints, load.unchecked = load.unchecked, ()
+            self._check(load, endpoints)
+        else:
+            self._spawn(load)
+
+    def _spawn(self, load: LoadRun) -> None:
+        assert load.request is not None
+        load.phase = LoadPhase.RUNNING
+        child = ChildProcess(
+            self._receive, self._receive_end, argv=self._options.argv, stall_timeout_s=self._options.stall_timeout_s
+        )
+        self._child = self._last_child = child
+        self._child_job = load.job
+        child.start()
+        child.send(load.request)
+
+    def _conclude(self, load: LoadRun, ending: LoadEnding) -> None:
+        """Keep the child's last word on this load and end it; the ending follows when its memory is free again."""
+        if load.ending is None:
+            load.ending = ending
+            self._set_state(RunnerState.STOPPING)
+            self._stop_child()
+
+    def _finish_load(self, ending: LoadEnding) -> None:
+        self._load = None
+        if self._child is not None:
+            self._set_state(RunnerState.READY)  # Refused before it replaced what is loaded.
+        else:
+            self._set_state(RunnerState.STOPPED if isinstance(ending, Cancelled) else RunnerState.FAILED)
+        self._emit(ending)
+        self._advance()
+
+    # ------------------------------------------------------------------ the child's messages
+
+    def _receive(self, message: AnyMessage) -> None:
+        """Take a message over in the child's reader thread, which waits while too many are unread."""
+        self._room.acquire()
+        self._inbox.put_result(partial(self._take, message))
+
+    def _take(self, message: AnyMessage) -> None:
+        self._room.release()
+        load = self._load
+        if load is not None and load.phase is LoadPhase.RUNNING:
+            if not load.cancelled:
+                self._take_loading(load, message)
+        elif self._generation is not None and self._generation.sent and not self._generation.killed:
+            self._take_generating(message)
+        if isinstance(message, DeviceMemoryReadings) and self._receivers.device_memory is not None:
+            _tell(self._receivers.device_memory, message.readings)
+
+    def _take_loading(self, load: LoadRun, message: AnyMessage) -> None:
+        match message:
+            case Hello():
+                self._set_state(RunnerState.LOADING)
+            case StageProgress():
+                progress = load.tracker.advance(message)
+                if progress is not None and load.ending is None:
+                    self._emit(progress)
+            case LoadedModel() if load.ending is None:
+                self._become_ready(load, message)
+            case AllocationFailure():
+                self._conclude(load, out_of_memory_event(load.job.rig, message))
+            case Failure():
+                self._conclude(load, Failed(kind=message.kind, message=message.message))
+            case Stopped():
+                self._conclude(load, Cancelled(stage=message.stage))
+
+    def _become_ready(self, load: LoadRun, message: LoadedModel) -> None:
+        event = loaded_event(load.job, message)
+        self.loaded = LoadedInfo(
+            job=load.job,
+            n_ctx=message.n_ctx,
+            n_vocab=message.n_vocab,
+            chat_template=message.chat_template,
+            flash_attention=message.flash_attention,
+            layer_devices=message.layer_devices,
+            kv_devices=message.kv_devices,
+        )
+        self.context_used = None
+        self._load = None
+        if self._child is not None:
+            self._child.watch(False)
+        self._set_state(RunnerState.READY)
+        self._emit(event)
+        self._advance()
+
+    def _take_generating(self, message: AnyMessage) -> None:
+        match message:
+            case Piece():
+                self._emit(Token(text=message.text))
+            case Generated():
+                self.context_used = message.context_used
+                self._finish_generation(done_event(message))
+            case AllocationFailure() if self._child_job is not None:
+                self._finish_generation(out_of_memory_event(self._child_job.rig, message, generating=True))
+            case Failure():
+                self._finish_generation(Failed(kind=message.kind, message=message.message))
+
+    def _finish_generation(self, ending: GenerationEnding) -> None:
+        self._inbox.forget_later()
+        if self._child is not None:
+            self._child.watch(False)
+        state = RunnerState.FAILED if self._child is None else RunnerState.READY
+        with self._lock:
+            self._generation = None
+            self._state = state
+        self._tell_state(state)
+        self._emit(ending)
+        self._advance()
+
+    # ------------------------------------------------------------------ the child's end
+
+    def _receive_end(self, outcome: ProcessOutcome) -> None:
+        self._inbox.put_result(partial(self._on_child_ended, outcome))
+
+    def _on_child_ended(self, outcome: ProcessOutcome) -> None:
+        self._child = None
+        self.loaded = self.context_used = None
+        load = self._load
+        if load is not None and load.phase is LoadPhase.RUNNING:
+            self._end_load(load, outcome)
+        elif load is not None and load.phase is LoadPhase.REPLACING:
+            load.phase = LoadPhase.CHECKING
+            if load.cancelled:
+                self._finish_load(Cancelled(stage=load.tracker.stage))
+            else:
+                self._on_checked(load, {})
+        elif load is None:
+            self._end_loaded(outcome)
+
+    def _end_load(self, load: LoadRun, outcome: ProcessOutcome) -> None:
+        if load.cancelled:
+            self._finish_load(Cancelled(stage=load.tracker.stage))
+        elif load.ending is not None:
+            self._finish_load(load.ending)
+        else:
+            self._diagnose(outcome, load.tracker.stage, self._finish_load)
+
+    def _end_loaded(self, outcome: ProcessOutcome) -> None:
+        """The child of a loaded model ended: on our wish, while generating, or without being asked."""
+        wanted = self._unload_wanted or self._closing
+        if self._claim(RunnerState.STOPPED if wanted else RunnerState.STOPPING):
+            if wanted:
+                self._advance()
+            else:
+                self._diagnose(outcome, None, self._lose_idle)
+        elif self._generation is not None and self._generation.killed and outcome.reason is EndReason.STOPPED:
+            self._finish_generation(
+                Failed(
+                    kind="stalled",
+                    message=f"The answer did not stop within {self._options.stop_timeout_s:g} s, so the engine process "
+                    "was ended. Load the model again.",
+                )
+            )
+        else:
+            self._diagnose(outcome, None, self._finish_generation)
+
+    def _lose_idle(self, ending: Failed | Crashed) -> None:
+        self._set_state(RunnerState.FAILED)
+        self._emit(ending)
+        self._advance()
+
+    def _diagnose(
+        self, outcome: ProcessOutcome, stage: Stage | None, finish: Callable[[Failed | Crashed], None]
+    ) -> None:
+        """Find out which device is to blame, where one can be, then finish with that."""
+        devices = self._child_job.used_endpoints() if self._child_job is not None else {}
+        if not devices or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
+            finish(crash_event(outcome))
+            return
+        self._diagnosis = diagnosis = Diagnosis(outcome, stage, devices, finish)
+        self._set_state(RunnerState.STOPPING)
+        if self._closing:
+            self._on_diagnosed(diagnosis, {})
+        else:
+            self._greet(list(devices), partial(self._on_diagnosed, diagnosis))
+
+    def _on_diagnosed(self, diagnosis: Diagnosis, greetings: Greetings) -> None:
+        if diagnosis is self._diagnosis:
+            self._diagnosis = None
+            diagnosis.finish(lost_event(diagnosis.outcome, diagnosis.stage, diagnosis.devices, greetings))
+
+    def _greet(self, endpoints: Sequence[str], then: Callable[[Greetings], None]) -> None:
+        """Say hello without waiting; `then` is called in our thread."""
+        self._greeter.greet(endpoints, lambda greetings: self._inbox.put_result(partial(then, greetings)))
+
+    def _end_after_bug(self) -> None:
+        """Give what runs its ending after an error of ours, and go on without the child."""
+        ending = Failed(kind="internal", message="An internal error ended this. The log has the details.")
+        load = self._load
+        if load is not None and (load.phase is not LoadPhase.RUNNING or self._child is None):
+            self._finish_load(ending)
+        elif load is not None:
+            self._conclude(load, ending)
+        elif self._generation is not None:
+            self._unload_wanted = True
+            self._finish_generation(ending)
+
+
+_NOTHING_GENERATED = Done(
+    prompt_tokens=0,
+    generated_tokens=0,
+    prompt_tokens_per_second=0.0,
+    generation_tokens_per_second=0.0,
+    stop_reason="stopped",
+)
+
+
+def _tell(receiver: Callable[[_T], None], value: _T) -> None:
+    try:
+        receiver(value)
+    except Exception:
+        _log.exception("a receiver of the runner's news failed")

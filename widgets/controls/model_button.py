@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
+from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
 from widgets.common.elided_label import ElidedLabel
@@ -12,6 +13,8 @@ from widgets.controls.metrics import CONTROL_HEIGHT_PX
 MIN_WIDTH_PX = 190
 MAX_WIDTH_PX = 380
 MARGIN_PX = 12
+MIN_DETAIL_PX = 100
+ARROW_PX = 32
 NO_MODEL = "No model"
 
 
@@ -43,9 +46,19 @@ class ModelButton(QPushButton):
         """Show `name` and `detail`; without a name, that there is no model."""
         self._name.setText(name or NO_MODEL)
         self._detail.setText(detail)
-        self._detail.setVisible(bool(detail))
+        self._fit()
         self.setToolTip(plain_tool_tip(f"{name}\n{detail}".strip()))
         self.setAccessibleName(f"Model: {name or 'none'} {detail}".strip())
+
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        """The name comes first: the detail shows only where there is room for both."""
+        super().resizeEvent(event)
+        self._fit()
+
+    def _fit(self) -> None:
+        metrics = self._name.fontMetrics()
+        needed = metrics.horizontalAdvance(self._name.text()) + MIN_DETAIL_PX + 2 * MARGIN_PX + ARROW_PX
+        self._detail.setVisible(bool(self._detail.text()) and self.width() >= needed)
 
     @property
     def name(self) -> str:

@@ -141,6 +141,7 @@ class LoadReport(QWidget):
         if outcome is not None and outcome.rows:
             self._table = ReportTable(outcome, self._palette)
             self._column.insertWidget(self._column.indexOf(self._rows_title) + 1, self._table)
+            self._table.show()
 
     def _build(self) -> None:
         for label in (self._sentence, self._detail):

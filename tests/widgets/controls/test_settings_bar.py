@@ -1,0 +1,222 @@
+"""The settings bar with real clicks and keys."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from PySide6.QtCore import QPoint, Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QComboBox, QProgressBar, QWidget
+from pytestqt.qtbot import QtBot
+
+from engine.layout.context_settings import KV_TYPES, ContextSettings
+from engine.layout.layout import SPLIT_MODES
+from widgets.controls.settings_bar import SettingsBar
+from widgets.controls.states import LoadState, SplitModeChoice
+
+SETTINGS = ContextSettings(n_ctx=16384, n_ubatch=256, type_k="q8_0", swa_full=True, threads=3)
+
+
+@pytest.fixture
+def bar(qtbot: QtBot) -> SettingsBar:
+    bar = SettingsBar()
+    qtbot.addWidget(bar)
+    bar.set_context(SETTINGS, 32768)
+    bar.resize(1280, bar.height())
+    bar.show()
+    return bar
+
+
+def plain(text: str) -> str:
+    return text.replace("\N{NARROW NO-BREAK SPACE}", " ")
+
+
+def test_it_shows_what_it_is_told(bar: SettingsBar) -> None:
+    bar.set_model_text("Qwen3-30B-A3B", "17.3 GiB · 48 layers")
+
+    assert (bar.model_button.name, bar.model_button.detail) == ("Qwen3-30B-A3B", "17.3 GiB · 48 layers")
+    assert plain(bar.context_editor.n_ctx_box.text()) == "16 384"
+    assert bar.context_editor.type_k_box.currentText() == "q8_0"
+    assert bar.context_editor.type_v_box.currentText() == "f16"
+    assert bar.context_editor.flash_box.currentText() == "auto"
+    bar.set_model_text("", "")
+    assert bar.model_button.name == "No model"
+
+
+def test_telling_it_is_not_an_edit(qtbot: QtBot, bar: SettingsBar) -> None:
+    with qtbot.assertNotEmitted(bar.context_changed), qtbot.assertNotEmitted(bar.split_mode_changed):
+        bar.set_context(ContextSettings(n_ctx=512, type_v="q4_0", flash_attn="on"), 4096)
+        bar.set_split_mode("none", {})
+
+
+@pytest.mark.parametrize(
+    ("typed", "n_ctx"),
+    [("8192", 8192), ("8 192", 8192), ("8,192", 8192), ("1000", 1024), ("1", 256), ("131072", 131072)],
+)
+def test_a_typed_context_length_is_rounded_up_as_the_engine_does(
+    qtbot: QtBot, bar: SettingsBar, typed: str, n_ctx: int
+) -> None:
+    box = bar.context_editor.n_ctx_box
+    box.selectAll()
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        QTest.keyClicks(box, typed)
+        QTest.keyClick(box, Qt.Key.Key_Return)
+
+    assert changed.args == [msgspec.structs.replace(SETTINGS, n_ctx=n_ctx)]
+
+
+def test_nothing_is_reported_while_typing(qtbot: QtBot, bar: SettingsBar) -> None:
+    box = bar.context_editor.n_ctx_box
+    box.selectAll()
+    with qtbot.assertNotEmitted(bar.context_changed):
+        QTest.keyClicks(box, "4096")
+
+
+def test_letters_cannot_be_typed(bar: SettingsBar) -> None:
+    box = bar.context_editor.n_ctx_box
+    box.selectAll()
+    QTest.keyClicks(box, "4k0x96")
+
+    assert box.text() == "4096"
+
+
+def test_arrow_keys_step_by_256(qtbot: QtBot, bar: SettingsBar) -> None:
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        QTest.keyClick(bar.context_editor.n_ctx_box, Qt.Key.Key_Up)
+
+    assert changed.args == [msgspec.structs.replace(SETTINGS, n_ctx=16384 + 256)]
+
+
+def test_presets_end_at_what_the_model_was_trained_for(qtbot: QtBot, bar: SettingsBar) -> None:
+    actions = bar.context_editor.presets_button.menu().actions()
+    assert plain(actions[0].text()) == "2 048"
+    assert plain(actions[-1].text()) == "32 768  (trained for)"
+
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        actions[-1].trigger()
+
+    assert changed.args == [msgspec.structs.replace(SETTINGS, n_ctx=32768)]
+
+
+def test_a_longer_context_than_trained_for_is_allowed_and_said(bar: SettingsBar) -> None:
+    box = bar.context_editor.n_ctx_box
+    assert "trained for 32" in box.toolTip()
+
+    box.setValue(65536)
+
+    assert "answers may degrade" in box.toolTip()
+
+
+def choose(box: QComboBox, text: str) -> None:
+    """Step with the keyboard to `text`, as a person would."""
+    while box.currentText() != text:
+        before = box.currentIndex()
+        QTest.keyClick(box, Qt.Key.Key_Down if before < box.findText(text) else Qt.Key.Key_Up)
+        assert box.currentIndex() != before
+
+
+def test_cache_types_and_flash_attention(qtbot: QtBot, bar: SettingsBar) -> None:
+    editor = bar.context_editor
+    seen: list[ContextSettings] = []
+    bar.context_changed.connect(seen.append)
+
+    choose(editor.type_k_box, "f16")
+    choose(editor.type_v_box, "q4_0")
+    choose(editor.flash_box, "on")
+
+    assert seen[-1] == msgspec.structs.replace(SETTINGS, type_k="f16", type_v="q4_0", flash_attn="on")
+    assert tuple(editor.type_k_box.itemText(index) for index in range(editor.type_k_box.count())) == KV_TYPES
+
+
+def test_split_modes_that_cannot_be_had_say_why(qtbot: QtBot, bar: SettingsBar) -> None:
+    reason = "RPC0's backend has no split buffers"
+    bar.set_split_mode("layer", {"row": reason, "tensor": "not yet"})
+    chooser = bar.split_chooser
+
+    assert [chooser.button(mode).isEnabled() for mode in SPLIT_MODES] == [True, True, False, False]
+    assert "split buffers" in chooser.button("row").toolTip()
+    with qtbot.assertNotEmitted(bar.split_mode_changed):
+        QTest.mouseClick(chooser.button("row"), Qt.MouseButton.LeftButton)
+    with qtbot.waitSignal(bar.split_mode_changed) as changed:
+        QTest.mouseClick(chooser.button("none"), Qt.MouseButton.LeftButton)
+
+    assert changed.args == [SplitModeChoice("none")]
+    bar.set_split_mode("layer", {})
+    assert [chooser.button(mode).isChecked() for mode in SPLIT_MODES] == [True, False, False, False]
+    assert chooser.button("row").isEnabled()
+
+
+@pytest.mark.parametrize(
+    ("state", "load", "cancel", "unload"),
+    [
+        (LoadState.NO_MODEL, False, False, False),
+        (LoadState.IDLE, True, False, False),
+        (LoadState.LOADING, False, True, False),
+        (LoadState.LOADED, False, False, True),
+        (LoadState.EDITED, True, False, True),
+        (LoadState.BUSY, False, False, False),
+    ],
+)
+def test_buttons_offer_what_the_state_allows(
+    qtbot: QtBot, bar: SettingsBar, state: LoadState, *, load: bool, cancel: bool, unload: bool
+) -> None:
+    bar.set_load_state(state)
+    buttons = bar.load_buttons
+
+    for button, signal, offered in (
+        (buttons.load_button, bar.load_requested, load),
+        (buttons.cancel_button, bar.cancel_requested, cancel),
+        (buttons.unload_button, bar.unload_requested, unload),
+    ):
+        assert (button.isVisible() and button.isEnabled()) is offered
+        if offered:
+            with qtbot.waitSignal(signal):
+                QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+
+
+def test_progress_is_shown_while_loading(bar: SettingsBar) -> None:
+    progress = bar.load_buttons.findChild(QProgressBar)
+    assert progress is not None
+    assert not progress.isVisible()
+
+    bar.set_load_state(LoadState.LOADING)
+    bar.set_progress(0.25, "reading the weights")
+    assert progress.isVisible()
+    assert progress.value() / progress.maximum() == pytest.approx(0.25)
+    assert "reading the weights" in bar.load_buttons.cancel_button.toolTip()
+    bar.set_progress(None)
+    assert progress.maximum() == 0
+
+    bar.set_load_state(LoadState.LOADED)
+    assert not progress.isVisible()
+
+
+def test_the_model_button_asks_for_its_menu(qtbot: QtBot, bar: SettingsBar) -> None:
+    with qtbot.waitSignal(bar.model_menu_requested):
+        QTest.mouseClick(bar.model_button, Qt.MouseButton.LeftButton, pos=QPoint(20, 10))
+
+
+@pytest.mark.parametrize("width", [1280, 900, 620])
+def test_every_control_is_inside_at_any_width(qtbot: QtBot, bar: SettingsBar, width: int) -> None:
+    bar.set_model_text("A model with a name that is much too long for any button", "123.4 GiB · 126 layers")
+    bar.set_load_state(LoadState.EDITED)
+    bar.resize(width, bar.height())
+    buttons = bar.load_buttons
+    editor = bar.context_editor
+    controls: list[QWidget] = [bar.model_button, bar.split_chooser, *editor.groups, buttons.load_button]
+    controls += [editor.flash_box, editor.type_v_box, editor.presets_button, buttons.unload_button]
+
+    def places() -> list[bool]:
+        rects = [control.rect().translated(control.mapTo(bar, QPoint(0, 0))) for control in controls]
+        return [bar.rect().contains(rect) for rect in rects]
+
+    qtbot.waitUntil(lambda: all(places()))
+    columns = [bar.model_button, bar.split_chooser, *editor.groups, buttons]
+    rects = [column.geometry() for column in columns]
+    assert not any(first.intersects(second) for index, first in enumerate(rects) for second in rects[index + 1 :])
+
+
+def test_one_line_is_enough_at_1280(qtbot: QtBot, bar: SettingsBar) -> None:
+    one_line = bar.load_buttons.sizeHint().height() + 8
+
+    qtbot.waitUntil(lambda: bar.height() <= one_line)

@@ -1,0 +1,138 @@
+"""The report widget: one ending at a time, and the copy button."""
+
+from __future__ import annotations
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QLabel, QProgressBar
+from pytestqt.qtbot import QtBot
+
+from engine.devices.device import Device, make_host
+from engine.fit.report import make_row
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory
+from engine.units import GIB, MIB
+from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.load_report.load_report import IDLE_SENTENCE, LoadReport
+from widgets.load_report.report_table import ReportTable
+
+GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, free_bytes=23 * GIB)
+ROWS = (
+    make_row(GPU, DeviceMemory(weights_bytes=3 * GIB, kv_cache_bytes=MIB), Grade.MEASURED),
+    make_row(make_host("host", 64 * GIB), DeviceMemory(), Grade.MEASURED),
+)
+LOADED = Loaded(devices=ROWS, forecast=ROWS)
+OUT_OF_MEMORY = OutOfMemory(
+    stage="allocate",
+    device="CUDA0",
+    requested_bytes=2 * GIB,
+    free_bytes=GIB,
+    allocated=(),
+    proposals=("Context 32768 to 16384",),
+    message="cudaMalloc failed",
+)
+
+
+@pytest.fixture
+def report(qtbot: QtBot) -> LoadReport:
+    report = LoadReport()
+    qtbot.addWidget(report)
+    report.resize(800, 240)
+    report.show()
+    return report
+
+
+def visible_texts(report: LoadReport) -> set[str]:
+    return {label.text() for label in report.findChildren(QLabel) if label.isVisible()}
+
+
+def badge_of(report: LoadReport) -> QLabel:
+    return next(label for label in report.findChildren(QLabel) if str(label.property("role")).startswith("badge"))
+
+
+def test_it_begins_with_nothing_to_copy(report: LoadReport) -> None:
+    assert report.sentence == IDLE_SENTENCE
+    assert not report.copy_button.isEnabled()
+
+
+def test_progress_shows_stage_device_and_share(report: LoadReport) -> None:
+    report.show_progress("read", 0.42, "CUDA0")
+    bar = report.findChild(QProgressBar)
+    assert bar is not None
+    assert report.sentence == "Reading the weights on CUDA0 42 %…"
+    assert bar.isVisible()
+    assert bar.value() / bar.maximum() == pytest.approx(0.42)
+
+    report.show_progress("warm_up")
+    assert report.sentence == "Warming up…"
+    assert bar.maximum() == 0
+
+    report.show_loaded(LOADED)
+    assert not bar.isVisible()
+
+
+def test_loaded_shows_a_table(report: LoadReport) -> None:
+    report.show_loaded(LOADED)
+
+    assert report.badge_text == "LOADED"
+    assert badge_of(report).property("role") == "badge-good"
+    assert {"CUDA0", "3.00 GiB", "1.0 MiB", "0 B", "Weights", "Difference"} <= visible_texts(report)
+    assert "CPU" not in visible_texts(report)
+
+
+def test_each_ending_replaces_the_one_before(report: LoadReport) -> None:
+    report.show_loaded(LOADED)
+    report.show_out_of_memory(OUT_OF_MEMORY, {"CUDA0": "RTX 3090"})
+    assert report.badge_text == "OOM"
+    assert badge_of(report).property("role") == "badge-bad"
+    assert report.sentence.startswith("CUDA0 (RTX 3090) was asked for 2.00 GiB while allocating the weights")
+    assert report.detail == "cudaMalloc failed\n\nContext 32768 to 16384"
+    assert "3.00 GiB" not in visible_texts(report)
+
+    report.show_failed(Failed(kind="rig", message="devices[0].total_bytes: negative"))
+    assert (report.badge_text, report.detail) == ("FAILED", "devices[0].total_bytes: negative")
+    report.show_crashed(Crashed(kind="crashed", signal=11, message="Last words."))
+    assert (report.badge_text, report.detail) == ("CRASHED", "Last words.")
+    report.show_cancelled(Cancelled(stage="read"))
+    assert (report.badge_text, report.detail) == ("CANCELLED", "")
+    assert badge_of(report).property("role") == "badge-dim"
+    report.show_idle()
+    assert report.sentence == IDLE_SENTENCE
+    assert not badge_of(report).isVisible()
+
+
+def test_the_report_is_copied(qtbot: QtBot, report: LoadReport) -> None:
+    report.show_out_of_memory(OUT_OF_MEMORY)
+    with qtbot.waitSignal(report.copied):
+        QTest.mouseClick(report.copy_button, Qt.MouseButton.LeftButton)
+
+    copied = QGuiApplication.clipboard().text()
+    assert copied == report.plain_text()
+    assert copied.startswith("OOM: CUDA0 was asked for 2.00 GiB")
+    assert "cudaMalloc failed" in copied
+
+
+def test_messages_are_never_markup(report: LoadReport) -> None:
+    report.show_failed(Failed(kind="internal", message="<b>bold</b>"))
+
+    assert all(label.textFormat() is Qt.TextFormat.PlainText for label in report.findChildren(QLabel) if label.text())
+    assert report.sentence == "<b>bold</b>"
+
+
+@pytest.mark.parametrize("palette", [DARK, LIGHT])
+def test_parts_have_the_colours_of_the_palette(report: LoadReport, palette: Palette) -> None:
+    report.show_loaded(LOADED)
+    report.apply_palette(palette)
+    before = swatch_colors(report)
+    report.show_loaded(LOADED)
+
+    assert {palette.weights, palette.kv, palette.compute} <= before
+    assert swatch_colors(report) == before
+
+
+def swatch_colors(report: LoadReport) -> set[str]:
+    table = next(table for table in report.findChildren(ReportTable) if table.isVisible())
+    pixmaps = [label.pixmap() for label in table.findChildren(QLabel)]
+    return {pixmap.toImage().pixelColor(1, 1).name() for pixmap in pixmaps if not pixmap.isNull()}

@@ -1,0 +1,186 @@
+"""The sentences and numbers of each ending."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.devices.device import Device, make_host
+from engine.fit.report import DeviceRow, make_row
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.units import GIB, KIB, MIB
+from widgets.load_report.columns import table_lines, visible_columns
+from widgets.load_report.outcome import (
+    STAGE_WORDS,
+    cancelled_outcome,
+    crashed_outcome,
+    failed_outcome,
+    format_difference,
+    loaded_outcome,
+    out_of_memory_outcome,
+)
+from widgets.load_report.plain_text import plain_report
+
+WORKER = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, free_bytes=6 * GIB, endpoint="192.0.2.7:50052")
+SPARE = Device("RPC1", "cellar", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.8:50052")
+HOST = make_host("Ryzen", 64 * GIB, 32 * GIB)
+
+
+def row(device: Device, memory: DeviceMemory, grade: Grade = Grade.MEASURED) -> DeviceRow:
+    return make_row(device, memory, grade)
+
+
+def loaded(*, off_bytes: int = 0) -> Loaded:
+    on_worker = DeviceMemory(weights_bytes=3 * GIB, kv_cache_bytes=512 * MIB, compute_bytes=100 * MIB)
+    forecast = DeviceMemory(weights_bytes=3 * GIB, kv_cache_bytes=512 * MIB, compute_bytes=100 * MIB - off_bytes)
+    on_host = DeviceMemory(mapped_bytes=2 * GIB, output_bytes=600 * KIB)
+    return Loaded(
+        devices=(row(WORKER, on_worker), row(SPARE, DeviceMemory()), row(HOST, on_host)),
+        forecast=(
+            row(WORKER, forecast, Grade.PROBED),
+            row(SPARE, DeviceMemory(), Grade.PROBED),
+            row(HOST, on_host, Grade.PROBED),
+        ),
+    )
+
+
+def test_loaded_says_where_and_how_far_off() -> None:
+    outcome = loaded_outcome(loaded(off_bytes=12 * MIB))
+
+    assert (outcome.badge, outcome.tone) == ("LOADED", "good")
+    assert outcome.sentence == "3.60 GiB on RPC0 + CPU. The forecast was off by at most 12.0 MiB (RPC0)."
+    assert "2.00 GiB of weights are mapped" in outcome.detail
+    assert [entry.id for entry in outcome.rows] == ["RPC0", "CPU"]
+
+
+def test_an_exact_forecast_is_worth_saying() -> None:
+    assert loaded_outcome(loaded()).sentence.endswith("The forecast was exact.")
+
+
+def test_a_load_without_forecast_says_so() -> None:
+    event = Loaded(devices=loaded().devices, forecast=())
+
+    assert loaded_outcome(event).sentence.endswith("There was no forecast.")
+    assert all(line.forecast == () and line.difference == "" for line in table_lines(loaded_outcome(event)))
+
+
+def test_the_table_shows_measured_beside_forecast() -> None:
+    outcome = loaded_outcome(loaded(off_bytes=12 * MIB))
+
+    titles = [column.title for column in visible_columns(outcome.rows)]
+    assert titles == ["Weights", "Mapped", "KV cache", "Compute", "Output", "Total"]
+    worker, host = table_lines(outcome)
+    assert worker.measured == ("3.00 GiB", "–", "512.0 MiB", "100.0 MiB", "–", "3.60 GiB")
+    assert worker.forecast == ("3.00 GiB", "–", "512.0 MiB", "88.0 MiB", "–", "3.59 GiB")
+    assert worker.difference == "+12.0 MiB"
+    assert (host.device, host.difference) == ("CPU", "0 B")
+
+
+def test_rare_parts_have_a_column_when_there_are_some() -> None:
+    memory = DeviceMemory(recurrent_bytes=MIB, overhead_bytes=MIB)
+
+    titles = {column.title for column in visible_columns([row(WORKER, memory)])}
+
+    assert {"State", "Overhead"} <= titles
+    assert "Mapped" not in titles
+
+
+def out_of_memory(*, free_bytes: int | None, stage: Stage = "context") -> OutOfMemory:
+    return OutOfMemory(
+        stage=stage,
+        device="RPC0",
+        requested_bytes=2 * GIB,
+        free_bytes=free_bytes,
+        allocated=(row(WORKER, DeviceMemory(weights_bytes=3 * GIB)), row(SPARE, DeviceMemory())),
+        message="failed to allocate RPC0 buffer of size 2147483648",
+    )
+
+
+@pytest.mark.parametrize(
+    ("free_bytes", "sentence"),
+    [
+        (
+            1536 * MIB,
+            "RPC0 (attic) was asked for 2.00 GiB while reserving the context and had 1.50 GiB free: 512.0 MiB missing.",
+        ),
+        (None, "RPC0 (attic) was asked for 2.00 GiB while reserving the context and could not give it."),
+        (
+            3 * GIB,
+            "RPC0 (attic) was asked for 2.00 GiB while reserving the context and had 3.00 GiB free, "
+            "but not in one piece.",
+        ),
+    ],
+)
+def test_out_of_memory_names_the_device_and_the_bytes(free_bytes: int | None, sentence: str) -> None:
+    outcome = out_of_memory_outcome(out_of_memory(free_bytes=free_bytes), {"RPC0": "attic"})
+
+    assert (outcome.badge, outcome.tone, outcome.sentence) == ("OOM", "bad", sentence)
+    assert outcome.detail == "failed to allocate RPC0 buffer of size 2147483648"
+    assert outcome.rows_title == "Already placed when it failed"
+    assert [entry.id for entry in outcome.rows] == ["RPC0"]
+
+
+def test_a_device_without_a_name_is_called_by_its_id() -> None:
+    assert out_of_memory_outcome(out_of_memory(free_bytes=0), {}).sentence.startswith("RPC0 was asked")
+    assert out_of_memory_outcome(out_of_memory(free_bytes=0), {"RPC0": "RPC0"}).sentence.startswith("RPC0 was asked")
+
+
+@pytest.mark.parametrize("stage", list(STAGE_WORDS))
+def test_every_stage_has_words(stage: Stage) -> None:
+    assert STAGE_WORDS[stage] in cancelled_outcome(Cancelled(stage=stage)).sentence
+    assert STAGE_WORDS[stage] in out_of_memory_outcome(out_of_memory(free_bytes=None, stage=stage), {}).sentence
+
+
+def test_failures_keep_their_message() -> None:
+    known = failed_outcome(Failed(kind="busy", message="192.0.2.7:50052 serves somebody else."))
+    unknown = failed_outcome(Failed(kind="internal", message="This is a bug."))
+
+    assert (known.badge, known.sentence, known.detail) == (
+        "FAILED",
+        "A device is in use.",
+        "192.0.2.7:50052 serves somebody else.",
+    )
+    assert (unknown.sentence, unknown.detail) == ("This is a bug.", "")
+
+
+@pytest.mark.parametrize(
+    ("event", "words"),
+    [
+        (Crashed(kind="crashed", signal=9, message="m"), "ended unexpectedly (signal 9)"),
+        (Crashed(kind="crashed", exit_code=3, message="m"), "ended unexpectedly (exit code 3)"),
+        (Crashed(kind="unreachable", signal=6, message="m"), "A device did not answer (signal 6)"),
+        (Crashed(kind="stalled", exit_code=1, message="m"), "stopped making progress"),
+    ],
+)
+def test_crashes_say_how(event: Crashed, words: str) -> None:
+    outcome = crashed_outcome(event)
+
+    assert outcome.badge == "CRASHED"
+    assert words in outcome.sentence
+    assert outcome.detail == "m"
+
+
+@pytest.mark.parametrize(("size_bytes", "text"), [(0, "0 B"), (5 * MIB, "+5.0 MiB"), (-5 * MIB, "-5.0 MiB")])
+def test_differences_have_a_sign(size_bytes: int, text: str) -> None:
+    assert format_difference(size_bytes) == text
+
+
+def test_the_copied_report_is_a_table_of_text() -> None:
+    text = plain_report(loaded_outcome(loaded(off_bytes=12 * MIB)))
+
+    lines = text.splitlines()
+    assert lines[0].startswith("LOADED: 3.60 GiB on RPC0 + CPU.")
+    head = next(line for line in lines if line.startswith("device"))
+    worker = next(line for line in lines if line.startswith("RPC0"))
+    forecast = lines[lines.index(worker) + 1]
+    assert head.split() == ["device", "Weights", "Mapped", "KV", "cache", "Compute", "Output", "Total", "Difference"]
+    assert worker.endswith("+12.0 MiB")
+    assert len(worker) == len(head)
+    assert forecast.split()[:3] == ["forecast", "3.00", "GiB"]
+    assert text.endswith("\n")
+
+
+def test_the_copied_report_of_a_failure_has_no_table() -> None:
+    text = plain_report(failed_outcome(Failed(kind="busy", message="RPC0 serves somebody else.")))
+
+    assert text == "FAILED: A device is in use.\n\nRPC0 serves somebody else.\n"

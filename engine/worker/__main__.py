@@ -87,7 +87,7 @@ class Worker:
 
     def _load(self, request: Load) -> Message:
         self.free()
-        with StageReporter(self._pipe) as reporter:
+        with StageReporter(self._pipe.send) as reporter:
             loader = Loader(self._engine, self._log, self._stop, reporter, request)
             self._session, message = loader.run()
         return message

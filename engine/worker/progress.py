@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from engine.runner.protocol import LoadStage, StageProgress
-from engine.worker.pipe import MessagePipe
+from engine.runner.protocol import LoadStage, Message, StageProgress
 
 TICK_SECONDS = 1.0
 MIN_STEP = 0.01
@@ -64,8 +64,9 @@ class StageReporter:
     stall timeout runs. Use as a context manager: the ticking thread ends with it.
     """
 
-    def __init__(self, pipe: MessagePipe) -> None:
-        self._pipe = pipe
+    def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
+        self._say = send
+        self._tick_seconds = tick_seconds
         self._lock = threading.Lock()
         self._latest = StageProgress(stage="allocate")
         self._sent_at = 0.0
@@ -106,13 +107,13 @@ class StageReporter:
         with self._lock:
             self._latest = progress
             self._sent_at = time.monotonic()
-            self._pipe.send(progress)
+            self._say(progress)
 
     def _tick(self) -> None:
         effort = current_effort()
-        while not self._ended.wait(TICK_SECONDS):
+        while not self._ended.wait(self._tick_seconds):
             now = current_effort()
-            if now.beyond(effort) and time.monotonic() - self._sent_at >= TICK_SECONDS / 2:
+            if now.beyond(effort) and time.monotonic() - self._sent_at >= self._tick_seconds / 2:
                 with self._lock:
-                    self._pipe.send(self._latest)
+                    self._say(self._latest)
             effort = now

@@ -216,6 +216,10 @@ class MainWindow(QMainWindow):
         self._status.setText(notice.text)
         self._status.setToolTip(notice.text)
 
+    @property
+    def status_text(self) -> str:
+        return self._status.text()
+
     def show_status(self, text: str) -> None:
         self.show_notice(Notice(text, bad=False))
 

@@ -22,6 +22,7 @@ from app.logs import start_logging
 from app.main_window import MainWindow
 from app.settings import Settings, log_path
 from app.theme import Theme
+from engine.layout.layout import make_layout
 from widgets.layout_editor.shown import Shown
 
 
@@ -96,6 +97,19 @@ class Answers(QObject):
     def _layout(self, _path: str) -> list[list[object]] | None:
         edit = self._window.session.document.edit
         return None if edit is None else [[run.device, run.first, run.last] for run in edit.layout.runs]
+
+    def _engine_layout(self, _path: str) -> list[list[object]]:
+        """The runs that the engine's own log reports for the layers, without the output layer."""
+        loaded = self._window.session.bridge.runner.loaded
+        assert loaded is not None, "nothing is loaded"
+        layout = make_layout(len(loaded.layer_devices) - 1, loaded.layer_devices[:-1])
+        return [[run.device, run.first, run.last] for run in layout.runs]
+
+    def _drop(self, path: str) -> None:
+        self._window.open_dropped(Path(path))
+
+    def _last_note(self, _path: str) -> str:
+        return self._window.chat.message_list.bubbles()[-1].note
 
     def _bugs(self, _path: str) -> list[str]:
         top = QApplication.topLevelWidgets()

@@ -26,6 +26,9 @@ class TokenSpinBox(QSpinBox):
         self.setAccelerated(True)
         self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + PADDING)
 
+        # With the value entered, Ctrl+Z is for the layout again and no longer for the typed text.
+        self.lineEdit().returnPressed.connect(self.clearFocus)
+
     def textFromValue(self, value: int) -> str:
         return format_count(value)
 

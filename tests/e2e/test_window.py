@@ -1,0 +1,179 @@
+"""The main job in the real window: place by mouse, load, run out of memory, chat, lose a child, quit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.desktop import Desktop, Window, open_desktop, open_window
+
+LOAD_BUTTON = "settings_bar.load_buttons.load_button"
+SPREAD = [["RPC0", 0, 4], ["CPU", 5, 6], ["RPC1", 7, 11], ["RPC0", 12, 13], ["RPC2", 14, 15]]
+
+
+@pytest.fixture(scope="module")
+def desktop() -> Iterator[Desktop]:
+    with open_desktop("1280x800") as opened:
+        yield opened
+
+
+@pytest.fixture
+def window(desktop: Desktop, tmp_path: Path) -> Iterator[Window]:
+    """The window as on a machine without a GPU, after the one click that offers the demo model on a lab rig."""
+    with open_window(desktop, tmp_path) as opened:
+        opened.wait_for("start", lambda: bool(opened.ask("visible", "model_panel.start_panel")))
+        opened.click("model_panel.start_panel.try_demo_button")
+        opened.wait_for("the demo model", lambda: opened.ask("layout") is not None)
+        yield opened
+
+
+def move_range(window: Window, first: int, last: int, source: str, target: str) -> None:
+    """Select layers by click and Shift+click, and drag them to the lane of `target`."""
+    mouse = window.desktop
+    mouse.click(*window.ask("layer", f"{first}@{source}"))
+    mouse.mouse("keydown", "shift")
+    mouse.click(*window.ask("layer", f"{last}@{source}"))
+    mouse.mouse("keyup", "shift")
+    window.drag_layers((first + last) // 2, source, target)
+
+
+def spread_layers(window: Window) -> None:
+    """Make `SPREAD`: CPU runs between two workers, one of them twice."""
+    window.wait_for("the proposal", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    for device, first, last in SPREAD[:-1]:
+        move_range(window, int(first), int(last), "RPC2", str(device))
+    window.wait_for("the layout", lambda: window.ask("layout") == SPREAD)
+
+
+def load(window: Window) -> None:
+    window.click(LOAD_BUTTON)
+    window.wait_for("the load", lambda: window.ask("state") == "READY")
+
+
+def set_context(window: Window, tokens: int) -> None:
+    window.click("settings_bar.context_editor.n_ctx_box")
+    window.desktop.key("ctrl+a")
+    window.desktop.type_text(str(tokens))
+    window.desktop.key("Return")
+    window.wait_for("the context", lambda: window.ask("text", "session.document.edit.context.n_ctx") == str(tokens))
+
+
+def ask_model(window: Window, question: str) -> None:
+    window.click("chat.prompt_edit")
+    window.desktop.type_text(question)
+    window.desktop.key("Return")
+
+
+def children_of(window: Window) -> list[psutil.Process]:
+    return psutil.Process(window.process.pid).children(recursive=True)
+
+
+def lab_workers(window: Window) -> set[psutil.Process]:
+    """The three workers of the lab, once discovery and probes have ended."""
+    window.wait_for("a quiet window", lambda: len(children_of(window)) == 3)
+    return set(children_of(window))
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive
+
+
+def test_a_layout_made_by_mouse_is_loaded_and_answers(window: Window) -> None:
+    spread_layers(window)
+    load(window)
+    assert window.ask("text", "load_report.badge_text") == "LOADED"
+    assert window.ask("text", "session.is_edited") == "False"
+    assert window.ask("engine_layout") == SPREAD
+    ask_model(window, "hello")
+    window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
+    window.click("chat.stop_button")
+    window.wait_for("the stop", lambda: window.ask("state") == "READY")
+    assert "tok/s" in window.ask("last_note")
+    assert window.ask("bugs") == []
+
+
+def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(window: Window) -> None:
+    spread_layers(window)
+    set_context(window, 131072)
+    window.click(LOAD_BUTTON)
+    window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OOM")
+    sentence = window.ask("text", "load_report.sentence")
+    assert "RPC" in sentence
+    assert "MiB" in sentence
+    assert window.ask("state") == "EMPTY"
+    assert window.ask("layout") == SPREAD
+    window.desktop.key("ctrl+z")
+    window.wait_for("undo", lambda: window.ask("text", "session.document.edit.context.n_ctx") == "8192")
+    load(window)
+    assert window.ask("bugs") == []
+
+
+def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> None:
+    lab = lab_workers(window)
+    load(window)
+    ask_model(window, "tell me")
+    window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
+    (worker,) = set(children_of(window)) - lab
+    worker.kill()
+    window.wait_for("the loss", lambda: window.ask("state") == "EMPTY")
+    assert window.ask("text", "load_report.badge_text") == "CRASHED"
+    assert window.ask("text", "chat.prompt_edit.toPlainText") == "tell me"
+    load(window)
+    assert window.ask("bugs") == []
+
+
+def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -> None:
+    load(window)
+    ask_model(window, "go on")
+    window.wait_for("an answer", lambda: window.ask("state") == "GENERATING")
+    children = children_of(window)
+    assert len(children) >= 4
+    window.desktop.key("ctrl+q")
+    assert window.process.wait(30) == 0
+    wait_until_gone(children)
+
+
+def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
+    spread_layers(window)
+    window.click(LOAD_BUTTON)
+    window.wait_for("the child", lambda: len(children_of(window)) >= 4)
+    children = children_of(window)
+    window.process.terminate()
+    assert window.process.wait(30) == 0
+    wait_until_gone(children)
+
+
+def test_the_keyboard_does_what_the_mouse_does(window: Window) -> None:
+    mouse = window.desktop
+    mouse.click(*window.ask("layer", "15@RPC2"))
+    mouse.key("shift+Left", "shift+Left")
+    mouse.key("ctrl+Up")
+    window.wait_for("the move", lambda: window.ask("layout") == [["RPC2", 0, 12], ["RPC1", 13, 15]])
+    mouse.key("ctrl+z")
+    window.wait_for("undo", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    mouse.key("ctrl+shift+z")
+    window.wait_for("redo", lambda: window.ask("layout") == [["RPC2", 0, 12], ["RPC1", 13, 15]])
+
+
+def test_escape_gives_a_drag_up(window: Window) -> None:
+    mouse = window.desktop
+    start, target = window.ask("layer", "3@RPC2"), window.ask("layer", "3@RPC0")
+    mouse.mouse("mousemove", "--sync", *start, "mousedown", 1, "mousemove", "--sync", *target)
+    window.wait_for("the drag", lambda: window.ask("layout") == [["RPC0", 0, 15]])
+    mouse.key("Escape")
+    window.wait_for("the way back", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    mouse.mouse("mouseup", 1)
+    assert window.ask("layout") == [["RPC2", 0, 15]]
+
+
+def test_a_dropped_path_opens_and_a_bad_file_says_why(window: Window, tmp_path: Path) -> None:
+    bad = tmp_path / "broken.gguf"
+    bad.write_bytes(b"GGUF\x03\x00\x00\x00")
+    window.ask("drop", str(bad))
+    window.wait_for("the reason", lambda: "broken.gguf" in window.ask("text", "status_text"))
+    assert window.ask("layout") is not None
+    assert window.ask("bugs") == []

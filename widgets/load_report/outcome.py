@@ -20,15 +20,6 @@ STAGE_WORDS: Mapping[Stage, str] = {
     "context": "reserving the context",
     "warm_up": "warming up",
 }
-KIND_WORDS: Mapping[str, str] = {
-    "unreachable": "A device did not answer",
-    "busy": "A device is in use",
-    "stalled": "The load stopped making progress",
-    "model_file": "The model could not be read",
-    "layout": "The layout cannot be loaded",
-    "rig": "The rig cannot be used",
-    "crashed": "The engine ended unexpectedly",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +53,12 @@ def loaded_outcome(event: Loaded) -> Outcome:
 
 
 def out_of_memory_outcome(event: OutOfMemory, names: Mapping[str, str]) -> Outcome:
-    """Return the words for a load that did not fit; `names` tells what people call a device id."""
+    """Return the words for a load that did not fit; `names` tells what people call a device id.
+
+    When it happened is in the event's message: memory can also run out while generating.
+    """
     device = device_words(event.device, names)
-    sentence = f"{device} was asked for {format_bytes(event.requested_bytes)} while {STAGE_WORDS[event.stage]}"
+    sentence = f"{device} was asked for {format_bytes(event.requested_bytes)}"
     if event.free_bytes is None:
         sentence += " and could not give it."
     else:
@@ -85,24 +79,14 @@ def out_of_memory_outcome(event: OutOfMemory, names: Mapping[str, str]) -> Outco
 
 def failed_outcome(event: Failed) -> Outcome:
     """Return the words for a load that was refused or went wrong."""
-    heading = KIND_WORDS.get(event.kind)
-    return Outcome(
-        badge="FAILED",
-        tone="bad",
-        sentence=f"{heading}." if heading else event.message,
-        detail=event.message if heading else "",
-    )
+    return Outcome(badge="FAILED", tone="bad", sentence=event.message)
 
 
 def crashed_outcome(event: Crashed) -> Outcome:
     """Return the words for an engine that ended without its last word."""
-    how = ""
-    if event.signal is not None:
-        how = f" (signal {event.signal})"
-    elif event.exit_code is not None:
-        how = f" (exit code {event.exit_code})"
-    sentence = KIND_WORDS.get(event.kind, KIND_WORDS["crashed"]) + how
-    return Outcome(badge="CRASHED", tone="bad", sentence=f"{sentence}. You can load again.", detail=event.message)
+    return Outcome(
+        badge="CRASHED", tone="bad", sentence=event.message, detail="Nothing is loaded now; load again to go on."
+    )
 
 
 def cancelled_outcome(event: Cancelled) -> Outcome:

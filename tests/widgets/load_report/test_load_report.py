@@ -87,14 +87,14 @@ def test_each_ending_replaces_the_one_before(report: LoadReport) -> None:
     report.show_out_of_memory(OUT_OF_MEMORY, {"CUDA0": "RTX 3090"})
     assert report.badge_text == "OOM"
     assert badge_of(report).property("role") == "badge-bad"
-    assert report.sentence.startswith("CUDA0 (RTX 3090) was asked for 2.00 GiB while allocating the weights")
+    assert report.sentence.startswith("CUDA0 (RTX 3090) was asked for 2.00 GiB")
     assert report.detail == "cudaMalloc failed\n\nContext 32768 to 16384"
     assert "3.00 GiB" not in visible_texts(report)
 
     report.show_failed(Failed(kind="rig", message="devices[0].total_bytes: negative"))
-    assert (report.badge_text, report.detail) == ("FAILED", "devices[0].total_bytes: negative")
+    assert (report.badge_text, report.sentence) == ("FAILED", "devices[0].total_bytes: negative")
     report.show_crashed(Crashed(kind="crashed", signal=11, message="Last words."))
-    assert (report.badge_text, report.detail) == ("CRASHED", "Last words.")
+    assert (report.badge_text, report.sentence) == ("CRASHED", "Last words.")
     report.show_cancelled(Cancelled(stage="read"))
     assert (report.badge_text, report.detail) == ("CANCELLED", "")
     assert badge_of(report).property("role") == "badge-dim"

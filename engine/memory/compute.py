@@ -86,14 +86,19 @@ class ComputeTables:
         output = placement.output_device
         if output != CPU_ID:
             has_layers = bool(placement.runs) and placement.runs[-1].device == output
-            arriving = (self._hidden if offload_to == output else 0) if has_layers else self._arriving
-            found[output] = max(found.get(output, 0), self._output + held + arriving)
+            if has_layers:
+                arriving = held + (self._hidden if offload_to == output else 0)
+            else:
+                arriving = copies * self._hidden if placement.pipeline else self._arriving
+            found[output] = max(found.get(output, 0), self._output + arriving)
         if offload_to is not None:
             moved = slice(placement.leading) if not placement.overrides else slice(None)
             copied = inputs + max(self._offloaded[moved])
             found[offload_to] = max(found.get(offload_to, 0), copied)
         for target in {override.device for override in placement.overrides} - {CPU_ID}:
             found[target] = max(found.get(target, 0), inputs + self._overridden_bytes)
+        for device_id in found:
+            found[device_id] += self._repeated_bytes(placement, device_id)
         found[CPU_ID] = self._host_bytes(placement, copies, held, offloaded=offload_to is not None)
         return {device: size + _ALLOCATION_SLACK_BYTES for device, size in found.items()}
 
@@ -135,8 +140,25 @@ class ComputeTables:
             # New rows of a cache in host memory pass through here; narrow ones fit where the embedded tokens were.
             peak = max(peak, self._new_rows)
         if placement.output_device == CPU_ID:
-            return max(inputs + peak, self._output + self._hidden + held)
-        return inputs + peak
+            peak = max(inputs + peak, self._output + self._hidden + held)
+        else:
+            peak += inputs
+        return peak + self._repeated_bytes(placement, CPU_ID)
+
+    def _repeated_bytes(self, placement: Placement, device_id: str) -> int:
+        """Return what further entries of one device add under pipeline parallelism.
+
+        Each entry is a backend with copies of the hidden state of its own, in the buffer that they share: one set for
+        what comes in and one for what goes out. The CPU has a backend even without an entry.
+        """
+        count = placement.entries.count(device_id) if placement.pipeline else 0
+        if device_id != CPU_ID:
+            sets = 2 * count - 1 if count > 1 else 0
+        elif placement.output_device == CPU_ID and placement.runs and placement.runs[-1].device != CPU_ID:
+            sets = 2 * count - 1
+        else:
+            sets = 2 * count
+        return PIPELINE_COPIES * self._hidden * sets
 
     def _offload_device(self, placement: Placement) -> str | None:
         """Return the device that computes large batches of leading CPU layers, None if they stay on the CPU.

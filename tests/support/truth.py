@@ -94,7 +94,7 @@ def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     options = {key: raw[key] for key in _CONTEXT_KEYS}
     context = ContextSettings(**options, load_mode="mmap" if maps else "none")
     measured = {CPU_ID: Measured(*raw["host"])}
-    measured |= {_id(int(number)): Measured(*sizes) for number, sizes in raw["devices"].items()}
+    measured |= {_id(number): Measured(*sizes) for number, sizes in raw["devices"].items()}
     if raw["pipeline"] and raw["load"] == "no_alloc":
         _correct_dry_run(measured, model, context, _id(raw["device_order"][0]))
     return TruthCase(
@@ -134,14 +134,12 @@ def _layout(model: ModelFile, raw: dict[str, Any]) -> Layout:
             runs[-1] = Run(device, runs[-1].first, index)
         else:
             runs.append(Run(device, index, index))
-    overrides = tuple(
-        Override(CPU_ID if target == "CPU" else _id(target), pattern=pattern) for pattern, target in raw["overrides"]
-    )
+    overrides = tuple(Override(_id(target), pattern=pattern) for pattern, target in raw["overrides"])
     return Layout(model.n_layers, tuple(runs), output, overrides=overrides)
 
 
-def _id(number: int) -> str:
-    return f"D{number}"
+def _id(number: int | str) -> str:
+    return CPU_ID if number == "CPU" else f"D{number}"
 
 
 def _rig(stand_ins: str) -> Rig:

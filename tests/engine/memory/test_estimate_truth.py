@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from engine.devices.device import CPU_ID
@@ -17,6 +19,7 @@ HIGH_SHARE, HIGH_BYTES = 0.065, 8 * MIB
 """Compute buffers may be this much below or above the engine's, whichever is more."""
 
 
+@cache
 def _estimates(name: str) -> list[tuple[TruthCase, dict[str, DeviceMemory]]]:
     memory = ModelMemory(truth_model(name))
     assert memory.probe_only is None

@@ -7,22 +7,18 @@ block us) and a supervisor that owns every deadline and the end. Nothing here kn
 from __future__ import annotations
 
 import logging
-import os
 import queue
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import IO
 
 import msgspec
 
 from engine.runner.outcome import EndReason, ProcessOutcome
+from engine.runner.process import close_pipe, signal_group, spawn, wait_for_exit, worker_argv
 from engine.runner.protocol import PROTOCOL_VERSION, Aborting, AnyMessage, AnyRequest, Hello, Quit
 
 DEFAULT_STALL_TIMEOUT_S = 60.0
@@ -34,18 +30,14 @@ _ASK_S = 1.0
 _TERMINATE_S = 0.5
 _KILL_WAIT_S = 5.0
 _EXIT_AFTER_EOF_S = 2.0
-_DRAIN_S = 1.0
+_STDERR_DRAIN_S = 1.0
+"""What still holds standard error after the end is no child of ours, and nothing to wait for."""
+_MESSAGES_DRAIN_S = 30.0
+"""Messages that came before the end are delivered before it, as slowly as the receiver takes them."""
 
 _log = logging.getLogger("layerdeck.engine")
 _encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
-
-
-def worker_argv() -> list[str]:
-    """Return the command that runs a worker: the interpreter on our package, or the bundled program itself."""
-    if getattr(sys, "frozen", False):
-        return [sys.executable, "--worker"]
-    return [sys.executable, "-m", "engine.worker"]
 
 
 class ChildProcess:
@@ -104,7 +96,7 @@ class ChildProcess:
         if self._process is not None or self._ended.is_set():
             raise RuntimeError("a child is started once")
         try:
-            self._process = _spawn(self._argv, self._environment)
+            self._process = spawn(self._argv, self._environment)
         except OSError as error:
             self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=f"{self._argv[0]}: {error.strerror or error}"))
             return
@@ -188,6 +180,8 @@ class ChildProcess:
             return self._reject(f'it sent "{shown}", which is not a message')
         if not self._greeted and not self._check_hello(message):
             return False
+        if self._outcome is not None:
+            return False
         with self._condition:
             self._last_sign_s = time.monotonic()
             if isinstance(message, Aborting):
@@ -241,27 +235,28 @@ class ChildProcess:
         except (OSError, ValueError):
             pass  # The child is gone or going; the supervisor says how.
         finally:
-            _close(stream)
+            close_pipe(stream)
 
     def _supervise(self) -> None:
         reason, detail = self._wait_for_end()
         assert self._process is not None
         if reason is not EndReason.ITSELF:
             self._end_group(reason)
-        returncode = _wait(self._process, _EXIT_AFTER_EOF_S if reason is EndReason.ITSELF else _KILL_WAIT_S)
+        returncode = wait_for_exit(self._process, _EXIT_AFTER_EOF_S if reason is EndReason.ITSELF else _KILL_WAIT_S)
         if returncode is None:
             reason = EndReason.BROKEN if reason is EndReason.ITSELF else reason
             detail = detail or "it closed its output and went on running"
-            self._signal_group(kill=True)
-            returncode = _wait(self._process, _KILL_WAIT_S)
+            signal_group(self._process, kill=True)
+            returncode = wait_for_exit(self._process, _KILL_WAIT_S)
         self._requests.put(None)
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(_DRAIN_S)
+        reader, stderr, writer, _ = self._threads
+        reader.join(_MESSAGES_DRAIN_S)
+        stderr.join(_STDERR_DRAIN_S)
+        writer.join(_STDERR_DRAIN_S)
         self._finish(self._make_outcome(reason, detail, returncode))
         for pipe in (self._process.stdout, self._process.stderr):
             if pipe is not None and not any(thread.is_alive() for thread in self._threads[:2]):
-                _close(pipe)
+                close_pipe(pipe)
 
     def _wait_for_end(self) -> tuple[EndReason, str]:
         """Wait until the child ended, must be ended or was asked to; return why."""
@@ -292,11 +287,11 @@ class ChildProcess:
             terminate_s = self._terminate_s if reason is EndReason.STOPPED else _TERMINATE_S
             left = self._stdout_closed
         assert self._process is not None
-        if left and _wait(self._process, terminate_s) is not None:
+        if left and wait_for_exit(self._process, terminate_s) is not None:
             return
-        self._signal_group(kill=False)
-        if _wait(self._process, terminate_s) is None:
-            self._signal_group(kill=True)
+        signal_group(self._process, kill=False)
+        if wait_for_exit(self._process, terminate_s) is None:
+            signal_group(self._process, kill=True)
 
     def _make_outcome(self, reason: EndReason, detail: str, returncode: int | None) -> ProcessOutcome:
         if returncode is None:
@@ -319,49 +314,7 @@ class ChildProcess:
         finally:
             self._ended.set()
 
-    def _signal_group(self, *, kill: bool) -> None:
-        process = self._process
-        if process is None or process.poll() is not None:
-            return  # Reaped: its number may belong to somebody else by now.
-        try:
-            if sys.platform == "win32":
-                process.kill()
-            else:
-                os.killpg(process.pid, signal.SIGKILL if kill else signal.SIGTERM)
-        except (ProcessLookupError, PermissionError):
-            pass  # It ended between the look and the signal.
-
     def _pipe(self, name: str) -> IO[bytes]:
         pipe: IO[bytes] | None = getattr(self._process, name)
         assert pipe is not None
         return pipe
-
-
-def _spawn(argv: Sequence[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[2])
-    path = os.environ.get("PYTHONPATH")
-    environment = {**os.environ, "PYTHONPATH": root if not path else root + os.pathsep + path, **further}
-    flags = 0
-    if sys.platform == "win32":
-        flags = subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW
-    return subprocess.Popen(
-        list(argv),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,
-        creationflags=flags,
-    )
-
-
-def _wait(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:
-    try:
-        return process.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _close(pipe: IO[bytes]) -> None:
-    with suppress(OSError):  # What was still buffered has no reader any more.
-        pipe.close()

@@ -9,7 +9,7 @@ from engine.devices.device import Capabilities, Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all
 from engine.errors import ArgumentError, BusyError, UnreachableError
 from engine.runner.host import host_device
-from engine.runner.one_shot import DEFAULT_TIMEOUT_S, ask_child
+from engine.runner.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
 from engine.runner.protocol import DeviceList, GgmlDevice, ListDevices
 from engine.units import MIB
 
@@ -41,6 +41,7 @@ def discover(
         greetings = greet_all(rpc_endpoints, cancel=cancel)
     except ValueError as error:
         raise ArgumentError(f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
+    raise_if_cancelled(cancel)
     for greeting in greetings.values():
         _check(greeting)
     request = ListDevices(endpoints=tuple(rpc_endpoints))

@@ -72,11 +72,16 @@ def ask_child(
                     raise _error_of(message, request)
                 if isinstance(message, ProcessOutcome):
                     raise message.error()
-                if cancel.cancelled:
-                    raise EngineError("This was cancelled.")
+                raise_if_cancelled(cancel)
     finally:
         child.stop()
         child.wait(_END_TIMEOUT_S)
+
+
+def raise_if_cancelled(cancel: CancelToken | None) -> None:
+    """Raise the EngineError of a cancelled question."""
+    if cancel is not None and cancel.cancelled:
+        raise EngineError("The question to the engine was cancelled.")
 
 
 def _error_of(failure: Failure, request: AnyRequest) -> EngineError:

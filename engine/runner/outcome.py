@@ -12,8 +12,7 @@ from engine.errors import EngineError, UnreachableError, WorkerCrashedError, Wor
 # Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
 _RPC_LOSS = re.compile(
     r"Remote RPC server crashed|Failed to connect to|RPC handshake failed|RPC server version mismatch"
-    r"|^(?:.*: )?(?:recv|send) failed \(bytes_",
-    re.MULTILINE,
+    r"|\b(?:recv|send) failed \(bytes_"
 )
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
 _SHOWN_STDERR_LINES = 4

@@ -15,7 +15,7 @@ from engine.layout.layout import Layout
 from engine.memory.estimate import Grade
 from engine.runner.job import LoadJob
 from engine.runner.measured import rows_from_parts
-from engine.runner.one_shot import ask_child
+from engine.runner.one_shot import ask_child, raise_if_cancelled
 from engine.runner.protocol import Probed
 from engine.runner.reports import names_of
 
@@ -38,7 +38,9 @@ def probe(
     """
     request = job.probe_request()
     endpoints = job.used_endpoints()
-    for endpoint, greeting in greet_all(endpoints, cancel=cancel).items():
+    greetings = greet_all(endpoints, cancel=cancel)
+    raise_if_cancelled(cancel)
+    for endpoint, greeting in greetings.items():
         if not greeting.ok:
             error = BusyError if greeting.status is GreetingStatus.BUSY else UnreachableError
             device = names_of(endpoints[endpoint])

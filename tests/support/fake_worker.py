@@ -10,7 +10,7 @@ import queue
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -22,13 +22,16 @@ from engine.runner.protocol import (
     Aborting,
     AllocationFailure,
     AnyRequest,
+    DeviceList,
     DeviceMemoryQuery,
     DeviceMemoryReading,
     DeviceMemoryReadings,
     Failure,
     Generate,
     Generated,
+    GgmlDevice,
     Hello,
+    ListDevices,
     Load,
     LoadedModel,
     Message,
@@ -75,6 +78,8 @@ class FakeWorker:
                     self._load()
                 case Generate():
                     self._generate(request)
+                case ListDevices():
+                    say(DeviceList(devices=tuple(_devices(request.endpoints))))
                 case DeviceMemoryQuery():
                     say(DeviceMemoryReadings(readings=(DeviceMemoryReading("CPU", 1, 2),)))
 
@@ -239,6 +244,34 @@ def say(message: Message) -> None:
     data = msgspec.json.encode(message) + b"\n"
     while data:
         data = data[os.write(1, data) :]
+
+
+def _devices(endpoints: Iterable[str]) -> Iterator[GgmlDevice]:
+    """A card, an accelerator and the processor, then two devices at each endpoint."""
+    yield GgmlDevice(
+        name="CUDA0",
+        description="Fast card",
+        backend="CUDA",
+        kind="gpu",
+        free_bytes=23 << 30,
+        total_bytes=24 << 30,
+        pci_bus_id="0000:01:00.0",
+        tensor_split=True,
+    )
+    yield GgmlDevice(name="BLAS", description="BLAS", backend="BLAS", kind="accel", free_bytes=0, total_bytes=0)
+    yield GgmlDevice(name="CPU", description="CPU", backend="CPU", kind="cpu", free_bytes=1, total_bytes=1)
+    for endpoint in endpoints:
+        for index in range(2):
+            yield GgmlDevice(
+                name=f"RPC{index + 5}",
+                description=endpoint,
+                backend="RPC",
+                kind="gpu",
+                free_bytes=1 << 30,
+                total_bytes=1 << 30,
+                endpoint=endpoint,
+                endpoint_device=index,
+            )
 
 
 def _loaded() -> LoadedModel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -11,15 +12,17 @@ from engine.runner.events import AnyEvent, Progress, Token
 
 DEADLINE_S = 30.0
 """Far beyond what any of this takes; only a hang meets it."""
+LOOK_S = 0.05
 
 
 class RunnerLog:
-    """A runner with everything it told. `endings` leaves progress and tokens out."""
+    """A runner with everything it told. `endings` leaves progress and tokens out; `on_event` is called as well."""
 
     def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
         self._condition = threading.Condition()
         self.events: list[AnyEvent] = []
         self.states: list[RunnerState] = []
+        self.on_event: Callable[[AnyEvent], None] | None = None
         self.runner = Runner(self._take_event, on_state=self._take_state, argv=argv, **options)
 
     def __enter__(self) -> RunnerLog:
@@ -51,17 +54,19 @@ class RunnerLog:
         """Wait until the runner is in `state` now."""
         self.wait_until(lambda: self.runner.state is state)
 
-    def wait_until(self, condition: Callable[[], bool]) -> None:
-        """Wait until `condition`, looked at after each event and state, holds."""
+    def wait_until(self, condition: Callable[[], bool], *, quietly: bool = False) -> None:
+        """Wait until `condition`, looked at after each event and state, holds; `quietly` also looks without any."""
+        deadline_s = time.monotonic() + DEADLINE_S
         with self._condition:
-            assert self._condition.wait_for(condition, DEADLINE_S), (
-                f"still waiting; so far {self.events}, {self.states}"
-            )
+            while not self._condition.wait_for(condition, LOOK_S if quietly else DEADLINE_S):
+                assert time.monotonic() < deadline_s, f"still waiting; so far {self.events}, {self.states}"
 
     def _take_event(self, event: AnyEvent) -> None:
         with self._condition:
             self.events.append(event)
             self._condition.notify_all()
+        if self.on_event is not None:
+            self.on_event(event)
 
     def _take_state(self, state: RunnerState) -> None:
         with self._condition:

@@ -27,7 +27,7 @@ _FAILED_OUTPUT = re.compile(r"failed to allocate output buffer of size ([\d.]+) 
 _FLASH_RESOLVED = re.compile(r"Flash Attention (enabled|not supported, set to disabled)")
 _FLASH_GIVEN = re.compile(r"llama_context: flash_attn\s+= (enabled|disabled)")
 _SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
-_REASON = re.compile(r"^[\w~:<> ]+: ")
+_FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +148,6 @@ def _from_mib(text: str) -> int:
 
 def _plain(line: str) -> str:
     """Drop the names of C functions that a line begins with."""
-    previous = ""
-    while line != previous:
-        previous, line = line, _REASON.sub("", line, count=1) if _is_function(line) else line
+    while match := _FUNCTION.match(line):
+        line = line[match.end() :]
     return line
-
-
-def _is_function(line: str) -> bool:
-    head = line.split(":", 1)[0]
-    return "_" in head and " " not in head

@@ -29,7 +29,7 @@ DEADLINE_S = 60.0
 
 
 class RawChild:
-    """A worker process as a context manager; one that says nothing for `DEADLINE_S` is killed, which ends the reading."""
+    """A worker process as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -49,7 +49,8 @@ class RawChild:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self.process.stdin is not None and self.process.stdout is not None
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.process.stdin.close()
         self.process.stdout.close()
         self.ended()
@@ -106,7 +107,7 @@ def rpc_workers(*caps_bytes: int | None) -> Iterator[tuple[list[RawChild], tuple
 
 
 def entries(*runs: tuple[str, int]) -> EngineParameters:
-    """Parameters for runs (device, positions), the output being the last position; what is missing in front is the CPU's."""
+    """Parameters for runs (device, positions); the output is the last position, and the CPU has what is missing in front."""
     counts: Sequence[float] = [float(count) for _, count in runs]
     return EngineParameters(
         n_gpu_layers=sum(count for _, count in runs),

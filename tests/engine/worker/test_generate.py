@@ -48,9 +48,11 @@ def test_seed_and_temperature_decide_the_text(child: RawChild) -> None:
 def test_figures_count_tokens_and_time(child: RawChild) -> None:
     done, text = generate(child, Generate(prompt="Hello", max_tokens=10, seed=3))
     assert (done.prompt_tokens, done.evaluated_tokens, done.generated_tokens) == (6, 6, 10)
-    assert done.stop_reason == "length" and text
+    assert done.stop_reason == "length"
+    assert text
     assert done.context_used == 6 + 10 - 1  # the last token is not decoded
-    assert done.prompt_seconds > 0 and done.generation_seconds > 0
+    assert done.prompt_seconds > 0
+    assert done.generation_seconds > 0
 
 
 def test_a_later_turn_decodes_only_what_is_new(child: RawChild) -> None:
@@ -69,7 +71,8 @@ def test_stop_ends_generation_within_a_token(child: RawChild) -> None:
     assert isinstance(child.message(), Piece)
     child.send(Stop())
     done = child.answer()
-    assert isinstance(done, Generated) and done.stop_reason == "stopped"
+    assert isinstance(done, Generated)
+    assert done.stop_reason == "stopped"
     again, _ = generate(child, Generate(prompt="Hello", max_tokens=2))
     assert again.stop_reason == "length"
 
@@ -81,8 +84,10 @@ def test_stop_ends_a_long_prompt_and_keeps_what_was_read(tmp_path: Path) -> None
         child.send(Generate(prompt="word " * 1500))
         child.send(Stop())
         done = child.answer()
-        assert isinstance(done, Generated) and done.stop_reason == "stopped"
-        assert done.generated_tokens == 0 and done.context_used < done.prompt_tokens
+        assert isinstance(done, Generated)
+        assert done.stop_reason == "stopped"
+        assert done.generated_tokens == 0
+        assert done.context_used < done.prompt_tokens
         short, _ = generate(child, Generate(prompt="word " * 20, max_tokens=1))
         assert short.prompt_tokens == 101
 
@@ -95,8 +100,10 @@ def test_a_full_context_ends_generation_and_nothing_is_lost(model: Path) -> None
         if done.stop_reason == "context_full":
             assert done.context_used == 256
         refused = child.ask(Generate(prompt="x" * 300))
-        assert isinstance(refused, Failure) and refused.kind == "argument"
-        assert "301 tokens" in refused.message and "256" in refused.message
+        assert isinstance(refused, Failure)
+        assert refused.kind == "argument"
+        assert "301 tokens" in refused.message
+        assert "256" in refused.message
         after, _ = generate(child, Generate(prompt="x" * 200, max_tokens=1))
         assert after.evaluated_tokens == 1
 
@@ -104,7 +111,11 @@ def test_a_full_context_ends_generation_and_nothing_is_lost(model: Path) -> None
 def test_the_model_s_template_makes_the_prompt(tmp_path: Path, model: Path) -> None:
     messages = (ChatMessage("user", "hi"),)
     counts = {}
-    for name, template in (("short", "{{ messages[0].content }}"), ("broken", "{% if %}"), ("greedy", "{{ 'x' * 99999 }}")):
+    for name, template in (
+        ("short", "{{ messages[0].content }}"),
+        ("broken", "{% if %}"),
+        ("greedy", "{{ 'x' * 99999 }}"),
+    ):
         path = write_tiny_llama(
             tmp_path / f"{name}.gguf", n_layers=1, extra_metadata={"tokenizer.chat_template": template}
         )
@@ -116,13 +127,17 @@ def test_the_model_s_template_makes_the_prompt(tmp_path: Path, model: Path) -> N
 
 
 def test_text_comes_in_whole_characters(child: RawChild) -> None:
-    _, text = generate(child, Generate(prompt="é", max_tokens=200, seed=11, temperature=3.0, top_k=0, top_p=1.0, min_p=0.0))
+    _, text = generate(
+        child, Generate(prompt="é", max_tokens=200, seed=11, temperature=3.0, top_k=0, top_p=1.0, min_p=0.0)
+    )
     pieces = [message.text for message in child.heard if isinstance(message, Piece)]
-    assert "".join(pieces) == text and all(pieces)
+    assert "".join(pieces) == text
+    assert all(pieces)
     assert any(ord(character) > 127 and character != "�" for character in text)
 
 
 def test_generating_needs_a_model() -> None:
     with RawChild() as child:
         answer = child.ask(Generate(prompt="x"))
-    assert isinstance(answer, Failure) and "No model" in answer.message
+    assert isinstance(answer, Failure)
+    assert "No model" in answer.message

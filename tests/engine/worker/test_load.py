@@ -17,9 +17,9 @@ from engine.runner.protocol import (
     Failure,
     Load,
     LoadedModel,
+    LoadStage,
     LogitDigest,
     Logits,
-    LoadStage,
     Part,
     Probe,
     Probed,
@@ -78,8 +78,11 @@ def test_parts_are_exact_and_booked_on_our_devices(model: Path) -> None:
     assert weights["W1"] == sum(blocks[layer].total_bytes for layer in (1, 2, 7))
     assert by_device(loaded.parts, "output_bytes") == {"CPU": 4 * loaded.n_vocab}
     assert {part.device for part in loaded.parts if part.mapped} == {"CPU"}
-    assert loaded.flash_attention and loaded.chat_template and loaded.n_ctx == 512
-    assert isinstance(probed, Probed) and probed.exact
+    assert loaded.flash_attention
+    assert loaded.chat_template
+    assert loaded.n_ctx == 512
+    assert isinstance(probed, Probed)
+    assert probed.exact
     for field in ("kv_cache_bytes", "compute_bytes", "output_bytes"):
         assert by_device(probed.parts, field) == by_device(loaded.parts, field)
     assert {**by_device(probed.parts, "weights_bytes"), "CPU": 0} == {**weights, "CPU": 0}
@@ -92,7 +95,8 @@ def test_a_load_reports_its_stages_in_order(model: Path) -> None:
     assert list(dict.fromkeys(message.stage for message in progress)) == ["allocate", "read", "context", "warm_up"]
     for stage in ("read", "warm_up"):
         fractions = [message.fraction for message in progress if message.stage == stage]
-        assert fractions[-1] == 1.0 and fractions == sorted(fractions, key=lambda fraction: fraction or 0.0)
+        assert fractions[-1] == 1.0
+        assert fractions == sorted(fractions, key=lambda fraction: fraction or 0.0)
 
 
 def test_without_mapping_the_cpu_weights_are_committed(model: Path) -> None:
@@ -111,7 +115,8 @@ def test_flash_attention_is_what_the_engine_says(wide_model: Path, flash: str, t
     context = ContextSettings(n_ctx=256, flash_attn=flash, type_v=type_v)  # type: ignore[arg-type]
     with RawChild() as child:
         probed = child.ask(Probe(path=str(wide_model), devices=(), parameters=ON_CPU, context=context))
-    assert isinstance(probed, Probed) and probed.flash_attention is expected
+    assert isinstance(probed, Probed)
+    assert probed.flash_attention is expected
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,8 @@ def test_a_refused_allocation_names_device_bytes_and_what_was_placed(
         again = child.ask(request(wide_model, ON_CPU, refs, ContextSettings(n_ctx=256, threads=1)))
         assert isinstance(again, LoadedModel)
     assert (failed.stage, failed.device, failed.free_bytes) == (stage, "W1", None)
-    assert failed.requested_bytes > MIB and str(failed.requested_bytes) in failed.text
+    assert failed.requested_bytes > MIB
+    assert str(failed.requested_bytes) in failed.text
     fields = ("weights_bytes", "kv_cache_bytes", "compute_bytes")
     assert {field for field in fields if "W1" in by_device(failed.parts, field)} == placed
 
@@ -146,9 +152,9 @@ def test_a_refused_allocation_names_device_bytes_and_what_was_placed(
 def test_a_second_load_frees_the_first(wide_model: Path) -> None:
     context = ContextSettings(n_ctx=4096, n_ubatch=64, threads=1)
     with rpc_workers(96 * MIB) as (_, refs), RawChild() as child:
-        for _ in range(2):
-            loaded = child.ask(request(wide_model, entries(("W0", 5)), refs, context))
-            assert isinstance(loaded, LoadedModel), loaded
+        answers = [child.ask(request(wide_model, entries(("W0", 5)), refs, context)) for _ in range(2)]
+    loaded = answers[1]
+    assert isinstance(loaded, LoadedModel), answers
     assert sum(part.weights_bytes + part.kv_cache_bytes for part in loaded.parts if part.device == "W0") > 48 * MIB
 
 
@@ -175,8 +181,10 @@ def test_logits_do_not_depend_on_what_was_decoded_before(model: Path) -> None:
         other = child.ask(Logits(tokens=(1, 5, 8)))
         again = child.ask(Logits(tokens=(1, 5, 9)))
         refused = child.ask(Logits(tokens=(1, 1 << 20)))
-    assert isinstance(first, LogitDigest) and first == again != other
-    assert isinstance(refused, Failure) and refused.kind == "argument"
+    assert isinstance(first, LogitDigest)
+    assert first == again != other
+    assert isinstance(refused, Failure)
+    assert refused.kind == "argument"
 
 
 def test_device_memory_is_read_through_the_open_connection(model: Path) -> None:
@@ -196,7 +204,9 @@ def test_bad_files_are_named_with_the_reason(tmp_path: Path, model: Path) -> Non
         answers = [child.ask(request(path, ON_CPU)) for path in (tmp_path / "none.gguf", broken, other)]
         assert isinstance(child.ask(request(model, ON_CPU)), LoadedModel)
     for answer, words in zip(answers, ("none.gguf: No such file", "broken.gguf:", "nosuch"), strict=True):
-        assert isinstance(answer, Failure) and answer.kind == "model_file" and words in answer.message
+        assert isinstance(answer, Failure)
+        assert answer.kind == "model_file"
+        assert words in answer.message
 
 
 def test_what_cannot_be_is_said_before_anything_is_allocated(model: Path) -> None:
@@ -218,4 +228,6 @@ def test_a_server_without_that_device_is_unreachable(model: Path) -> None:
     with rpc_workers(None) as (_, refs), RawChild() as child:
         second = DeviceRef(id="W9", backend="RPC", endpoint=refs[0].endpoint, endpoint_device=1)
         answer = child.ask(request(model, entries(("W9", 9)), (second,)))
-    assert isinstance(answer, Failure) and answer.kind == "unreachable" and "W9" in answer.message
+    assert isinstance(answer, Failure)
+    assert answer.kind == "unreachable"
+    assert "W9" in answer.message

@@ -1,0 +1,67 @@
+"""Chat templates of strangers: what they may do, and that what they may not ends in an error within bounds."""
+
+from __future__ import annotations
+
+import pytest
+
+from engine.runner.protocol import ChatMessage
+from engine.worker.chat_template import TemplateError, render_chat, render_plain_chat
+
+CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"))
+
+
+def render(template: str) -> str:
+    return render_chat(template, CHAT, beginning_of_text="<s>", end_of_text="</s>")
+
+
+@pytest.mark.parametrize(
+    ("template", "prompt"),
+    [
+        ("{{ bos_token }}{% for m in messages %}[{{ m['role'] }}]{{ m.content | trim }}{% endfor %}{{ eos_token }}",
+         "<s>[system]Be brief.[user]Hi</s>"),
+        ("{% for m in messages %}\n  {% if m.role == 'user' %}\n{{ m.content }}{% break %}{% endif %}\n{% endfor %}",
+         "Hi"),
+        ("{% generation %}{{ messages | length * 2 }}{% endgeneration %}{{ '!' * 3 }}", "4!!!"),
+        ("{% if add_generation_prompt %}go{% endif %}{{ 7 % 2 }}{{ tools }}", "go1None"),
+        ("{{ {'a': 'é'} | tojson }}", '{"a": "é"}'),
+        ("{% set ns = namespace(n=0) %}{% for m in messages %}{% set ns.n = ns.n + 1 %}{% endfor %}{{ ns.n }}", "2"),
+    ],
+)  # fmt: skip
+def test_what_templates_of_models_use(template: str, prompt: str) -> None:
+    assert render(template) == prompt
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{% if %}", "Syntax"),
+        ("{{ raise_exception('no system here') }}", "no system here"),
+        ("{{ messages[9].content.x }}", "Undefined"),
+        ("{{ ''.__class__.__mro__ }}", "unsafe"),
+        ("{{ cycler.__init__.__globals__ }}", "unsafe"),
+        ("{{ 'x' * 1000000000 }}", "repeats"),
+        ("{{ [0] * 1000000000 }}", "repeats"),
+        ("{{ 9 ** 999999999 }}", "power"),
+        ("{{ '%999999999d' % 1 }}", "%"),
+        ("{{ 'x'.ljust(999999999) }}", "unsafe"),
+        ("{{ 'x' | center(999999999) }}", "filter"),
+        ("{{ '{:>999999999}'.format(1) }}", "memory"),
+        ("{% set n = namespace(v=3) %}{% for i in range(99) %}{% set n.v = n.v * n.v %}{% endfor %}", "huge"),
+        ("{% set n = namespace(v='xx') %}{% for i in range(99) %}{% set n.v = n.v ~ n.v %}{% endfor %}", "memory"),
+        ("{% for i in range(99999) %}xxxxxxxxxxxxxxxxxxxxxx{% endfor %}", "without end"),
+        ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "memory"),
+        ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than"),
+        ("x" * (1 << 19), "too long"),
+    ],
+)
+def test_what_templates_may_not_do_is_an_error_with_a_reason(template: str, reason: str) -> None:
+    with pytest.raises(TemplateError, match=reason):
+        render(template)
+
+
+def test_the_plain_form_names_every_role_and_ends_with_the_assistant() -> None:
+    prompt = render_plain_chat(CHAT)
+    assert "system\nBe brief." in prompt
+    assert "user\nHi" in prompt
+    assert prompt.endswith("assistant\n")
+    assert prompt.count("<|im_end|>") == 2

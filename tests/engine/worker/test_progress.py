@@ -1,0 +1,65 @@
+"""Progress while the engine is silent: ticks come with work and not without it."""
+
+from __future__ import annotations
+
+import math
+import os
+import queue
+import sys
+import time
+
+import pytest
+
+from engine.runner.protocol import Message, StageProgress
+from engine.worker.processor import default_threads
+from engine.worker.progress import CPU_SECONDS, MEMORY_BYTES, READ_BYTES, Effort, StageReporter
+
+DEADLINE_S = 30.0
+
+
+def test_effort_grows_with_work_only() -> None:
+    before = Effort(10.0, 1 << 30, 5000)
+    assert not Effort(10.0 + CPU_SECONDS / 2, (1 << 30) + MEMORY_BYTES // 2, 5000 + READ_BYTES // 2).beyond(before)
+    assert Effort(10.0 + 2 * CPU_SECONDS, 1 << 30, 5000).beyond(before)
+    assert Effort(10.0, (1 << 30) + MEMORY_BYTES, 5000).beyond(before)
+    assert Effort(10.0, 1 << 30, 5000 + READ_BYTES).beyond(before)
+
+
+def test_a_busy_stage_ticks_with_what_is_known() -> None:
+    heard: queue.SimpleQueue[Message] = queue.SimpleQueue()
+    with StageReporter(heard.put, tick_seconds=0.05) as reporter:
+        reporter.enter("context")
+        reporter.name_device("W0")
+        assert [heard.get(), heard.get()] == [
+            StageProgress(stage="context"),
+            StageProgress(stage="context", device="W0"),
+        ]
+        deadline = time.monotonic() + DEADLINE_S
+        while heard.empty() and time.monotonic() < deadline:
+            math.factorial(2000)
+        assert heard.get(timeout=1) == StageProgress(stage="context", device="W0")
+
+
+def test_small_steps_are_not_told_and_the_end_is() -> None:
+    heard: list[Message] = []
+    with StageReporter(heard.append, tick_seconds=DEADLINE_S) as reporter:
+        reporter.enter("read", 0.0)
+        for step in range(1000):
+            reporter.advance(step / 100_000)
+        reporter.advance(1.0)
+    fractions = [message.fraction for message in heard if isinstance(message, StageProgress)]
+    assert fractions == [0.0, 1.0]
+
+
+def test_threads_are_at_least_one_and_at_most_the_processors() -> None:
+    assert 1 <= default_threads() <= (os.cpu_count() or 1)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity can be set on Linux only")
+def test_threads_follow_the_affinity() -> None:
+    allowed = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(allowed)})
+    try:
+        assert default_threads() == 1
+    finally:
+        os.sched_setaffinity(0, allowed)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QToolButton, QVBoxLayout, QWidget
 
 from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
@@ -46,7 +46,7 @@ class LoadReport(QWidget):
         self._progress = QProgressBar()
         self._progress.setTextVisible(False)
         self._progress.setAccessibleName("Load progress")
-        self.copy_button = QPushButton("Copy")
+        self.copy_button = QToolButton()
         self._column = QVBoxLayout()
         self._build()
         self.show_idle()
@@ -146,7 +146,8 @@ class LoadReport(QWidget):
     def _build(self) -> None:
         for label in (self._sentence, self._detail):
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.copy_button.setProperty("role", "flat")
+        self.copy_button.setText("Copy")
+        self.copy_button.setProperty("role", "quiet")
         self.copy_button.setToolTip("Copy the report as text")
         self.copy_button.clicked.connect(self.copy)
         heading = QHBoxLayout()

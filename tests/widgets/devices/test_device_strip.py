@@ -110,7 +110,9 @@ def test_many_cards_scroll_instead_of_shrinking(qtbot: QtBot) -> None:
 
     assert all(card.width() >= card.minimumWidth() for card in strip.cards())
     assert strip.scroll_bar().isVisible()
-    qtbot.waitUntil(lambda: strip.height() >= strip.cards()[0].height() + strip.scroll_bar().height())
+    card = strip.cards()[0]
+    qtbot.waitUntil(lambda: strip.height() == card.sizeHint().height() + strip.scroll_bar().height())
+    qtbot.waitUntil(lambda: card.height() == card.sizeHint().height())
 
 
 def test_every_card_is_seen_whole(qtbot: QtBot) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
 from widgets.common.tool_tips import plain_tool_tip
@@ -54,6 +54,9 @@ class LoadButtons(QWidget):
         self.progress.setSizePolicy(keep)
         for button in (self.load_button, self.cancel_button):
             button.setMinimumWidth(100)
+        for button in (self.load_button, self.cancel_button, self.unload_button):
+            # A click leaves the focus where it was: these buttons hide and go grey, and focus would jump on.
+            button.setFocusPolicy(Qt.FocusPolicy.TabFocus)
         row = QHBoxLayout()
         row.setSpacing(8)
         for button in (self.unload_button, self.cancel_button, self.load_button):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from engine.errors import ArgumentError
 from engine.layout.context_settings import KV_TYPES
@@ -15,10 +15,13 @@ STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "cont
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that raises `ArgumentError` instead of leaving the program."""
+    """An argument parser that raises `ArgumentError` instead of leaving the program, and takes options as written."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**{"allow_abbrev": False, **options})
 
     def error(self, message: str) -> NoReturn:
-        raise ArgumentError(f"{self.prog}: {message}. Run `{self.prog} --help` for what it takes.")
+        raise ArgumentError(f"{message[:1].upper()}{message[1:]}. Run `{self.prog} --help` for what it takes.")
 
 
 def _positive(text: str) -> int:
@@ -104,8 +107,7 @@ def make_parser() -> Parser:
     demo.add_argument("path", type=Path, metavar="PATH")
 
     for name in LATER_COMMANDS:
-        later = add(name, "not available yet")
-        later.add_argument("rest", nargs=argparse.REMAINDER)
+        add(name, "not available yet")
     return parser
 
 

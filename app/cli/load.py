@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import queue
-import signal
-import sys
 from argparse import Namespace
-from types import FrameType
 
 from app.cli import exit_codes
 from app.cli.inputs import read_inputs
-from app.cli.output import print_document, print_event, print_line
-from engine.errors import RuleViolationError
+from app.cli.interrupts import on_interrupt
+from app.cli.printers import JsonPrinter, Printer, TextPrinter
+from engine.errors import ArgumentError, RuleViolationError
 from engine.fit.preview import make_report
-from engine.runner.client import LoadJob, Runner
+from engine.runner.client import LoadJob, Runner, RunnerState
 from engine.runner.events import (
     AnyEvent,
     Cancelled,
@@ -23,84 +21,111 @@ from engine.runner.events import (
     Loaded,
     OutOfMemory,
     Progress,
+    Stage,
     Token,
 )
 from engine.runner.protocol import ChatMessage, Generate
-from engine.units import format_bytes
 
-_BEFORE_CHILD = ("header", "fit")
 INTERRUPT_POLL_S = 0.2
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
+
+_Ending = Loaded | Done | OutOfMemory | Failed | Crashed | Cancelled
 
 
 def run_load(options: Namespace) -> int:
     """Load a layout and report events; with --prompt also generate."""
+    printer: Printer = JsonPrinter() if options.json else TextPrinter()
+    generate = _generate_request(options)
+    try:
+        job = _make_job(options)
+    except KeyboardInterrupt:
+        printer.show(Cancelled(stage="header"))
+        return exit_codes.INTERRUPTED
+    return LoadRun(job, generate, printer).run()
+
+
+def _generate_request(options: Namespace) -> Generate | None:
+    if options.prompt is None:
+        return None
+    try:
+        options.prompt.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError("The prompt is not UTF-8 text; give it in UTF-8.") from None
+    return Generate(
+        messages=(ChatMessage(role="user", content=options.prompt),),
+        max_tokens=options.max_tokens,
+        seed=options.seed,
+        temperature=options.temp,
+    )
+
+
+def _make_job(options: Namespace) -> LoadJob:
     inputs = read_inputs(options)
     report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
     if report.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))
-    job = LoadJob(
+    return LoadJob(
         model=inputs.model, rig=inputs.rig, layout=inputs.layout, context=inputs.context, forecast=report.rows
     )
-    generate = None
-    if options.prompt is not None:
-        generate = Generate(
-            messages=(ChatMessage(role="user", content=options.prompt),),
-            max_tokens=options.max_tokens,
-            seed=options.seed,
-            temperature=options.temp,
-        )
-    printer = JsonPrinter() if options.json else TextPrinter()
-    return LoadRun(job, generate, printer).run()
 
 
 class LoadRun:
     """One load (and generation) from start to the last event. Interrupts cancel it."""
 
-    def __init__(self, job: LoadJob, generate: Generate | None, printer: JsonPrinter | TextPrinter) -> None:
+    def __init__(self, job: LoadJob, generate: Generate | None, printer: Printer) -> None:
         self._job = job
         self._generate = generate
         self._printer = printer
-        self._events: queue.SimpleQueue[AnyEvent] = queue.SimpleQueue()
-        self._runner = Runner(self._events.put)
+        self._happenings: queue.SimpleQueue[AnyEvent | RunnerState] = queue.SimpleQueue()
+        self._runner = Runner(self._happenings.put, on_state=self._happenings.put)
+        self._stage: Stage = "header"
         self._interrupted = False
 
     def run(self) -> int:
         """Return the exit code; no process of ours is left when it does."""
-        handled = [signal.SIGINT, signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-        before = {number: signal.signal(number, self._on_signal) for number in handled}
-        try:
-            self._runner.load(self._job)
-            return self._follow()
-        finally:
-            self._runner.close()
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with on_interrupt(self._interrupt):
+            try:
+                self._runner.load(self._job)
+                ending = self._follow()
+                if self._interrupted:
+                    # What was asked for last was to stop, whatever came of the load meanwhile.
+                    ending = Cancelled(stage=self._stage)
+                self._printer.show(ending)
+                return _exit_code(ending)
+            finally:
+                self._runner.close()
 
-    def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
+    def _interrupt(self) -> None:
         self._interrupted = True
 
-    def _follow(self) -> int:
+    def _follow(self) -> _Ending:
+        """Show everything up to the ending, which is returned."""
         stopping = False
         while True:
             if self._interrupted and not stopping:
                 stopping = True
                 self._runner.stop()
             try:
-                event = self._events.get(timeout=INTERRUPT_POLL_S)
+                happening = self._happenings.get(timeout=INTERRUPT_POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(event, Loaded) and self._generate is not None and not stopping:
-                self._printer.show(event)
+            if isinstance(happening, RunnerState):
+                if happening is RunnerState.LOADING:
+                    self._printer.child_started()
+            elif isinstance(happening, Progress):
+                self._stage = happening.stage
+                self._printer.show(happening)
+            elif isinstance(happening, Token):
+                self._printer.show(happening)
+            elif isinstance(happening, Loaded) and self._generate is not None and not self._interrupted:
+                self._printer.show(happening)
                 self._runner.generate(self._generate)
-                continue
-            self._printer.show(event)
-            if not isinstance(event, Progress | Token):
-                return exit_codes.INTERRUPTED if self._interrupted else _exit_code(event)
+            else:
+                return happening
 
 
-def _exit_code(event: Loaded | Done | OutOfMemory | Failed | Crashed | Cancelled) -> int:
-    match event:
+def _exit_code(ending: _Ending) -> int:
+    match ending:
         case Loaded() | Done():
             return exit_codes.OK
         case OutOfMemory():
@@ -108,53 +133,4 @@ def _exit_code(event: Loaded | Done | OutOfMemory | Failed | Crashed | Cancelled
         case Cancelled():
             return exit_codes.INTERRUPTED
         case Failed() | Crashed():
-            return exit_codes.exit_code(event.kind)
-
-
-class JsonPrinter:
-    """One event a line; a failure before the child started is the one error document."""
-
-    def __init__(self) -> None:
-        self._held: list[Progress] = []
-        self._child_started = False
-
-    def show(self, event: AnyEvent) -> None:
-        if not self._child_started:
-            if isinstance(event, Progress) and event.stage in _BEFORE_CHILD:
-                self._held.append(event)
-                return
-            if isinstance(event, Failed):
-                print_document({"error": {"kind": event.kind, "message": event.message}})
-                return
-            self._child_started = True
-            for progress in self._held:
-                print_event(progress)
-        print_event(event)
-
-
-class TextPrinter:
-    """Progress on standard error, generated text on standard output."""
-
-    def show(self, event: AnyEvent) -> None:
-        match event:
-            case Progress():
-                part = "" if event.fraction is None else f" {event.fraction:.0%}"
-                where = f" on {event.device}" if event.device else ""
-                sys.stderr.write(f"\r\x1b[K{event.stage.replace('_', ' ')}{part}{where}")
-            case Loaded():
-                sys.stderr.write("\r\x1b[Kloaded\n")
-                for row in event.devices:
-                    sys.stderr.write(f"  {row.id}: {format_bytes(row.need_bytes)}\n")
-            case Token():
-                sys.stdout.write(event.text)
-                sys.stdout.flush()
-            case Done():
-                print_line("")
-                sys.stderr.write(
-                    f"prompt {event.prompt_tokens_per_second:.1f} tokens/s, "
-                    f"generation {event.generation_tokens_per_second:.1f} tokens/s\n"
-                )
-            case OutOfMemory() | Failed() | Crashed():
-                sys.stderr.write(f"\r\x1b[Klayerdeck-cli: {event.message}\n")
-            case Cancelled():
-                sys.stderr.write(f"\r\x1b[Kcancelled while in stage {event.stage}\n")
+            return exit_codes.exit_code(ending.kind)

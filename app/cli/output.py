@@ -1,30 +1,74 @@
-"""What the command line prints: JSON documents, events and error documents."""
+"""What the command line prints: JSON documents, events, text, and error documents."""
 
 from __future__ import annotations
 
+import json
+import os
 import sys
+from contextlib import suppress
+from io import TextIOWrapper
 
 import msgspec
 
-from engine.errors import EngineError, RuleViolationError
+from engine.errors import ArgumentError, EngineError, RuleViolationError
 
 JSON_INDENT = 2
 
 
+class OutputError(ArgumentError):
+    """Standard output cannot be written to (a full disk); nothing more can be said there."""
+
+
+def prepare_streams() -> None:
+    """Make the output UTF-8 whatever the locale says; file names that are not get replacement characters."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def silence_stdout() -> None:
+    """Send what is still unwritten nowhere, so that the interpreter does not fail again when it flushes at exit."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
 def print_document(document: object) -> None:
     """Print one JSON document, indented, flushed."""
-    encoded = msgspec.json.format(msgspec.json.encode(document), indent=JSON_INDENT)
-    print_line(encoded.decode())
+    print_line(json.dumps(msgspec.to_builtins(document), indent=JSON_INDENT, ensure_ascii=False))
 
 
 def print_event(event: msgspec.Struct) -> None:
     """Print one event on a line of its own, flushed."""
-    print_line(msgspec.json.encode(event).decode())
+    print_line(json.dumps(msgspec.to_builtins(event), separators=(",", ":"), ensure_ascii=False))
 
 
 def print_line(text: str) -> None:
-    sys.stdout.write(text + "\n")
-    sys.stdout.flush()
+    """Print text and a newline, flushed."""
+    print_text(text + "\n")
+
+
+def print_text(text: str) -> None:
+    """Print text as it is, flushed.
+
+    Raises:
+        BrokenPipeError: when the reader has gone.
+        OutputError: when it cannot be written for another reason.
+    """
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise OutputError(f"Could not write to standard output: {error.strerror or error}.") from error
+
+
+def say(sentence: str, *, end: str = "\n") -> None:
+    """Write to standard error, for people. Where nobody reads it any more, that is no reason to stop."""
+    with suppress(OSError):
+        sys.stderr.write(sentence + end)
+        sys.stderr.flush()
 
 
 def error_document(error: EngineError) -> dict[str, object]:
@@ -42,4 +86,4 @@ def report_error(error: EngineError, *, as_json: bool) -> None:
     if as_json:
         print_document(error_document(error))
     else:
-        sys.stderr.write(f"layerdeck-cli: {error.summary()}\n")
+        say(f"layerdeck-cli: {error.summary()}")

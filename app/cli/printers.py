@@ -1,0 +1,115 @@
+"""How `load` shows its events: JSON lines for programs, or text for people."""
+
+from __future__ import annotations
+
+import sys
+
+from app.cli.output import print_document, print_event, print_line, print_text, say
+from engine.fit.report import DeviceRow
+from engine.runner.events import (
+    AnyEvent,
+    Cancelled,
+    Crashed,
+    Done,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Progress,
+    Token,
+)
+from engine.units import format_bytes
+
+_CLEAR_LINE = "\r\x1b[K"
+
+
+class JsonPrinter:
+    """One event a line; a failure before the child has started is the one error document instead."""
+
+    def __init__(self) -> None:
+        self._held: list[Progress] = []
+        self._child_started = False
+
+    def child_started(self) -> None:
+        """From now on failures are events. What was held back until it was clear is printed."""
+        self._child_started = True
+        for progress in self._held:
+            print_event(progress)
+        self._held.clear()
+
+    def show(self, event: AnyEvent) -> None:
+        if isinstance(event, Failed) and not self._child_started:
+            print_document({"error": {"kind": event.kind, "message": event.message}})
+        elif isinstance(event, Progress) and not self._child_started:
+            self._held.append(event)
+        else:
+            self.child_started()
+            print_event(event)
+
+
+class TextPrinter:
+    """Progress and reports on standard error, generated text alone on standard output."""
+
+    def __init__(self) -> None:
+        self._on_terminal = sys.stderr.isatty()
+        self._shown = ""
+        self._in_text = False
+
+    def child_started(self) -> None:
+        """People are told the same either way."""
+
+    def show(self, event: AnyEvent) -> None:
+        match event:
+            case Progress():
+                self._show_progress(event)
+            case Loaded():
+                self._say("loaded")
+                for line in _row_lines(event.devices, event.forecast):
+                    self._say(line)
+            case Token():
+                self._in_text = True
+                print_text(event.text)
+            case Done():
+                self._end_text()
+                self._say(
+                    f"prompt {event.prompt_tokens_per_second:.1f} tokens/s, "
+                    f"generation {event.generation_tokens_per_second:.1f} tokens/s"
+                )
+            case OutOfMemory() | Failed() | Crashed():
+                self._end_text()
+                self._say(f"layerdeck-cli: {event.message}")
+            case Cancelled():
+                self._end_text()
+                self._say("layerdeck-cli: cancelled")
+
+    def _show_progress(self, event: Progress) -> None:
+        """Keep one line up to date on a terminal; elsewhere write a line for each new stage."""
+        stage = event.stage.replace("_", " ")
+        if not self._on_terminal:
+            if stage != self._shown:
+                self._say(stage)
+            self._shown = stage
+            return
+        part = "" if event.fraction is None else f" {event.fraction:.0%}"
+        where = f" on {event.device}" if event.device else ""
+        say(f"{_CLEAR_LINE}{stage}{part}{where}", end="")
+
+    def _say(self, line: str) -> None:
+        say(f"{_CLEAR_LINE if self._on_terminal else ''}{line}")
+
+    def _end_text(self) -> None:
+        if self._in_text:
+            print_line("")
+        self._in_text = False
+
+
+Printer = JsonPrinter | TextPrinter
+
+
+def _row_lines(measured: tuple[DeviceRow, ...], forecast: tuple[DeviceRow, ...]) -> list[str]:
+    expected = {row.id: row.need_bytes for row in forecast}
+    lines = []
+    for row in measured:
+        known = expected.get(row.id)
+        beside = "" if known is None else f" (forecast {format_bytes(known)})"
+        lines.append(f"  {row.id}: {format_bytes(row.need_bytes)}{beside}")
+    return lines

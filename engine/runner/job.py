@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.errors import RuleViolationError
+from engine.errors import ModelFileError, RuleViolationError
 from engine.fit.report import DeviceRow
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
@@ -38,16 +38,22 @@ class LoadJob:
         return engine_parameters(self.layout, self.model.n_layers)
 
     def load_request(self) -> Load:
-        """Return the request of a real load; raises as `parameters` does."""
+        """Return the request of a real load; raises as `parameters` does, and `ModelFileError` for its path."""
         parameters = self.parameters()
-        return Load(path=str(self.model.paths[0]), devices=_refs(self.rig), parameters=parameters, context=self.context)
+        return Load(path=self._path(), devices=_refs(self.rig), parameters=parameters, context=self.context)
 
     def probe_request(self) -> Probe:
-        """Return the request of a no-alloc load; raises as `parameters` does."""
+        """Return the request of a no-alloc load; raises as `load_request` does."""
         parameters = self.parameters()
-        return Probe(
-            path=str(self.model.paths[0]), devices=_refs(self.rig), parameters=parameters, context=self.context
-        )
+        return Probe(path=self._path(), devices=_refs(self.rig), parameters=parameters, context=self.context)
+
+    def _path(self) -> str:
+        path = self.model.paths[0]
+        try:
+            str(path).encode()
+        except UnicodeEncodeError:
+            raise ModelFileError(path, "its path is not UTF-8 text, and so cannot be loaded; rename it") from None
+        return str(path)
 
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
         """Return the RPC devices that the layout uses, by endpoint."""

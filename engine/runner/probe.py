@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.cancellation import CancelToken
-from engine.devices.device import Rig
+from engine.devices.device import CPU_ID, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import BusyError, UnreachableError
-from engine.fit.report import DeviceRow, FitReport
+from engine.fit.report import DeviceRow, FitReport, make_row
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.memory.estimate import Grade
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.memory.model_memory import ModelMemory
 from engine.runner.job import LoadJob
 from engine.runner.measured import rows_from_parts
 from engine.runner.one_shot import ask_child, raise_if_cancelled
@@ -46,7 +47,27 @@ def probe(
             device = names_of(endpoints[endpoint])
             raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
     answer = ask_child(request, Probed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="probe")
-    return rows_from_parts(answer.parts, job.rig, Grade.PROBED)
+    return _with_mapped_weights(job, rows_from_parts(answer.parts, job.rig, Grade.PROBED))
+
+
+def _with_mapped_weights(job: LoadJob, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
+    """Return `rows` with the host's weights as a load would have them.
+
+    A dry run maps nothing and counts all of them as memory; what a load maps follows from the header alone.
+    """
+    weights = ModelMemory(job.model).estimate(job.layout, job.context, job.rig).devices[CPU_ID]
+    if not weights.mapped_bytes:
+        return rows
+    *others, host = rows
+    memory = DeviceMemory(
+        weights_bytes=weights.weights_bytes,
+        mapped_bytes=weights.mapped_bytes,
+        kv_cache_bytes=host.kv_cache_bytes,
+        recurrent_bytes=host.recurrent_bytes,
+        compute_bytes=host.compute_bytes,
+        output_bytes=host.output_bytes,
+    )
+    return (*others, make_row(job.rig.host, memory, Grade.PROBED))
 
 
 def probe_report(model: ModelFile, rig: Rig, layout: Layout, context: ContextSettings) -> FitReport:

@@ -35,6 +35,9 @@ class BackendTraits:
     overhead_bytes: int = 0
 
 
+CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
+"""Heads that CUDA's flash attention takes with K and V alike (`ggml_cuda_get_best_fattn_kernel`)."""
+
 HOST_RULE = SizeRule(alignment_bytes=32)
 CPU_TRAITS = BackendTraits(HOST_RULE)
 

@@ -169,7 +169,8 @@ class ComputeTables:
         on_cpu = placement.leading or any(override.device == CPU_ID for override in placement.overrides)
         if not allowed or not on_cpu or CPU_ID in placement.entries:
             return None
-        return next((entry for entry in placement.entries if placement.traits[entry].op_offload), None)
+        known = [entry for entry in placement.entries if entry in placement.traits]
+        return next((entry for entry in known if placement.traits[entry].op_offload), None)
 
     # ------------------------------------------------------------------ one layer's moments
 
@@ -183,8 +184,7 @@ class ComputeTables:
 
     def _arriving_bytes(self, architecture: Architecture) -> int:
         """What reaches a device with the output layer alone: it also computes the sums that end the last layer."""
-        last = self._hyper.feed_forward[-1] if self._hyper.feed_forward else None
-        n_used = 0 if last is None else last.n_used
+        n_used = self._hyper.feed_forward[-1].n_used
         if architecture.parallel:
             return 4 * self._hidden
         return (2 + n_used if n_used else 1) * self._hidden

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+import msgspec
+
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.architectures import Architecture, find_architecture
-from engine.memory.backends import SizeRule
+from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, SizeRule
 from engine.memory.compute import ComputeTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.memory.hyper_parameters import (
@@ -48,6 +50,16 @@ class ModelMemory:
             self._last = last
         return last[1]
 
+    def _resolve_flash_attention(self, context: ContextSettings, placement: Placement) -> ContextSettings:
+        """Return the settings with flash attention off where `auto` ends so: a card that cannot do this head size."""
+        if context.flash_attn != "auto" or self._known is None:
+            return context
+        hyper = self._known[0]
+        if hyper.head_k == hyper.head_v and hyper.head_k in CUDA_FLASH_HEAD_SIZES:
+            return context
+        on_cuda = any(placement.traits[entry].converts_kv for entry in placement.entries if entry in placement.traits)
+        return msgspec.structs.replace(context, flash_attn="off") if on_cuda else context
+
     def _refusal(self, layout: Layout) -> str | None:
         """Return why nothing at all can be said about `layout`, None if something can."""
         n_layers = self.model.n_layers
@@ -63,7 +75,7 @@ class ModelMemory:
         if refusal is not None:
             return MemoryEstimate({device_id: DeviceMemory() for device_id in rig.ids}, Grade.ESTIMATED, refusal)
         placement = place(layout, rig, context)
-        tables = self.for_context(context)
+        tables = self.for_context(self._resolve_flash_attention(context, placement))
         if placement.overrides:
             on_device, host = weights_with_overrides(self.weights, placement)
         else:

@@ -131,3 +131,22 @@ def test_unusual_block_tensors_are_no_obstacle() -> None:
     before = estimate(good, LAYOUT, ContextSettings(load_mode="none"), RIG)
     # It goes with the first layer, which is on the CPU here.
     assert found.devices[CPU_ID].weights_bytes - before.devices[CPU_ID].weights_bytes == 8192
+
+
+def test_devices_that_the_rig_does_not_have_take_nothing() -> None:
+    layout = Layout(16, (Run(CPU_ID, 0, 3), Run("gone", 4, 15)), "gone")
+    found = estimate(truth_model("llama-3.2-1b"), layout, ContextSettings(), RIG)
+    assert set(found.devices) == {"CUDA0", CPU_ID}
+    assert found.devices["CUDA0"].need_bytes == 0
+
+
+def test_auto_flash_attention_ends_off_where_a_card_cannot_do_the_head_size() -> None:
+    good = truth_model("llama-3.2-1b")
+    # Heads of 32 in place of 64: the same widths, but no kernel for them.
+    odd = ModelMemory(_with(good, {"attention.head_count": 64, "attention.head_count_kv": 16}))
+    assert odd.probe_only is None
+    auto, off, on = (
+        odd.estimate(LAYOUT, ContextSettings(flash_attn=mode), RIG).devices["CUDA0"].compute_bytes
+        for mode in ("auto", "off", "on")
+    )
+    assert auto == off > on

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
@@ -10,7 +11,7 @@ from PySide6.QtWidgets import QMenu
 from app.session import ContextUse, Notice, SessionState
 from engine.devices.device import Rig
 from engine.fit.preview import LoadedLayout, Preview
-from engine.gguf.inspect import file_type_name
+from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import split_mode_obstacles
@@ -188,7 +189,7 @@ class Presenter(QObject):
         if recent:
             menu.addSeparator()
         for path in recent:
-            menu.addAction(path.stem, lambda path=path: self._session.open_model(path))
+            menu.addAction(path.stem, partial(self._session.open_model, path))
         bar = window.settings_bar
         menu.popup(bar.mapToGlobal(bar.rect().bottomLeft()))
 

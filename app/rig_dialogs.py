@@ -52,6 +52,11 @@ class LineDialog(QDialog):
             layout.addWidget(part)
         self.line.selectAll()
 
+    @property
+    def problem(self) -> str:
+        """What is wrong with the value, empty before it was tried."""
+        return self._problem.text()
+
     def accept(self) -> None:
         """Close with the value, or say what is wrong with it."""
         value = self.line.text().strip()

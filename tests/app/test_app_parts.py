@@ -1,0 +1,130 @@
+"""Settings, bug reports, background work and the questions of the rig dialogs."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.bug_report import BugDialog, describe_bug, scrub
+from app.rig_dialogs import LineDialog, parse_caps
+from app.settings import MAX_RECENT, Settings
+from engine.devices.endpoint import parse_endpoint
+from engine.errors import ArgumentError, EngineError
+from engine.units import GIB, MIB
+
+
+def test_settings_survive_a_restart(tmp_path: Path) -> None:
+    path = tmp_path / "settings.ini"
+    first = Settings(path)
+    first.theme = "dark"
+    first.remote_warning_given = True
+    for number in range(MAX_RECENT + 3):
+        first.add_recent_model(Path(f"/models/{number}.gguf"))
+    first.add_recent_model(Path("/models/5.gguf"))
+    first.sync()
+    again = Settings(path)
+    assert again.theme == "dark"
+    assert again.remote_warning_given
+    assert again.recent_models[0] == Path("/models/5.gguf")
+    assert len(again.recent_models) == len(set(again.recent_models)) == MAX_RECENT
+
+
+@pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe garbage", b"[General]\ntheme=@Invalid()\nrecent_models=7\n"])
+def test_a_spoilt_settings_file_is_as_none(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "settings.ini"
+    path.write_bytes(content)
+    settings = Settings(path)
+    assert settings.theme == "system"
+    assert not settings.remote_warning_given
+    assert settings.window_state() is None
+
+
+def test_a_report_does_not_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    try:
+        raise RuntimeError(f"cannot read {tmp_path}/models/secret.gguf")
+    except RuntimeError as error:
+        text = describe_bug(error)
+    assert str(tmp_path) not in text
+    assert "~/models/secret.gguf" in text
+    assert scrub("/a/b", Path("/")) == "/a/b"
+
+
+def test_the_bug_dialog_copies_what_it_shows(qtbot: QtBot) -> None:
+    dialog = BugDialog("first report")
+    qtbot.addWidget(dialog)
+    dialog.add("second report")
+    dialog._on_copy()
+    assert QApplication.clipboard().text() == dialog.text()
+    assert "second report" in dialog.text()
+
+
+def test_background_work_answers_in_the_gui_thread(qtbot: QtBot) -> None:
+    background = Background()
+    seen: list[tuple[str, object, bool]] = []
+    gui = threading.current_thread()
+
+    def fail() -> int:
+        raise ArgumentError("no such thing")
+
+    def on_result(value: int) -> None:
+        seen.append(("result", value, threading.current_thread() is gui))
+
+    def on_error(error: EngineError) -> None:
+        seen.append(("error", error.summary(), threading.current_thread() is gui))
+
+    background.run("good", lambda: 7, on_result, on_error)
+    qtbot.waitUntil(lambda: len(seen) == 1)
+    background.run("bad", fail, on_result, on_error)
+    qtbot.waitUntil(lambda: len(seen) == 2)
+    assert seen == [("result", 7, True), ("error", "no such thing", True)]
+
+
+def test_closed_background_work_tells_nobody(qtbot: QtBot) -> None:
+    background = Background()
+    release, done = threading.Event(), threading.Event()
+    told: list[int] = []
+
+    def work() -> int:
+        release.wait(10)
+        done.set()
+        return 1
+
+    background.run("late", work, told.append, lambda error: None)
+    background.close()
+    release.set()
+    assert done.wait(10)
+    QApplication.processEvents()
+    assert told == []
+
+
+def test_caps_are_read_as_people_write_them() -> None:
+    assert parse_caps("256MiB, 1 GiB") == (256 * MIB, GIB)
+
+
+@pytest.mark.parametrize("text", ["", "256MiB,", "0", "lots", "-5MiB", ",".join(["1GiB"] * 16)])
+def test_bad_caps_are_explained(text: str) -> None:
+    with pytest.raises(ValueError, match=r"\w"):
+        parse_caps(text)
+
+
+def test_a_bad_address_keeps_the_dialog_open_with_the_text(qtbot: QtBot) -> None:
+    parent = QWidget()
+    qtbot.addWidget(parent)
+    accepted: list[str] = []
+    dialog = LineDialog(parent, "Add a remote worker", "help", "", parse_endpoint)
+    dialog.value_accepted.connect(accepted.append)
+    dialog.show()
+    dialog.line.setText("attic:notaport")
+    dialog.accept()
+    assert dialog.isVisible()
+    assert dialog.line.text() == "attic:notaport"
+    assert dialog.problem
+    dialog.line.setText("attic:50052")
+    dialog.accept()
+    assert accepted == ["attic:50052"]

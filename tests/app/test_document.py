@@ -1,0 +1,141 @@
+"""The edited layout: drags, undo, previews at most once a frame."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.document import Edit, LayoutDocument
+from engine.devices.device import Device, Rig, make_host
+from engine.fit.preview import Preview
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, make_layout, single_device
+from engine.units import GIB, MIB
+from tests.support.models import write_tiny_llama
+
+N_LAYERS = 8
+
+
+def worker(number: int) -> Device:
+    return Device(
+        id=f"RPC{number}",
+        name=f"worker {number}",
+        backend="RPC",
+        kind="gpu",
+        total_bytes=512 * MIB,
+        endpoint=f"127.0.0.1:{50052 + number}",
+    )
+
+
+RIG = Rig((worker(0), worker(1)), make_host("host", 8 * GIB))
+
+
+@pytest.fixture
+def document(qtbot: QtBot, tmp_path: Path) -> LayoutDocument:
+    model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=N_LAYERS))
+    opened = LayoutDocument()
+    layout = make_layout(N_LAYERS, ["RPC0"] * 4 + ["RPC1"] * 4)
+    opened.open(model, RIG, Edit(layout, ContextSettings(n_ctx=1024)))
+    return opened
+
+
+def layout_of(document: LayoutDocument) -> Layout:
+    assert document.edit is not None
+    return document.edit.layout
+
+
+def boundary_to(layer: int) -> Callable[[Layout], Layout]:
+    return lambda layout: layout.move_boundary(0, layer)
+
+
+def test_a_drag_is_one_step_of_undo(document: LayoutDocument) -> None:
+    before = layout_of(document)
+    for layer in (5, 6, 7):
+        document.move(boundary_to(layer))
+    assert document.is_dragging
+    assert document.undo_stack.count() == 0
+    document.finish_move()
+    assert not document.is_dragging
+    assert layout_of(document).runs[0].last == 6
+    assert document.undo_stack.count() == 1
+    document.undo_stack.undo()
+    assert layout_of(document) == before
+    document.undo_stack.redo()
+    assert layout_of(document).runs[0].last == 6
+
+
+def test_each_move_starts_from_the_layout_before_the_drag(document: LayoutDocument) -> None:
+    document.move(lambda layout: layout.move_range(0, 7, "CPU"))
+    document.move(lambda layout: layout.move_range(0, 0, "RPC1"))
+    assert layout_of(document).assignment()[1:4] == ("RPC0",) * 3
+
+
+def test_escape_restores_and_leaves_no_step(document: LayoutDocument) -> None:
+    before = layout_of(document)
+    document.move(boundary_to(2))
+    document.cancel_move()
+    assert layout_of(document) == before
+    assert document.undo_stack.count() == 0
+    document.finish_move()
+    assert document.undo_stack.count() == 0
+
+
+def test_a_drag_that_comes_back_is_no_step(document: LayoutDocument) -> None:
+    document.move(boundary_to(2))
+    document.move(boundary_to(4))
+    document.finish_move()
+    assert document.undo_stack.count() == 0
+
+
+def test_previews_of_a_drag_are_gathered_into_frames(document: LayoutDocument, qtbot: QtBot) -> None:
+    shown: list[Preview | None] = []
+    document.preview_changed.connect(shown.append)
+    for layer in (1, 2, 3, 5, 6):
+        document.move(boundary_to(layer))
+    qtbot.waitUntil(lambda: bool(shown))
+    assert len(shown) == 1
+    preview = shown[0]
+    assert preview is not None
+    assert preview.layout == layout_of(document)
+
+
+def test_the_forecast_follows_the_layout(document: LayoutDocument) -> None:
+    def weights(device: str) -> int:
+        assert document.preview is not None
+        return next(row.weights_bytes for row in document.preview.report.rows if row.id == device)
+
+    before = weights("RPC0")
+    document.set_layout(single_device(N_LAYERS, "RPC1"), "gather")
+    assert weights("RPC0") == 0
+    assert weights("RPC1") > before
+
+
+def test_settings_are_undone_too(document: LayoutDocument) -> None:
+    document.set_context(ContextSettings(n_ctx=2048))
+    document.undo_stack.undo()
+    assert document.edit is not None
+    assert document.edit.context.n_ctx == 1024
+
+
+def test_a_device_that_goes_away_ends_the_drag_and_breaks_a_rule(document: LayoutDocument) -> None:
+    document.move(boundary_to(2))
+    document.set_rig(Rig((worker(0),), RIG.host))
+    assert not document.is_dragging
+    assert document.preview is not None
+    assert [violation.rule for violation in document.preview.report.violations] == ["unknown_device"]
+
+
+def test_probed_numbers_are_shown_only_for_the_edit_they_are_of(document: LayoutDocument) -> None:
+    assert document.edit is not None
+    assert document.preview is not None
+    old, report = document.edit, document.preview.report
+    document.set_context(ContextSettings(n_ctx=4096))
+    forecast = document.preview.report
+    document.show_probed(old, report)
+    assert document.preview.report is forecast
+    document.show_probed(document.edit, report)
+    assert document.preview.report is report

@@ -405,7 +405,7 @@ class Lifecycle:
 
     def _take_generating(self, message: AnyMessage) -> None:
         match message:
-            case Piece():
+            case Piece() if message.text:  # An empty one is a sign of progress with the prompt.
                 self._emit(Token(text=message.text))
             case Generated():
                 self.context_used = message.context_used

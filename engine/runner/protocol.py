@@ -216,6 +216,8 @@ class Stopped(Message, frozen=True, tag="stopped", kw_only=True):
 
 
 class Piece(Message, frozen=True, tag="piece", kw_only=True):
+    """Generated text; empty after each batch of the prompt, which is a sign of progress and no text."""
+
     text: str
 
 

@@ -17,8 +17,8 @@ from engine.worker.session import ABORTED, DECODED, NO_SLOT, Session
 from engine.worker.stop import StopRequest
 from engine.worker.text import PieceDecoder, token_text, tokenize
 
-FIRST_PROMPT_BATCH = 512
-"""Most prompt tokens before the first look at the stop request."""
+FIRST_PROMPT_BATCH = 32
+"""Prompt tokens before the first look at the stop request: few, since a layout on the CPU may do one a second."""
 PROMPT_BATCH_SECONDS = 0.5
 """Later batches are what can be computed in this time: several micro batches at once keep several devices busy."""
 
@@ -98,6 +98,7 @@ class Generator:
                 return False
             position += len(batch)
             counts.evaluated_tokens = position - kept
+            self._say("")  # a sign of progress: a long prompt on a slow machine is not stuck
             rate = len(batch) / max(time.perf_counter() - started, 1e-9)
             step = min(limit, max(FIRST_PROMPT_BATCH, int(rate * PROMPT_BATCH_SECONDS)))
         return True

@@ -75,6 +75,17 @@ def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: L
         assert any(isinstance(event, Token) for event in log.events)
 
 
+def test_a_prompt_in_many_batches_is_no_text(model: ModelFile, lab: LabRig) -> None:
+    with RunnerLog() as log:
+        log.runner.load(job_of(model, lab.rig))
+        log.wait_for_endings(1)
+        log.runner.generate(Generate(prompt="hello " * 30, max_tokens=1, seed=1))
+        done = log.wait_for_endings(2)[1]
+        assert isinstance(done, Done), done
+        assert done.prompt_tokens > 150
+        assert all(event.text for event in log.events if isinstance(event, Token))
+
+
 def test_the_same_workers_again_right_after(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
         for _ in range(2):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -208,6 +210,41 @@ def test_close_while_generating(model: ModelFile, lab: LabRig) -> None:
     log.wait_for_event(Token)
     log.runner.close()
     assert [type(ending) for ending in log.endings] == [Loaded, Done]
+
+
+def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) -> None:
+    program = (
+        "import sys, threading\n"
+        "from pathlib import Path\n"
+        "from engine.gguf.reader import read_model\n"
+        "from engine.layout.layout import Layout, Run\n"
+        "from engine.devices.device import Rig, make_host\n"
+        "from engine.layout.context_settings import ContextSettings\n"
+        "from engine.runner.client import LoadJob, Runner\n"
+        "from engine.runner.events import Loaded, Token\n"
+        "from engine.runner.protocol import Generate\n"
+        "import psutil\n"
+        "def take(event):\n"
+        "    if isinstance(event, Loaded):\n"
+        "        runner.generate(Generate(prompt='hello'))\n"
+        "    if isinstance(event, Token) and not told:\n"
+        "        told.append(print(psutil.Process().children()[0].pid, flush=True))\n"
+        "told = []\n"
+        "runner = Runner(take)\n"
+        f"layout = Layout({N_LAYERS}, (Run('CPU', 0, {N_LAYERS - 1}),), 'CPU')\n"
+        "rig = Rig((), make_host('host', 1 << 33))\n"
+        "context = ContextSettings(n_ctx=65536, threads=1, threads_batch=1)\n"
+        "runner.load(LoadJob(read_model(Path(sys.argv[1])), rig, layout, context))\n"
+        "threading.Event().wait()\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    argv = [sys.executable, "-c", program, str(model.paths[0])]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env=environment) as owner:
+        assert owner.stdout is not None
+        child = psutil.Process(int(owner.stdout.readline()))
+        owner.kill()
+    _, alive = psutil.wait_procs([child], timeout=30)
+    assert alive == []
 
 
 def test_a_probe_says_what_the_load_then_measures(model: ModelFile, lab: LabRig) -> None:

@@ -50,6 +50,8 @@ class Generator:
         Raises:
             EndOfRequest: with a `Failure` or an `AllocationFailure`; the model stays loaded.
         """
+        if not self._session.makes_text:
+            raise failure("argument", "This model does not continue text; chat needs a model that generates.")
         prompt = self._prompt(request)
         counts = _Counts(prompt_tokens=len(prompt))
         started = time.perf_counter()

@@ -110,6 +110,8 @@ class Loader:
         Ends early where the next step would take longer than a user should wait for it.
         """
         self._reporter.enter("warm_up", 0.0)
+        if not session.makes_text:
+            return
         token = self._warm_up_token(session)
         largest = min(self._load.context.n_ubatch, self._load.context.n_batch, session.context_tokens)
         size, spent_seconds = 1, 0.0

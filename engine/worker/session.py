@@ -18,6 +18,7 @@ from engine.worker.parts import logged_parts, measured_parts
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
+NO_VOCABULARY = 0
 
 
 @dataclass(slots=True)
@@ -48,6 +49,13 @@ class Session:
     @property
     def memory(self) -> Any:
         return self.engine.low.llama_get_memory(self.context)
+
+    @property
+    def makes_text(self) -> bool:
+        """Tell whether decoding tokens makes sense: not for encoders, embedding models and those without vocabulary."""
+        low = self.engine.low
+        has_vocabulary = low.llama_vocab_type(self.vocabulary) != NO_VOCABULARY
+        return bool(self.memory) and has_vocabulary and not low.llama_model_has_encoder(self.model)
 
     def decode(self, tokens: Sequence[int]) -> int:
         """Append tokens to the sequence and wait for the result; returns llama.cpp's status and keeps `tokens` true."""

@@ -107,7 +107,7 @@ def rpc_workers(*caps_bytes: int | None) -> Iterator[tuple[list[RawChild], tuple
 
 
 def entries(*runs: tuple[str, int]) -> EngineParameters:
-    """Parameters for runs (device, positions); the output is the last position, and the CPU has what is missing in front."""
+    """Parameters for runs (device, positions); the output is the last position, the CPU has those before the runs."""
     counts: Sequence[float] = [float(count) for _, count in runs]
     return EngineParameters(
         n_gpu_layers=sum(count for _, count in runs),

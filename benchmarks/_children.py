@@ -1,0 +1,128 @@
+"""Children for the benchmarks of the worker: ours over its pipe, the bare one, and the model that both load."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import gguf
+import msgspec
+import numpy as np
+
+from engine.demo.llama_writer import LlamaShape, write_llama
+from engine.demo.vocabulary import byte_vocabulary
+from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
+from engine.runner.protocol import AnyMessage, AnyRequest, Load
+
+ROOT = Path(__file__).resolve().parent.parent
+TIMEOUT_S = 300
+LOAD_MODES = {"none": 0, "mmap": 1}
+
+
+class OurChild:
+    """A worker process with its pipes."""
+
+    def __init__(self) -> None:
+        self.begun = time.perf_counter()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "engine.worker"],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        self._decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
+
+    def send(self, request: AnyRequest) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+        self._process.stdin.flush()
+
+    def message(self) -> AnyMessage:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the worker ended")
+        return self._decoder.decode(line)
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(TIMEOUT_S)
+
+
+@contextmanager
+def our_child() -> Iterator[OurChild]:
+    """A worker that is ended afterwards."""
+    child = OurChild()
+    try:
+        yield child
+    finally:
+        child.close()
+
+
+def load_request(path: Path, *, load_mode: str, n_ctx: int, threads: int) -> Load:
+    """Ask for everything on the CPU."""
+    return Load(
+        path=str(path),
+        devices=(),
+        parameters=EngineParameters(n_gpu_layers=0, devices=(), tensor_split=(0.0,) * MAX_DEVICES, split_mode="layer"),
+        context=ContextSettings(
+            n_ctx=n_ctx,
+            threads=threads,
+            load_mode=load_mode,  # type: ignore[arg-type]
+        ),
+    )
+
+
+def run_bare(
+    what: str, path: Path, *, load_mode: str, n_ctx: int, threads: int, prompt: str = "", n_tokens: int = 0
+) -> tuple[float, dict[str, Any]]:
+    """Run the bare child; return the seconds from its start to its result, and the result."""
+    arguments = [what, str(path), str(LOAD_MODES[load_mode]), str(n_ctx), str(threads), prompt, str(n_tokens)]
+    begun = time.perf_counter()
+    child = subprocess.Popen(
+        [sys.executable, "-m", "benchmarks._bare_llama", *arguments],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    seconds = time.perf_counter() - begun
+    child.stdout.close()
+    if child.wait(TIMEOUT_S) != 0:
+        raise RuntimeError("the bare child failed")
+    return seconds, json.loads(line)
+
+
+def write_model(path: Path, *, n_layers: int, n_embd: int, n_ff: int) -> Path:
+    """Write a dense F16 model with random weights."""
+    generator = np.random.default_rng(1)
+
+    def weights(name: str, extents: tuple[int, ...]) -> Any:
+        if len(extents) == 1:
+            return np.ones(extents, np.float32)
+        return generator.standard_normal(extents, np.float32) / np.float32(extents[-1] ** 0.5)
+
+    shape = LlamaShape(n_layers, n_embd, n_embd // 64, n_embd // 64, n_ff, 4096)
+    write_llama(
+        path, shape, byte_vocabulary(8192), name=path.stem, weights=weights,
+        matrix_type=gguf.GGMLQuantizationType.F16,
+    )  # fmt: skip
+    return path
+
+
+def usable_processors() -> int:
+    """Return how many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 
@@ -100,6 +101,8 @@ class Worker:
 
 def main() -> None:
     """Run until `Quit` or the end of input."""
+    # an interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe, stop = MessagePipe(), StopRequest()
     pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_name(), pid=os.getpid()))
     reader = RequestReader(pipe, stop)

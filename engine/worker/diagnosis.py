@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.runner.protocol import AllocationFailure, Failure, LoadStage, Part
-from engine.units import format_bytes
-from engine.worker.devices import CPU_ID, ResolvedDevices
+from engine.worker.devices import ResolvedDevices
 from engine.worker.log import FailedAllocation, LogFacts
 
 LAYOUT_WORDS = (
@@ -95,12 +94,6 @@ def host_memory_failure(what: str) -> Failure:
         kind="does_not_fit",
         message=f"The host's memory ran out for {what}. Use a shorter context or close other programs.",
     )
-
-
-def allocation_sentence(failed: AllocationFailure) -> str:
-    """Return a failed allocation as a sentence for the log."""
-    where = "the host" if failed.device == CPU_ID else failed.device
-    return f"{where} refused {format_bytes(failed.requested_bytes)} in the stage {failed.stage}: {failed.text}"
 
 
 def _is_about_layout(reason: str) -> bool:

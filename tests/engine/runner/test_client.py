@@ -481,6 +481,25 @@ def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFix
     caplog.clear()
 
 
+def test_a_bug_of_ours_is_an_ending_and_the_next_load_works(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError
+
+    with fake("normal") as log:
+        with monkeypatch.context() as patch:
+            patch.setattr("engine.runner.lifecycle.loaded_event", fail)
+            log.runner.load(make_job())
+            (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, Failed)
+        assert ending.kind == "internal"
+        assert "ZeroDivisionError" in caplog.text
+        log.runner.load(make_job())
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+    assert len(log.endings) == 2
+
+
 def test_the_child_leads_a_process_group_of_its_own() -> None:
     with fake("slow") as log:
         log.runner.load(make_job())

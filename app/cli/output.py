@@ -20,10 +20,10 @@ class OutputError(ArgumentError):
 
 
 def prepare_streams() -> None:
-    """Make the output UTF-8 whatever the locale says; file names that are not get replacement characters."""
+    """Make the output UTF-8, whatever the locale says."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="replace")
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 def silence_stdout() -> None:
@@ -56,7 +56,7 @@ def print_text(text: str) -> None:
         OutputError: when it cannot be written for another reason.
     """
     try:
-        sys.stdout.write(text)
+        sys.stdout.write(_as_utf8(text))
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -64,10 +64,15 @@ def print_text(text: str) -> None:
         raise OutputError(f"Could not write to standard output: {error.strerror or error}.") from error
 
 
+def _as_utf8(text: str) -> str:
+    """Return `text` with the bytes of file names as the UTF-8 that they are; what is none is replaced."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
 def say(sentence: str, *, end: str = "\n") -> None:
     """Write to standard error, for people. Where nobody reads it any more, that is no reason to stop."""
     with suppress(OSError):
-        sys.stderr.write(sentence + end)
+        sys.stderr.write(_as_utf8(sentence) + end)
         sys.stderr.flush()
 
 

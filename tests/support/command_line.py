@@ -1,0 +1,202 @@
+"""Running the command line: to its end, step by step, or in this process where only its answers matter."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from app.cli import main
+
+ROOT = Path(__file__).resolve().parents[2]
+DEADLINE_S = 60.0
+"""Far beyond what any of this takes; only a hang meets it."""
+ENDINGS = ("done", "loaded", "out_of_memory", "failed", "crashed", "cancelled")
+_PROGRAM = (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())")
+_SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
+
+Event = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a command left behind. Nothing but documents or events may be in `out` when it was asked for JSON."""
+
+    code: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """The one document on standard output."""
+        document = json.loads(self.out)
+        assert isinstance(document, dict)
+        return document
+
+    @property
+    def error(self) -> dict[str, Any]:
+        """What the one error document says."""
+        document = self.document
+        assert list(document) == ["error"]
+        assert list(document["error"])[:2] == ["kind", "message"]
+        return dict(document["error"])
+
+    @property
+    def events(self) -> list[Event]:
+        """The events, each on its line; the last one is the only ending but for a `loaded` before generation."""
+        events = [parse_event(line) for line in self.out.splitlines()]
+        check_endings(events)
+        return events
+
+
+def parse_event(line: str) -> Event:
+    """Return the event on `line`; its first key is `event`."""
+    event = json.loads(line)
+    assert next(iter(event)) == "event", line
+    return dict(event)
+
+
+def check_endings(events: Sequence[Event]) -> None:
+    """Fail unless there is exactly one ending, at the end; `loaded` may come before when a generation follows."""
+    endings = [event["event"] for event in events if event["event"] in ENDINGS]
+    assert events[-1]["event"] == endings[-1], events[-1]
+    assert endings[:-1] in ([], ["loaded"]), endings
+    assert endings[-2:] != ["loaded", "loaded"]
+
+
+def run_cli(*words: str | Path, env: dict[str, str] | None = None, stdout: Any = subprocess.PIPE) -> Answer:
+    """Run a command as a process of its own, to its end."""
+    done = subprocess.run(
+        [*_PROGRAM, *map(str, words)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE_S,
+        env={**os.environ, **(env or {})}, check=False,
+    )  # fmt: skip
+    return Answer(done.returncode, (done.stdout or b"").decode("utf-8"), done.stderr.decode("utf-8"))
+
+
+def run_here(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
+    """Run a command in this process, which saves its start; signals and log levels are put back."""
+    log = logging.getLogger("layerdeck")
+    before = [(number, signal.getsignal(number)) for number in _SIGNALS]
+    level = log.level
+    capsys.readouterr()
+    try:
+        code = main([str(word) for word in words])
+    finally:
+        log.setLevel(level)
+        for number, handler in before:
+            signal.signal(number, handler)
+    out, err = capsys.readouterr()
+    return Answer(code, out, err)
+
+
+class RunningCommand:
+    """A command that runs beside the test, read line by line."""
+
+    def __init__(self, words: Sequence[str | Path]) -> None:
+        self.process = subprocess.Popen(
+            [*_PROGRAM, *map(str, words)],
+            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self.events: list[Event] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._errors: list[str] = []
+        self._threads = [threading.Thread(target=self._read_out), threading.Thread(target=self._read_err)]
+        for thread in self._threads:
+            thread.start()
+
+    @property
+    def err(self) -> str:
+        """What standard error has said; whole after `finish`."""
+        return "".join(self._errors)
+
+    def line(self) -> str | None:
+        """Return the next line of standard output, None at its end."""
+        return self._lines.get(timeout=DEADLINE_S)
+
+    def event(self) -> Event | None:
+        """Return the next event, None when there are no more."""
+        line = self.line()
+        if line is None:
+            return None
+        self.events.append(parse_event(line))
+        return self.events[-1]
+
+    def wait_for_event(self, kind: str, **fields: object) -> Event:
+        """Read on to an event of this kind with these fields."""
+        while (event := self.event()) is not None:
+            if event["event"] == kind and all(event[key] == value for key, value in fields.items()):
+                return event
+        raise AssertionError(f"no {kind} {fields} in {self.events}; {self.err}")
+
+    def document(self) -> dict[str, Any]:
+        """Read one indented document."""
+        lines = []
+        while (line := self.line()) is not None:
+            lines.append(line)
+            if line == "}":
+                return dict(json.loads("\n".join(lines)))
+        raise AssertionError(f"no document in {lines}; {self.err}")
+
+    def children(self) -> list[psutil.Process]:
+        """Return the processes that the command has started and that run."""
+        found: list[psutil.Process] = psutil.Process(self.process.pid).children(recursive=True)
+        return found
+
+    def finish(self) -> int:
+        """Read the remaining events, wait for the end and return the exit code."""
+        while self.event() is not None:
+            pass
+        return self.wait()
+
+    def wait(self) -> int:
+        """Wait for the end and return the exit code."""
+        code = self.process.wait(DEADLINE_S)
+        for thread in self._threads:
+            thread.join(DEADLINE_S)
+        return code
+
+    def _read_out(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self._lines.put(line.decode("utf-8").rstrip("\n"))
+        self._lines.put(None)
+
+    def _read_err(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._errors.append(line.decode("utf-8"))
+
+
+@contextmanager
+def start_cli(*words: str | Path) -> Iterator[RunningCommand]:
+    """Start a command; what is left of it at the end of the block is killed."""
+    command = RunningCommand(words)
+    try:
+        yield command
+    finally:
+        if command.process.poll() is None:
+            command.process.kill()
+        command.wait()
+        for pipe in (command.process.stdout, command.process.stderr):
+            if pipe is not None:
+                pipe.close()
+
+
+def all_gone(processes: Sequence[psutil.Process]) -> bool:
+    """Wait for the end of `processes`, which need not be children of ours."""
+    _, alive = psutil.wait_procs(processes, timeout=DEADLINE_S)
+    return not alive

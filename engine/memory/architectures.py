@@ -1,26 +1,116 @@
-"""Which architectures the arithmetic covers, one line each; everything else is left to the probe."""
+"""What llama.cpp decides by architecture in code: one short record each, nothing that the file's header says itself.
+
+A record tells where state departs from "every layer keeps keys and values of the whole context". Sources are
+`load_arch_hparams` of each file in llama.cpp's src/models, and `llama_model::create_memory`.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sliding-window attention.
+
+    `period`: every how many layers one attends to everything (the last of them, or the first with `full_first`);
+    0 where the file has to list the sliding layers. A list or period in the file wins.
+    `n_tokens`: the window where the file names none; with `fixed` whatever it names.
+    `optional`: without a window in the file there is none. `none_if_zero`: a window of 0 means none.
+    `only_with_layers`: layer count of the one size that has a window.
+    """
+
+    period: int = 0
+    full_first: bool = False
+    n_tokens: int | None = None
+    fixed: bool = False
+    optional: bool = False
+    none_if_zero: bool = False
+    only_with_layers: int | None = None
+
+
+RecurrentLayers = Literal["all", "no_kv_heads", "no_kv_heads_no_ffn", "interval"]
+"""Which layers are recurrent: all, those without key heads (and feed-forward), all but every n-th."""
+
+RecurrentState = Literal["mamba", "mamba_groups", "rwkv", "short_convolution", "kda", "lightning"]
+"""Whose formula sizes the state (`llama_hparams::n_embd_r` and `n_embd_s`)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recurrence:
+    """State that does not grow with the context. `beside_attention`: its layers keep keys and values as well;
+    `interval`: every how many layers one is attention, where the file does not tell."""
+
+    layers: RecurrentLayers
+    state: RecurrentState
+    beside_attention: bool = False
+    interval: int = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Indexer:
+    """A second cache with one key head, for the layers that choose what others attend to.
+
+    `layers`: "all", those that the file's list marks, or all after the leading dense ones; `default`: what layers are
+    without a list; `with_values`: it holds values too; `optional`: only where the file names how many tokens to keep;
+    `pooled`: rows hold three vectors where the file pools keys.
+    """
+
+    layers: Literal["all", "listed", "after_dense"] = "all"
+    default: bool = False
+    with_values: bool = False
+    optional: bool = False
+    pooled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """How an architecture with ordinary attention departs from llama's.
+    """`has_cache`: keeps state between batches at all (encoders and diffusion models do not).
 
-    `parallel`: attention and feed-forward read the same input, so both results are alive at once;
-    `positions`: positions per token (several for multi-axis rotary embeddings).
+    `latent`: keys and values are one compressed vector where the file has lengths for it (MLA).
+    `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
+    `refused`: why the arithmetic leaves the state to the probe.
+    `parallel`, `positions`, `computed` are about compute buffers: attention and feed-forward read the same input;
+    positions per token; whether the arithmetic of compute buffers covers the architecture.
     """
 
+    has_cache: bool = True
+    window: Window | None = None
+    recurrence: Recurrence | None = None
+    indexer: Indexer | None = None
+    latent: bool = False
+    n_kv_layers: int | None = None
+    shares_kv: bool = False
+    refused: str | None = None
     parallel: bool = False
     positions: int = 1
+    computed: bool = False
 
 
-_LLAMA = Architecture()
-_MULTI_AXIS = Architecture(positions=4)
+_LLAMA = Architecture(computed=True)
+_MULTI_AXIS = Architecture(positions=4, computed=True)
+_LISTED_WINDOW = Architecture(window=Window())
+_MAMBA2 = Recurrence("no_kv_heads", "mamba_groups")
+_DELTA_NET = Architecture(recurrence=Recurrence("interval", "mamba_groups"))
+_KDA = Architecture(latent=True, recurrence=Recurrence("no_kv_heads", "kda"))
+_RWKV = Architecture(recurrence=Recurrence("all", "rwkv"))
+_OTHER_LAYERS = "the engine makes other layers of it than the file has"
+
+_PLAIN = """
+    apertus arcee arctic baichuan bailingmoe2 bitnet bloom chameleon codeshell cogvlm command-r dbrx deci deepseek
+    deepseek2-ocr eagle3 ernie4_5-moe exaone falcon glm4moe gpt2 gptneox grok grovemoe hrm_text hunyuan-dense hunyuan_vl
+    hy_v3 jais llama-embed minicpm3 mpt olmo olmoe openelm orion pangu-embedded phi3 plamo plm pockettts qwen qwen2moe
+    qwen3tts qwen3vl seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
+"""
+_WITHOUT_CACHE = """
+    bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llada-moe modern-bert neo-bert nomic-bert
+    nomic-bert-moe rnd1 t5encoder wavtokenizer-dec
+"""
 
 ARCHITECTURES: dict[str, Architecture] = {
+    **dict.fromkeys(_PLAIN.split(), Architecture()),
+    **dict.fromkeys(_WITHOUT_CACHE.split(), Architecture(has_cache=False)),
     "bailingmoe": _LLAMA,
     "chatglm": _LLAMA,
     "dots1": _LLAMA,
@@ -39,7 +129,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "mistral3": _LLAMA,
     "nemotron": _LLAMA,
     "paddleocr": _MULTI_AXIS,
-    "phi2": Architecture(parallel=True),
+    "phi2": Architecture(parallel=True, computed=True),
     "phimoe": _LLAMA,
     "qwen2": _LLAMA,
     "qwen2vl": _MULTI_AXIS,
@@ -47,10 +137,75 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3moe": _LLAMA,
     "qwen3vlmoe": _MULTI_AXIS,
     "refact": _LLAMA,
+    # sliding windows
+    "afmoe": Architecture(window=Window(4, optional=True)),
+    "cohere2": Architecture(window=Window(4)),
+    "cohere2moe": Architecture(window=Window(4, full_first=True)),
+    "exaone-moe": Architecture(window=Window(4)),
+    "exaone4": Architecture(window=Window(4, n_tokens=4096, only_with_layers=64)),
+    "gemma2": Architecture(window=Window(2, n_tokens=4096)),
+    "gemma3": Architecture(window=Window(6, optional=True)),
+    "gemma3n": Architecture(window=Window(5), n_kv_layers=20),
+    "gemma4": Architecture(window=Window(), shares_kv=True),
+    "gpt-oss": Architecture(window=Window(2)),
+    "granite_swa": _LISTED_WINDOW,
+    "laguna": Architecture(window=Window(4, full_first=True, optional=True)),
+    "llama4": Architecture(window=Window(4, n_tokens=8192, fixed=True, none_if_zero=True)),
+    "maple": _LISTED_WINDOW,
+    "mellum": Architecture(window=Window(4, optional=True)),
+    "mimo2": _LISTED_WINDOW,
+    "muse-glimmer": Architecture(window=Window(4)),
+    "olmo2": Architecture(window=Window(4, optional=True)),
+    "plamo3": Architecture(window=Window(8, optional=True)),
+    "smallthinker": Architecture(window=Window(4, full_first=True, n_tokens=4096, fixed=True, optional=True)),
+    "spark2_5": _LISTED_WINDOW,
+    "step35": _LISTED_WINDOW,
+    # compressed keys and values, indexers
+    "deepseek2": Architecture(latent=True),
+    "mistral4": Architecture(latent=True),
+    "deepseek32": Architecture(latent=True, indexer=Indexer()),
+    "glm-dsa": Architecture(latent=True, indexer=Indexer("listed", default=True)),
+    "hy_v4": Architecture(latent=True, indexer=Indexer("listed", optional=True)),
+    "dots3note": Architecture(latent=True, window=Window(), indexer=Indexer("listed")),
+    "minimax-m3": Architecture(indexer=Indexer("after_dense", with_values=True)),
+    # recurrent and hybrid
+    "mamba": Architecture(recurrence=Recurrence("all", "mamba")),
+    "mamba2": Architecture(recurrence=Recurrence("all", "mamba_groups")),
+    "rwkv6": _RWKV,
+    "rwkv6qwen2": _RWKV,
+    "rwkv7": _RWKV,
+    "arwkv7": _RWKV,
+    "jamba": Architecture(recurrence=Recurrence("no_kv_heads", "mamba")),
+    "falcon-h1": Architecture(recurrence=Recurrence("all", "mamba_groups", beside_attention=True)),
+    "plamo2": Architecture(recurrence=_MAMBA2),
+    "granitehybrid": Architecture(recurrence=_MAMBA2),
+    "nemotron_h": Architecture(recurrence=Recurrence("no_kv_heads_no_ffn", "mamba_groups")),
+    "nemotron_h_moe": Architecture(recurrence=Recurrence("no_kv_heads_no_ffn", "mamba_groups")),
+    "lfm2": Architecture(window=Window(1, optional=True), recurrence=Recurrence("no_kv_heads", "short_convolution")),
+    "lfm2moe": Architecture(recurrence=Recurrence("no_kv_heads", "short_convolution")),
+    "qwen3next": _DELTA_NET,
+    "qwen35": _DELTA_NET,
+    "qwen35moe": _DELTA_NET,
+    "minimax-01": Architecture(recurrence=Recurrence("interval", "lightning", interval=8)),
+    "kimi-linear": _KDA,
+    "kimi-k3": _KDA,
+    "bailingmoe3": _KDA,
+    "glm5-next": Architecture(
+        latent=True,
+        recurrence=Recurrence("no_kv_heads", "kda"),
+        indexer=Indexer("listed", default=True, pooled=True),
+    ),
+    # left to the probe
+    "deepseek4": Architecture(refused="its compressed caches are not in the arithmetic"),
+    "qwen4exp": Architecture(refused="its hashed embeddings are not in the arithmetic"),
+    "dflash": Architecture(refused="it only runs beside another model"),
+    "gemma4-assistant": Architecture(refused="it only runs beside another model"),
+    "graniteswitch": Architecture(refused=_OTHER_LAYERS),
+    "nanbeige": Architecture(refused=_OTHER_LAYERS),
+    "t5": Architecture(refused="its encoder and decoder are not in the arithmetic"),
 }
-"""Each is checked against the engine's own numbers in tests/engine/memory."""
 
 
 def find_architecture(name: str) -> Architecture | None:
-    """Return the entry of `name`, None where only a probe can tell."""
+    """Return the record of `name`, None where only a probe can tell."""
     return ARCHITECTURES.get(name)

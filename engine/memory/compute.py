@@ -13,8 +13,10 @@ from engine.gguf.model_file import TensorInfo
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Run
 from engine.memory.architectures import Architecture
-from engine.memory.hyper_parameters import FeedForward, HyperParameters, tensor_stem
-from engine.memory.kv_cache import context_shape, is_quantised, kv_layer_bytes
+from engine.memory.backends import HOST_RULE
+from engine.memory.feed_forward import FeedForward, tensor_stem
+from engine.memory.hyper_parameters import HyperParameters
+from engine.memory.kv_cache import context_shape, is_quantised, layer_states
 from engine.memory.placement import Placement
 from engine.memory.weights import WeightTables
 
@@ -30,9 +32,15 @@ class ComputeTables:
     """Worst moments per layer for one model and one set of context settings."""
 
     def __init__(
-        self, hyper: HyperParameters, architecture: Architecture, weights: WeightTables, context: ContextSettings
+        self,
+        hyper: HyperParameters,
+        feed_forward: tuple[FeedForward, ...],
+        architecture: Architecture,
+        weights: WeightTables,
+        context: ContextSettings,
     ) -> None:
         self._hyper = hyper
+        self._feed_forward = feed_forward
         self._context = context
         self._shape = shape = context_shape(context, hyper.n_ctx_train)
         self._token = token = shape.n_ubatch * F32_BYTES
@@ -47,24 +55,24 @@ class ComputeTables:
         self._new_rows = max(map(sum, zip(hyper.k_widths, hyper.v_widths, strict=True))) * token
         self._arriving = self._arriving_bytes(architecture)
         self._attention = tuple(
-            self._attention_bytes(n_head, k_width, v_width)
-            for n_head, k_width, v_width in zip(hyper.n_head, hyper.k_widths, hyper.v_widths, strict=True)
+            self._attention_bytes(n_head * head_k, n_head, k_width + v_width)
+            for n_head, head_k, k_width, v_width in zip(
+                hyper.n_head, hyper.head_k, hyper.k_widths, hyper.v_widths, strict=True
+            )
         )
-        self._gating = tuple(_gating_bytes(ffn, token) for ffn in hyper.feed_forward)
-        self._mixing = tuple(_mixing_bytes(ffn, token, hidden) for ffn in hyper.feed_forward)
+        self._gating = tuple(_gating_bytes(ffn, token) for ffn in feed_forward)
+        self._mixing = tuple(_mixing_bytes(ffn, token, hidden) for ffn in feed_forward)
         self._scratch = self._scratch_bytes() if flash else 0
         n_outputs = min(shape.n_ubatch, shape.n_batch)
         self._output = (hyper.n_vocab + hyper.n_embd) * n_outputs * F32_BYTES
-        layers_kv = kv_layer_bytes(hyper, context)
+        layers_kv = [
+            sum(tensor.size_bytes(HOST_RULE) for tensor in state.cache)
+            for state in layer_states(hyper, architecture, context)
+        ]
         self._offloaded = tuple(
             self._offloaded_bytes(index, tensors, layers_kv[index])
             for index, tensors in enumerate(weights.block_tensors)
         )
-
-    @property
-    def output_buffer_bytes(self) -> int:
-        """Return the bytes of the logits that the host keeps: one row per sequence until a batch asks for more."""
-        return self._hyper.n_vocab * F32_BYTES * self._shape.n_sequences
 
     def device_bytes(self, placement: Placement) -> dict[str, int]:
         """Return the compute buffer of each device, the CPU's under its id."""
@@ -174,24 +182,24 @@ class ComputeTables:
 
     # ------------------------------------------------------------------ one layer's moments
 
-    def _attention_bytes(self, n_head: int, k_width: int, v_width: int) -> int:
+    def _attention_bytes(self, q_width: int, n_head: int, kv_width: int) -> int:
         """Queries, keys and values beside the residual; without flash attention the scores of every head too."""
         token, hidden = self._token, self._hidden
-        q_bytes = n_head * self._hyper.head_k * token
-        projected = 2 * hidden + q_bytes + (k_width + v_width) * token
+        q_bytes = q_width * token
+        projected = 2 * hidden + q_bytes + kv_width * token
         scores = 0 if self._flash else self._shape.n_cells * n_head * token
         return max(projected, 2 * hidden + 2 * q_bytes + scores)
 
     def _arriving_bytes(self, architecture: Architecture) -> int:
         """What reaches a device with the output layer alone: it also computes the sums that end the last layer."""
-        n_used = self._hyper.feed_forward[-1].n_used
+        n_used = self._feed_forward[-1].n_used
         if architecture.parallel:
             return 4 * self._hidden
         return (2 + n_used if n_used else 1) * self._hidden
 
     def _offloaded_bytes(self, index: int, tensors: tuple[TensorInfo, ...], kv_bytes: int) -> int:
         """What a device needs to compute a CPU layer for a large batch: a copy of one weight or cache at a time."""
-        ffn, token, hidden = self._hyper.feed_forward[index], self._token, self._hidden
+        ffn, token, hidden = self._feed_forward[index], self._token, self._hidden
         largest = dict.fromkeys(("down", "ffn", "attention"), 0)
         for tensor in tensors:
             stem = tensor_stem(tensor)
@@ -223,9 +231,9 @@ class ComputeTables:
         v_slots = n_tokens * 8 * (1 if self._flash else max(hyper.v_widths))
         rotations = 0
         if is_quantised(context.type_k):
-            rotations += hyper.head_k * hyper.head_k * F32_BYTES
+            rotations += max(hyper.head_k) ** 2 * F32_BYTES
         if is_quantised(context.type_v):
-            rotations += hyper.head_v * hyper.head_v * F32_BYTES
+            rotations += max(hyper.head_v) ** 2 * F32_BYTES
         return n_tokens * (8 + 4 * architecture.positions + 8) + v_slots + rotations
 
 

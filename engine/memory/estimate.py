@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Literal
+
+Part = Literal["weights", "state", "compute"]
+"""Parts of an estimate: state is KV cache and recurrent state, compute the scheduler's buffers."""
 
 
 class Grade(StrEnum):
@@ -43,10 +47,11 @@ class DeviceMemory:
 class MemoryEstimate:
     """Memory of one layout by device id, one entry per device of the rig.
 
-    `probe_only` is the reason why arithmetic cannot tell everything (an unknown architecture);
-    then `devices` holds weights only.
+    `probe_only` is the reason why arithmetic cannot tell everything (an unknown architecture); `unknown` names the
+    parts that are missing from `devices` then, where they are 0.
     """
 
     devices: Mapping[str, DeviceMemory]
     grade: Grade
     probe_only: str | None = None
+    unknown: tuple[Part, ...] = ()

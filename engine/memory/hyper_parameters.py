@@ -1,12 +1,16 @@
-"""The numbers of a model that decide its caches and activations, checked before anything is computed from them."""
+"""The numbers of a model that decide its caches, checked before anything is computed from them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.gguf.model_file import Block, ModelFile, TensorInfo
+from engine.gguf.model_file import MetadataValue, ModelFile
+from engine.memory.architectures import Architecture, Window
 
 _LARGEST = 1 << 31
+_MOST_LAYERS = 512
+_LONG_CONTEXT_GLM = 1 << 20
+"""GLM 5.2 is told from its predecessors by this training context; its indexers share in a pattern of its own."""
 
 
 class MissingNumberError(ValueError):
@@ -14,39 +18,42 @@ class MissingNumberError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class FeedForward:
-    """Widths of one layer's feed-forward part, in elements.
-
-    `width` is that of one expert where `n_used` (experts per token) is not 0; `gated`: gate and up are two activations;
-    `shared_width`: of the experts that every token takes.
-    """
-
-    width: int
-    gated: bool
-    n_used: int = 0
-    shared_width: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class HyperParameters:
-    """Per-layer tuples have an entry for each block that is loaded. Widths are in elements."""
+    """Per-layer tuples have an entry for each block of the file, multi-token prediction (MTP) included.
+
+    Widths are in elements: `k_widths` and `v_widths` of one token's keys and values over all heads, `indexer_widths`
+    of an indexer's key (0 where a layer has none), `recurrent_widths` of the two states of one sequence.
+    `n_trunk_layers`: blocks before those of MTP; `n_kv_layers`: layers from the start that own a cache;
+    `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector.
+    """
 
     n_embd: int
     n_vocab: int
     n_ctx_train: int
-    head_k: int
-    head_v: int
+    n_trunk_layers: int
+    n_kv_layers: int
     n_head: tuple[int, ...]
     n_head_kv: tuple[int, ...]
-    feed_forward: tuple[FeedForward, ...]
+    head_k: tuple[int, ...]
+    head_v: tuple[int, ...]
+    window: int
+    sliding: tuple[bool, ...]
+    recurrent: tuple[bool, ...]
+    recurrent_widths: tuple[int, int]
+    latent: bool
+    indexer_widths: tuple[int, ...]
+
+    @property
+    def n_layers(self) -> int:
+        return len(self.n_head)
 
     @property
     def k_widths(self) -> tuple[int, ...]:
-        return tuple(self.head_k * n_head_kv for n_head_kv in self.n_head_kv)
+        return tuple(head * count for head, count in zip(self.head_k, self.n_head_kv, strict=True))
 
     @property
     def v_widths(self) -> tuple[int, ...]:
-        return tuple(self.head_v * n_head_kv for n_head_kv in self.n_head_kv)
+        return tuple(head * count for head, count in zip(self.head_v, self.n_head_kv, strict=True))
 
 
 def count_skipped_blocks(model: ModelFile) -> int:
@@ -56,105 +63,259 @@ def count_skipped_blocks(model: ModelFile) -> int:
     return value if is_count and isinstance(value, int) and 0 < value < model.n_layers else 0
 
 
-def read_hyper_parameters(model: ModelFile) -> HyperParameters:
-    """Return the numbers of an architecture with ordinary attention.
+def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> HyperParameters:
+    """Return the numbers of a model of this architecture.
 
     Raises:
         MissingNumberError: naming the key, so that the caller can leave the model to the probe.
     """
     n_layers = model.n_layers
-    if n_layers < 1:
-        raise MissingNumberError("the file has no layers")
-    n_embd = _number(model, "embedding_length")
-    n_head = _per_layer(model, "attention.head_count", n_layers)
-    has_kv = model.hyper_parameter("attention.head_count_kv") is not None
-    n_head_kv = _per_layer(model, "attention.head_count_kv", n_layers) if has_kv else n_head
-    head_k = _number(model, "attention.key_length", n_embd // n_head[0])
-    head_v = _number(model, "attention.value_length", n_embd // n_head[0])
-    if model.n_vocab <= 0:
-        raise MissingNumberError("the file does not tell the size of the vocabulary")
+    if not 1 <= n_layers <= _MOST_LAYERS:
+        raise MissingNumberError(f"the file has {n_layers} layers and the engine takes 1 to {_MOST_LAYERS}")
+    n_trunk = n_layers - count_skipped_blocks(model)
+    has_attention = architecture.recurrence is None or architecture.recurrence.layers != "all"
+    has_attention = has_attention or bool(architecture.recurrence and architecture.recurrence.beside_attention)
+    n_head = _per_layer(model, "attention.head_count", n_layers, None if has_attention else 0)
+    n_head_kv = _per_layer(model, "attention.head_count_kv", n_layers, n_head)
+    n_embd = number(model, "embedding_length")
+    if has_attention and not n_head[0]:
+        raise MissingNumberError(f"{model.architecture}.attention.head_count is 0")
+    recurrent = _recurrent_layers(model, architecture, n_head_kv, n_trunk)
+    window, sliding = _window(model, architecture.window, recurrent, n_trunk)
     hyper = HyperParameters(
         n_embd=n_embd,
-        n_vocab=model.n_vocab,
-        n_ctx_train=_number(model, "context_length"),
-        head_k=head_k,
-        head_v=head_v,
+        n_vocab=_vocabulary(model, architecture),
+        n_ctx_train=number(model, "context_length"),
+        n_trunk_layers=n_trunk,
+        n_kv_layers=_owners(model, architecture),
         n_head=n_head,
         n_head_kv=n_head_kv,
-        feed_forward=tuple(_feed_forward(model, block) for block in model.blocks),
+        head_k=_head_sizes(model, "key", n_embd, n_head[0], sliding),
+        head_v=_head_sizes(model, "value", n_embd, n_head[0], sliding),
+        window=window,
+        sliding=sliding,
+        recurrent=recurrent,
+        recurrent_widths=_recurrent_widths(model, architecture, n_embd, n_head[0]),
+        latent=architecture.latent and _has_latent_lengths(model),
+        indexer_widths=_indexer_widths(model, architecture, recurrent, sliding, n_trunk),
     )
     _check_attention(model, hyper)
     return hyper
 
 
-def _number(model: ModelFile, key: str, default: int | None = None) -> int:
-    value = model.hyper_parameter(key)
+# ---------------------------------------------------------------------- reading
+
+
+def number(model: ModelFile, key: str, default: int | None = None, *, least: int = 1) -> int:
+    """Return a whole number of the header, `default` where it has none.
+
+    Raises:
+        MissingNumberError: it is absent without a default, no whole number, or out of range.
+    """
+    value = _value(model, key)
     if value is None and default is not None:
-        value = default
-    return _checked(model, key, value)
+        return default
+    return _checked(model, key, value, least)
 
 
-def _checked(model: ModelFile, key: str, value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < _LARGEST:
+def _value(model: ModelFile, key: str) -> MetadataValue:
+    if f"{model.architecture}.{key}" in model.arrays:
+        raise MissingNumberError(f"{model.architecture}.{key} is a list that cannot be a number per layer")
+    return model.hyper_parameter(key)
+
+
+def _checked(model: ModelFile, key: str, value: MetadataValue, least: int) -> int:
+    if isinstance(value, bool) or not isinstance(value, int) or not least <= value < _LARGEST:
         shown = "missing" if value is None else f"{str(value)[:40]}, which is not a usable number"
         raise MissingNumberError(f"{model.architecture}.{key} is {shown}")
     return value
 
 
-def _per_layer(model: ModelFile, key: str, n_layers: int) -> tuple[int, ...]:
-    value = model.hyper_parameter(key)
+def _per_layer(model: ModelFile, key: str, n_layers: int, default: tuple[int, ...] | int | None) -> tuple[int, ...]:
+    value = _value(model, key)
+    if value is None and default is not None:
+        return default if isinstance(default, tuple) else (default,) * n_layers
     if not isinstance(value, tuple):
-        return (_checked(model, key, value),) * n_layers
+        return (_checked(model, key, value, 0),) * n_layers
     if len(value) != n_layers:
         raise MissingNumberError(f"{model.architecture}.{key} has {len(value)} numbers for {n_layers} layers")
-    return tuple(_checked(model, key, number) for number in value)
+    return tuple(_checked(model, key, each, 0) for each in value)
 
 
-def _feed_forward(model: ModelFile, block: Block) -> FeedForward:
-    """Read the widths off the tensors: they are what the engine multiplies with."""
-    shapes = {tensor_stem(tensor): tensor.shape for tensor in block.tensors}
-    shared = _rows(shapes.get("ffn_up_shexp"))
-    if "ffn_up_exps" in shapes or "ffn_gate_up_exps" in shapes:
-        fused = "ffn_up_exps" not in shapes
-        up = shapes["ffn_gate_up_exps"] if fused else shapes["ffn_up_exps"]
-        if len(up) != 3:
-            raise MissingNumberError(f"the experts of block {block.index} have {len(up)} dimensions in place of 3")
-        n_used = _number(model, "expert_used_count")
-        if n_used > up[2]:
-            raise MissingNumberError(f"{model.architecture}.expert_used_count is {n_used} of {up[2]} experts")
-        return FeedForward(
-            width=up[1] // 2 if fused else up[1],
-            gated=fused or "ffn_gate_exps" in shapes,
-            n_used=n_used,
-            shared_width=shared,
-        )
-    width = _rows(shapes.get("ffn_up"))
-    gated = "ffn_gate" in shapes
-    # A fused gate and up has twice the rows of what the down projection takes.
-    down = (shapes.get("ffn_down") or (0,))[0]
-    if not gated and width == 2 * down:
-        width, gated = down, True
-    return FeedForward(width=width, gated=gated, shared_width=shared)
+def _flags(model: ModelFile, key: str, n_layers: int, *, length: int | None = None) -> tuple[bool, ...] | None:
+    """Return a list of yes and no per layer, padded with no; None where the file has no list.
+
+    The engine insists on a `length` for some lists and takes any for others.
+    """
+    value = _value(model, key)
+    if not isinstance(value, tuple):
+        return None
+    if len(value) > _MOST_LAYERS or any(isinstance(each, float) for each in value):
+        raise MissingNumberError(f"{model.architecture}.{key} is no list of layers")
+    if length is not None and len(value) != length:
+        raise MissingNumberError(f"{model.architecture}.{key} has {len(value)} entries for {length} layers")
+    return tuple(bool(each) for each in value[:n_layers]) + (False,) * (n_layers - len(value))
 
 
-def tensor_stem(tensor: TensorInfo) -> str:
-    """Return `ffn_up` of `blk.3.ffn_up.weight`; other suffixes keep theirs so that they do not shadow the weight."""
-    return tensor.name.split(".", 2)[-1].removesuffix(".weight")
+def _vocabulary(model: ModelFile, architecture: Architecture) -> int:
+    if model.n_vocab <= 0 and architecture.has_cache:
+        raise MissingNumberError("the file does not tell the size of the vocabulary")
+    return model.n_vocab
 
 
-def _rows(shape: tuple[int, ...] | None) -> int:
-    return shape[1] if shape is not None and len(shape) > 1 else 0
+# ---------------------------------------------------------------------- attention
+
+
+def _head_sizes(model: ModelFile, kind: str, n_embd: int, n_head: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
+    key = f"attention.{kind}_length"
+    full = number(model, key, n_embd // n_head) if n_head else 0
+    in_window = number(model, f"{key}_swa", full)
+    return tuple(in_window if slides else full for slides in sliding)
+
+
+def _has_latent_lengths(model: ModelFile) -> bool:
+    lengths = [number(model, f"attention.{kind}_length_mla", 0, least=0) for kind in ("key", "value")]
+    if any(lengths) != all(lengths):
+        raise MissingNumberError(f"{model.architecture} has key_length_mla or value_length_mla without the other")
+    return all(lengths)
+
+
+def _owners(model: ModelFile, architecture: Architecture) -> int:
+    n_layers = model.n_layers
+    if architecture.n_kv_layers is not None:
+        return min(n_layers, architecture.n_kv_layers)
+    if architecture.shares_kv:
+        n_shared = number(model, "attention.shared_kv_layers", 0, least=0)
+        if n_shared > n_layers - 2:
+            raise MissingNumberError(f"{model.architecture}.attention.shared_kv_layers is {n_shared} of {n_layers}")
+        return n_layers - n_shared
+    return n_layers
+
+
+def _window(
+    model: ModelFile, rule: Window | None, recurrent: tuple[bool, ...], n_trunk: int
+) -> tuple[int, tuple[bool, ...]]:
+    """Return the window in tokens and which layers slide; no layer does where there is no window."""
+    n_layers = model.n_layers
+    nowhere = (False,) * n_layers
+    if rule is None or (rule.only_with_layers is not None and n_trunk != rule.only_with_layers):
+        return 0, nowhere
+    key = "attention.sliding_window"
+    named = _value(model, key) is not None
+    n_tokens = number(model, key, 0 if rule.optional else rule.n_tokens, least=0)
+    if (rule.optional and n_tokens == 0) or (rule.none_if_zero and named and n_tokens == 0):
+        return 0, nowhere
+    if rule.fixed and rule.n_tokens is not None:
+        n_tokens = rule.n_tokens
+    if rule.period == 1:
+        return n_tokens, tuple(index < n_trunk and not each for index, each in enumerate(recurrent))
+    pattern = f"{key}_pattern"
+    listed = _flags(model, pattern, n_layers)
+    if listed is not None:
+        sliding = listed
+    else:
+        if not rule.period:
+            raise MissingNumberError(f"{model.architecture}.{pattern} is missing")
+        period = number(model, pattern, rule.period, least=0)
+        full = 0 if rule.full_first else period - 1
+        sliding = tuple(index < n_trunk and (period == 0 or index % period != full) for index in range(n_layers))
+    if not any(sliding):
+        raise MissingNumberError(f"{model.architecture}.{key} is {n_tokens}, but no layer slides")
+    return n_tokens, sliding
+
+
+def _indexer_widths(
+    model: ModelFile, architecture: Architecture, recurrent: tuple[bool, ...], sliding: tuple[bool, ...], n_trunk: int
+) -> tuple[int, ...]:
+    rule, n_layers = architecture.indexer, model.n_layers
+    nothing = (0,) * n_layers
+    if rule is None or (rule.optional and not number(model, "attention.indexer.top_k", 0, least=0)):
+        return nothing
+    width = number(model, "attention.indexer.key_length")
+    if rule.pooled and number(model, "attention.indexer.kpool", 0, least=0):
+        width *= 3
+    if rule.layers == "after_dense":
+        n_dense = number(model, "leading_dense_block_count", 0, least=0)
+        return tuple(width if index >= n_dense else 0 for index in range(n_layers))
+    chosen = (True,) * n_layers
+    if rule.layers == "listed":
+        chosen = _indexer_list(model, n_layers, n_trunk, default=rule.default)
+    return tuple(
+        width if index < n_trunk and chosen[index] and not recurrent[index] else 0 for index in range(n_layers)
+    )
+
+
+def _indexer_list(model: ModelFile, n_layers: int, n_trunk: int, *, default: bool) -> tuple[bool, ...]:
+    length = None if model.architecture == "dots3note" else n_trunk
+    listed = _flags(model, "attention.indexer.types", n_layers, length=length)
+    if listed is not None:
+        return listed
+    if model.architecture == "glm-dsa" and number(model, "context_length") >= _LONG_CONTEXT_GLM:
+        return tuple(index < 2 or index % 4 == 2 for index in range(n_layers))
+    return (default,) * n_layers
+
+
+# ---------------------------------------------------------------------- recurrence
+
+
+def _recurrent_layers(
+    model: ModelFile, architecture: Architecture, n_head_kv: tuple[int, ...], n_trunk: int
+) -> tuple[bool, ...]:
+    rule, n_layers = architecture.recurrence, model.n_layers
+    if rule is None:
+        return (False,) * n_layers
+    if rule.layers == "all":
+        return (True,) * n_layers
+    if rule.layers == "interval":
+        listed = _flags(model, "attention.recurrent_layers", n_layers, length=n_layers)
+        if listed is not None:
+            return listed
+        interval = number(model, "full_attention_interval", rule.interval)
+        return tuple(index < n_trunk and (index + 1) % interval != 0 for index in range(n_layers))
+    if rule.layers == "no_kv_heads_no_ffn":
+        widths = _per_layer(model, "feed_forward_length", n_layers, 0)
+        return tuple(index < n_trunk and not (n_head_kv[index] or widths[index]) for index in range(n_layers))
+    return tuple(index < n_trunk and not n_head_kv[index] for index in range(n_layers))
+
+
+def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int, n_head: int) -> tuple[int, int]:
+    """Return the widths of the rolling and of the recurrent state."""
+    if architecture.recurrence is None:
+        return 0, 0
+    kind = architecture.recurrence.state
+    if kind == "rwkv":
+        shifts = number(model, "token_shift_count", 2, least=0)
+        return shifts * n_embd, n_embd * number(model, "wkv.head_size")
+    if kind == "short_convolution":
+        return n_embd * (number(model, "shortconv.l_cache") - 1), 0
+    if kind == "lightning":
+        head = number(model, "attention.key_length", n_embd // n_head if n_head else 0)
+        return 0, head * head * n_head
+    kernel = number(model, "ssm.conv_kernel", least=0)
+    if kind == "kda":
+        head = number(model, "kda.head_dim")
+        return 3 * (kernel - 1 if kernel else 3) * n_head * head, head * head * n_head
+    inner, state = number(model, "ssm.inner_size"), number(model, "ssm.state_size")
+    n_groups = number(model, "ssm.group_count", least=0) if kind == "mamba_groups" else 0
+    return max(0, kernel - 1) * (inner + 2 * n_groups * state), state * inner
+
+
+# ---------------------------------------------------------------------- tensors against header
 
 
 def _check_attention(model: ModelFile, hyper: HyperParameters) -> None:
     """Refuse numbers at odds with the projections: the engine would refuse the file, and our sizes would be wrong."""
-    widths = zip(model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, strict=True)
-    for block, n_head, k_width, v_width in widths:
-        q_width = n_head * hyper.head_k
-        expected = {"attn_q": q_width, "attn_k": k_width, "attn_v": v_width, "attn_qkv": q_width + k_width + v_width}
+    for block, n_head, k_width, v_width, head_k, recurrent in zip(
+        model.blocks, hyper.n_head, hyper.k_widths, hyper.v_widths, hyper.head_k, hyper.recurrent, strict=True
+    ):
+        if recurrent or hyper.latent:
+            continue
+        q_width = n_head * head_k
+        expected = {"attn_q": (q_width, 2 * q_width), "attn_k": (k_width,), "attn_v": (v_width,),
+                    "attn_qkv": (q_width + k_width + v_width,)}  # fmt: skip
         for tensor in block.tensors:
-            rows = expected.get(tensor_stem(tensor))
-            if rows is not None and tensor.shape[:2] != (hyper.n_embd, rows):
+            rows = expected.get(tensor.name.split(".", 2)[-1].removesuffix(".weight"))
+            if rows is not None and tensor.shape[:2] not in [(hyper.n_embd, count) for count in rows]:
                 raise MissingNumberError(
-                    f"{tensor.name} has the shape {tensor.shape} where the header implies {(hyper.n_embd, rows)}"
+                    f"{tensor.name} has the shape {tensor.shape} where the header implies {(hyper.n_embd, rows[0])}"
                 )

@@ -1,11 +1,12 @@
-"""Bytes of the KV cache of each layer, for attention that keeps every token of the context."""
+"""What each layer keeps between batches: keys and values of the context or a window of it, and recurrent states."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from engine.layout.context_settings import ContextSettings, KvType
-from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
+from engine.memory.architectures import Architecture
+from engine.memory.backends import ROW_PADDING, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
 
 CELL_PADDING = 256
@@ -63,22 +64,78 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
     return n_elements // per_block * block_bytes
 
 
-def kv_layer_bytes(hyper: HyperParameters, context: ContextSettings, rule: SizeRule = HOST_RULE) -> tuple[int, ...]:
-    """Return the cache bytes of each layer in a buffer with this rule."""
+@dataclass(frozen=True, slots=True)
+class CacheTensor:
+    """One tensor of a layer's state: `n_rows` of `width` elements."""
+
+    kind: KvType
+    width: int
+    n_rows: int
+
+    def size_bytes(self, rule: SizeRule) -> int:
+        """Return what it takes in a buffer with this rule."""
+        size_bytes = self.n_rows * row_bytes(self.kind, self.width)
+        if rule.pads_rows and is_quantised(self.kind) and self.width % ROW_PADDING:
+            size_bytes += row_bytes(self.kind, ROW_PADDING - self.width % ROW_PADDING)
+        return pad(size_bytes, rule.alignment_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class LayerState:
+    """What one layer keeps between batches: `cache` of keys and values, `recurrent` states."""
+
+    cache: tuple[CacheTensor, ...] = ()
+    recurrent: tuple[CacheTensor, ...] = ()
+
+
+def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
+    """Return the cells of one stream in layers with a sliding window."""
     shape = context_shape(context, hyper.n_ctx_train)
-    n_rows = shape.n_cells * shape.n_streams
+    if context.swa_full:
+        return shape.n_cells
+    n_sequences = shape.n_sequences if context.kv_unified else 1
+    return pad(min(shape.n_cells, hyper.window * n_sequences + shape.n_ubatch), CELL_PADDING)
+
+
+def layer_states(
+    hyper: HyperParameters, architecture: Architecture, context: ContextSettings
+) -> tuple[LayerState, ...]:
+    """Return the state of each block of the file, nothing for those of multi-token prediction."""
+    if not architecture.has_cache:
+        return (LayerState(),) * hyper.n_layers
+    beside = architecture.recurrence is not None and architecture.recurrence.beside_attention
+    shape = context_shape(context, hyper.n_ctx_train)
+    in_window = window_cells(hyper, context)
+    # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
     v_widths = hyper.v_widths
     if context.flash_attn == "off":
-        # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
         v_widths = (max(v_widths, default=0),) * len(v_widths)
-    return tuple(
-        _cache_bytes(context.type_k, k_width, n_rows, rule) + _cache_bytes(context.type_v, v_width, n_rows, rule)
-        for k_width, v_width in zip(hyper.k_widths, v_widths, strict=True)
-    )
+    indexer_v = hyper.head_v if architecture.indexer is not None and architecture.indexer.with_values else ()
+    states = []
+    for index in range(hyper.n_layers):
+        cache: list[CacheTensor] = []
+        n_rows = (in_window if hyper.sliding[index] else shape.n_cells) * shape.n_streams
+        if _has_keys(hyper, architecture, index, beside=beside):
+            cache.append(CacheTensor(context.type_k, hyper.k_widths[index], n_rows))
+            if not hyper.latent:
+                cache.append(CacheTensor(context.type_v, v_widths[index], n_rows))
+        if hyper.indexer_widths[index]:
+            cache.append(CacheTensor(context.type_k, hyper.indexer_widths[index], n_rows))
+            if indexer_v:
+                cache.append(CacheTensor(context.type_v, indexer_v[index], n_rows))
+        states.append(LayerState(tuple(cache), _recurrent_state(hyper, shape, index)))
+    return tuple(states)
 
 
-def _cache_bytes(kv_type: KvType, width: int, n_rows: int, rule: SizeRule) -> int:
-    size_bytes = n_rows * row_bytes(kv_type, width)
-    if rule.pads_rows and is_quantised(kv_type) and width % ROW_PADDING:
-        size_bytes += row_bytes(kv_type, ROW_PADDING - width % ROW_PADDING)
-    return pad(size_bytes, rule.alignment_bytes)
+def _has_keys(hyper: HyperParameters, architecture: Architecture, index: int, *, beside: bool) -> bool:
+    if index >= hyper.n_trunk_layers or index >= hyper.n_kv_layers:
+        return False
+    if architecture.recurrence is None or beside:
+        return True
+    return not hyper.recurrent[index]
+
+
+def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) -> tuple[CacheTensor, ...]:
+    if not hyper.recurrent[index] or index >= hyper.n_trunk_layers:
+        return ()
+    return tuple(CacheTensor("f32", width, shape.n_sequences) for width in hyper.recurrent_widths)

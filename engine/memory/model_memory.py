@@ -11,51 +11,68 @@ from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.architectures import Architecture, find_architecture
-from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, SizeRule
+from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, HOST_RULE, SizeRule
 from engine.memory.compute import ComputeTables
-from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
+from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
+from engine.memory.feed_forward import FeedForward, read_feed_forward
 from engine.memory.hyper_parameters import (
     HyperParameters,
     MissingNumberError,
     count_skipped_blocks,
     read_hyper_parameters,
 )
-from engine.memory.kv_cache import kv_layer_bytes
+from engine.memory.kv_cache import LayerState, context_shape, layer_states
 from engine.memory.override_weights import weights_with_overrides
 from engine.memory.placement import Placement, place
 from engine.memory.weights import WeightTables
 
+_LOGIT_BYTES = 4
+_EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
+
 
 class ModelMemory:
-    """Memory of one model's layouts. Make one per opened model and keep it: its tables are what makes a step cheap."""
+    """Memory of one model's layouts. Make one per opened model and keep it: its tables are what makes a step cheap.
+
+    `probe_only` is why something cannot be told, None where everything can; `unknown` names the parts.
+    """
 
     def __init__(self, model: ModelFile) -> None:
         self.model = model
         self.weights = WeightTables(model, count_skipped_blocks(model))
         self.probe_only: str | None = None
-        self._known: tuple[HyperParameters, Architecture] | None = None
+        self.unknown: tuple[Part, ...] = ()
+        self._state: tuple[HyperParameters, Architecture] | None = None
+        self._feed_forward: tuple[FeedForward, ...] | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         try:
-            self._known = _read_known(model)
+            self._state = _read_state(model)
         except MissingNumberError as error:
             self.probe_only = f"{error}; only a probe can tell the KV cache and compute buffers"
+            self.unknown = ("state", "compute")
+            return
+        try:
+            self._feed_forward = _read_compute(model, self._state[1])
+        except MissingNumberError as error:
+            self.probe_only = f"{error}; only a probe can tell the compute buffers"
+            self.unknown = ("compute",)
 
     def for_context(self, context: ContextSettings) -> ContextMemory | None:
-        """Return the context's tables, None where only a probe can tell. The last ones are kept."""
-        if self._known is None:
+        """Return the context's tables, None where only a probe can tell the state. The last ones are kept."""
+        if self._state is None:
             return None
         last = self._last
         if last is None or (last[0] is not context and last[0] != context):
-            last = (context, ContextMemory(*self._known, self.weights, context))
+            last = (context, ContextMemory(*self._state, self._feed_forward, self.weights, context))
             self._last = last
         return last[1]
 
     def _resolve_flash_attention(self, context: ContextSettings, placement: Placement) -> ContextSettings:
         """Return the settings with flash attention off where `auto` ends so: a card that cannot do this head size."""
-        if context.flash_attn != "auto" or self._known is None:
+        if context.flash_attn != "auto" or self._state is None:
             return context
-        hyper = self._known[0]
-        if hyper.head_k == hyper.head_v and hyper.head_k in CUDA_FLASH_HEAD_SIZES:
+        hyper = self._state[0]
+        heads = {*hyper.head_k, *hyper.head_v}
+        if hyper.latent or (len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES):
             return context
         on_cuda = any(placement.traits[entry].converts_kv for entry in placement.entries if entry in placement.traits)
         return msgspec.structs.replace(context, flash_attn="off") if on_cuda else context
@@ -73,69 +90,106 @@ class ModelMemory:
         """Return what `layout` takes on every device of `rig`."""
         refusal = self._refusal(layout)
         if refusal is not None:
-            return MemoryEstimate({device_id: DeviceMemory() for device_id in rig.ids}, Grade.ESTIMATED, refusal)
+            nothing = {device_id: DeviceMemory() for device_id in rig.ids}
+            return MemoryEstimate(nothing, Grade.ESTIMATED, refusal, _EVERYTHING)
         placement = place(layout, rig, context)
         tables = self.for_context(self._resolve_flash_attention(context, placement))
         if placement.overrides:
             on_device, host = weights_with_overrides(self.weights, placement)
         else:
             on_device, host = self.weights.device_bytes(placement), self.weights.host_weights(placement)
-        kv = tables.kv_bytes(placement) if tables else {}
-        compute = tables.compute.device_bytes(placement) if tables else {}
+        kv, recurrent = tables.state_bytes(placement) if tables else ({}, {})
+        compute = tables.compute.device_bytes(placement) if tables and tables.compute else {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
                     weights_bytes=host.committed_bytes if device_id == CPU_ID else on_device.get(device_id, 0),
                     mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
                     kv_cache_bytes=kv.get(device_id, 0),
+                    recurrent_bytes=recurrent.get(device_id, 0),
                     compute_bytes=compute.get(device_id, 0),
-                    output_bytes=tables.compute.output_buffer_bytes if tables and device_id == CPU_ID else 0,
+                    output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
                 )
                 for device_id in rig.ids
             },
             grade=Grade.ESTIMATED,
             probe_only=self.probe_only,
+            unknown=self.unknown,
         )
 
 
 class ContextMemory:
-    """Tables for one model with one set of context settings."""
+    """Tables for one model with one set of context settings. `compute` is None where only a probe can tell."""
 
     def __init__(
-        self, hyper: HyperParameters, architecture: Architecture, weights: WeightTables, context: ContextSettings
+        self,
+        hyper: HyperParameters,
+        architecture: Architecture,
+        feed_forward: tuple[FeedForward, ...] | None,
+        weights: WeightTables,
+        context: ContextSettings,
     ) -> None:
-        self._hyper = hyper
         self._context = context
-        self._kv_sums: dict[SizeRule, tuple[int, ...]] = {}
-        self.layers_kv_bytes = kv_layer_bytes(hyper, context)
-        self.compute = ComputeTables(hyper, architecture, weights, context)
+        self._states = layer_states(hyper, architecture, context)
+        self._sums: dict[SizeRule, tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self._states), strict=True)
+        self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
+        """KV cache and recurrent state of each layer, for drawing and counting."""
+        shape = context_shape(context, hyper.n_ctx_train)
+        self.output_buffer_bytes = hyper.n_vocab * _LOGIT_BYTES * shape.n_sequences
+        """The logits that the host keeps: one row per sequence until a batch asks for more."""
+        self.compute = (
+            None if feed_forward is None else ComputeTables(hyper, feed_forward, architecture, weights, context)
+        )
 
-    def kv_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return the KV cache of each device: with its layers, or all on the CPU."""
+    def state_bytes(self, placement: Placement) -> tuple[dict[str, int], dict[str, int]]:
+        """Return KV cache and recurrent state of each device: with its layers, or all on the CPU."""
+        kv: dict[str, int] = {}
+        recurrent: dict[str, int] = {}
+        n_layers = len(self._states)
         if not self._context.offload_kqv:
-            return {CPU_ID: sum(self.layers_kv_bytes)}
-        found = {CPU_ID: sum(self.layers_kv_bytes[: placement.leading])}
-        for run in placement.runs:
-            traits = placement.traits.get(run.device)
-            if traits is not None:
-                sums = self._sums(traits.size_rule)
-                found[run.device] = found.get(run.device, 0) + sums[run.last + 1] - sums[run.first]
-        return found
+            ranges = [(CPU_ID, HOST_RULE, 0, n_layers)]
+        else:
+            ranges = [(CPU_ID, HOST_RULE, 0, placement.leading)]
+            for run in placement.runs:
+                traits = placement.traits.get(run.device)
+                if traits is not None:
+                    ranges.append((run.device, traits.size_rule, run.first, run.last + 1))
+        for device_id, rule, first, end in ranges:
+            for found, sums in zip((kv, recurrent), self._running(rule), strict=True):
+                found[device_id] = found.get(device_id, 0) + sums[end] - sums[first]
+        return kv, recurrent
 
-    def _sums(self, rule: SizeRule) -> tuple[int, ...]:
-        sums = self._kv_sums.get(rule)
+    def _running(self, rule: SizeRule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        sums = self._sums.get(rule)
         if sums is None:
-            layers = kv_layer_bytes(self._hyper, self._context, rule)
-            sums = self._kv_sums[rule] = tuple(accumulate(layers, initial=0))
+            kv, recurrent = zip(*(_layer_bytes(state, rule) for state in self._states), strict=True)
+            sums = (tuple(accumulate(kv, initial=0)), tuple(accumulate(recurrent, initial=0)))
+            self._sums[rule] = sums
         return sums
 
 
-def _read_known(model: ModelFile) -> tuple[HyperParameters, Architecture]:
+def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:
+    return (
+        sum(tensor.size_bytes(rule) for tensor in state.cache),
+        sum(tensor.size_bytes(rule) for tensor in state.recurrent),
+    )
+
+
+def _read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
     architecture = find_architecture(model.architecture)
     if architecture is None:
         raise MissingNumberError(f'the arithmetic of architecture "{model.architecture}" is not known yet')
-    return read_hyper_parameters(model), architecture
+    if architecture.refused is not None:
+        raise MissingNumberError(f'the engine decides about "{model.architecture}": {architecture.refused}')
+    return read_hyper_parameters(model, architecture), architecture
+
+
+def _read_compute(model: ModelFile, architecture: Architecture) -> tuple[FeedForward, ...]:
+    if not architecture.computed:
+        raise MissingNumberError(f'the arithmetic of the compute buffers of "{model.architecture}" is not known yet')
+    return read_feed_forward(model)
 
 
 def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:

@@ -17,7 +17,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, rpc_server, serve_peer
 
 N_LAYERS = 8
-PROBED_ARCHITECTURE = "xverse"
+PROBED_ARCHITECTURE = "nanbeige"
 """Like llama in all but name, and none that the arithmetic covers."""
 BAD_FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "empty"),

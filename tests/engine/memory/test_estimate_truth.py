@@ -75,7 +75,8 @@ def _borrows_weights(case: TruthCase) -> bool:
 
 
 def test_every_known_architecture_is_checked() -> None:
-    assert {truth_model(name).architecture for name in MODEL_NAMES} == set(ARCHITECTURES)
+    computed = {name for name, record in ARCHITECTURES.items() if record.computed}
+    assert {truth_model(name).architecture for name in MODEL_NAMES} == computed
 
 
 def test_pipeline_parallelism_is_foreseen() -> None:

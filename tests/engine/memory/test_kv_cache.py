@@ -6,21 +6,34 @@ import msgspec
 import pytest
 
 from engine.layout.context_settings import ContextSettings
-from engine.memory.backends import SizeRule
-from engine.memory.hyper_parameters import FeedForward, HyperParameters
-from engine.memory.kv_cache import context_shape, kv_layer_bytes
+from engine.memory.architectures import Architecture
+from engine.memory.backends import HOST_RULE, SizeRule
+from engine.memory.hyper_parameters import HyperParameters
+from engine.memory.kv_cache import context_shape, layer_states
 
 HYPER = HyperParameters(
     n_embd=512,
     n_vocab=1000,
     n_ctx_train=4096,
-    head_k=64,
-    head_v=64,
+    n_trunk_layers=2,
+    n_kv_layers=2,
     n_head=(8, 8),
     n_head_kv=(2, 4),
-    feed_forward=(FeedForward(1024, gated=True),) * 2,
+    head_k=(64, 64),
+    head_v=(64, 64),
+    window=0,
+    sliding=(False, False),
+    recurrent=(False, False),
+    recurrent_widths=(0, 0),
+    latent=False,
+    indexer_widths=(0, 0),
 )
 SMALL = ContextSettings(n_ctx=1000)
+
+
+def kv_layer_bytes(hyper: HyperParameters, context: ContextSettings, rule: SizeRule = HOST_RULE) -> tuple[int, ...]:
+    states = layer_states(hyper, Architecture(), context)
+    return tuple(sum(tensor.size_bytes(rule) for tensor in state.cache) for state in states)
 
 
 @pytest.mark.parametrize(

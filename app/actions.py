@@ -44,6 +44,15 @@ class Actions:
     def __getitem__(self, name: str) -> QAction:
         return self._by_name[name]
 
+    def shortcuts(self) -> dict[str, str]:
+        """Return what each shortcut does, by the keys as this system writes them."""
+        native = QKeySequence.SequenceFormat.NativeText
+        return {
+            action.shortcut().toString(native): action.text().replace("&", "").rstrip("…")
+            for action in self._by_name.values()
+            if not action.shortcut().isEmpty()
+        }
+
     def enable(self, **enabled: bool) -> None:
         """Enable or disable actions by name."""
         for name, value in enabled.items():

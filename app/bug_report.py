@@ -25,15 +25,19 @@ def scrub(text: str, home: Path | None = None) -> str:
     return text if folder in ("/", "") else text.replace(folder, "~")
 
 
-def describe_bug(error: BaseException) -> str:
-    """Return a report of `error`: versions and traceback, without paths of the user's home."""
-    lines = "".join(traceback.format_exception(error))
+def versions() -> str:
+    """Return what this program is and runs on, in one line."""
     try:
         own = version("layerdeck")
     except PackageNotFoundError:
         own = "not installed"
-    head = f"Layerdeck {own}, Python {platform.python_version()}, PySide6 {PySide6.__version__}, {platform.platform()}"
-    return scrub(f"{head}\n\n{lines}")
+    return f"Layerdeck {own}, Python {platform.python_version()}, PySide6 {PySide6.__version__}, {platform.platform()}"
+
+
+def describe_bug(error: BaseException) -> str:
+    """Return a report of `error`: versions and traceback, without paths of the user's home."""
+    lines = "".join(traceback.format_exception(error))
+    return scrub(f"{versions()}\n\n{lines}")
 
 
 class BugReporter(QObject):

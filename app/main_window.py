@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, QUrl
-from PySide6.QtGui import QCloseEvent, QDesktopServices, QDragEnterEvent, QDropEvent
-from PySide6.QtWidgets import QDockWidget, QLabel, QMainWindow, QToolBar, QVBoxLayout, QWidget
+from PySide6.QtGui import QActionGroup, QCloseEvent, QDesktopServices, QDragEnterEvent, QDropEvent
+from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QToolBar, QVBoxLayout, QWidget
 
 from app import dialogs
 from app.actions import Actions
+from app.bug_report import versions
+from app.keys_dialog import KeysDialog
 from app.menus import make_menus
 from app.presenter import Presenter
 from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
-from app.session import Notice, Session
+from app.session import Session
 from app.settings import Settings, log_path
-from app.theme import Theme, ThemeName
+from app.status_line import Notice, StatusLine
+from app.theme import THEME_NAMES, Theme, ThemeName
 from engine.layout.layout import Layout
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.palette import Palette
@@ -30,6 +33,9 @@ DOCK_STATE_VERSION = 1
 ABOUT = "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result."
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
+MIN_REPORT_HEIGHT = 136
+REPORT_SHARE = 0.27
+"""Of the window's height, on roomy ones."""
 SCREEN_ROOM = QSize(16, 40)
 """For the frame that the window manager adds."""
 
@@ -51,11 +57,13 @@ class MainWindow(QMainWindow):
         self.model_panel = ModelPanel()
         self.load_report = LoadReport()
         self.chat = ChatPane()
-        self._status = QLabel()
+        self.status_line = StatusLine()
+        self.recent_menu = QMenu("Open Re&cent", self)
         self._closing = False
         self._place_widgets()
         self.actions_by_name = Actions(self, make_menus(self))
         self._fill_view_menu()
+        self._fill_file_menu()
         self.presenter = Presenter(self)
         self._connect_dialogs()
         self.theme.palette_changed.connect(self._apply_palette)
@@ -65,9 +73,7 @@ class MainWindow(QMainWindow):
     def start(self, *, model: Path | None, rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
         self.presenter.show_recent_models()
-        self.session.rig_keeper.start()
-        if rig is not None:
-            self.session.rig_keeper.open_rig(rig)
+        self.session.rig_keeper.start(rig)
         if model is not None:
             self.session.open_model(model)
 
@@ -94,7 +100,7 @@ class MainWindow(QMainWindow):
         }
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
-        self.statusBar().addWidget(self._status, 1)
+        self.statusBar().addWidget(self.status_line, 1)
         self.statusBar().setSizeGripEnabled(False)
 
     def _dock(self, title: str, name: str, content: QWidget, area: Qt.DockWidgetArea) -> QDockWidget:
@@ -106,13 +112,18 @@ class MainWindow(QMainWindow):
 
     def _fill_view_menu(self) -> None:
         menu = self.actions_by_name.menus["View"]
-        first = menu.actions()[0] if menu.actions() else None
-        toggles = [dock.toggleViewAction() for dock in self.docks.values()]
-        if first is None:
-            menu.addActions(toggles)
-        else:
-            menu.insertActions(first, toggles)
-            menu.insertSeparator(first)
+        first = menu.actions()[0]
+        menu.insertActions(first, [dock.toggleViewAction() for dock in self.docks.values()])
+        menu.insertSeparator(first)
+        themes = QActionGroup(self)
+        for name in THEME_NAMES:
+            action = self.actions_by_name[f"theme_{name}"]
+            action.setCheckable(True)
+            action.setChecked(name == self.theme.name)
+            themes.addAction(action)
+
+    def _fill_file_menu(self) -> None:
+        self.actions_by_name.menus["File"].insertMenu(self.actions_by_name["open_demo"], self.recent_menu)
 
     def _restore(self) -> None:
         self.resize(QSize(*DEFAULT_SIZE).boundedTo(self.screen().availableSize() - SCREEN_ROOM))
@@ -131,8 +142,9 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
         roomy = self.height() >= ROOMY_HEIGHT
+        report_height = round(self.height() * REPORT_SHARE) if roomy else MIN_REPORT_HEIGHT
         self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
-        self.resizeDocks([docks["report"]], [208 if roomy else 128], Qt.Orientation.Vertical)
+        self.resizeDocks([docks["report"]], [report_height], Qt.Orientation.Vertical)
 
     def _apply_palette(self, palette: Palette) -> None:
         for widget in (
@@ -147,7 +159,7 @@ class MainWindow(QMainWindow):
 
     def open_model(self) -> None:
         recent = self.settings.recent_models
-        path = dialogs.ask_open(self, "Open a model", dialogs.MODEL_FILTER, recent[0].parent if recent else None)
+        path = dialogs.ask_open(self, "Open a model", dialogs.MODEL_FILTER, recent[0].path.parent if recent else None)
         if path is not None:
             self.session.open_model(path)
 
@@ -197,31 +209,22 @@ class MainWindow(QMainWindow):
         self.session.document.set_layout(layout, text)
 
     def show_keys(self) -> None:
-        lines = "\n".join(f"{keys}\t{meaning}" for keys, meaning in KEYS.items())
-        dialogs.show_text(self, "Keys of the layout editor", lines)
+        KeysDialog(self, (("Layout editor", KEYS), ("Window", self.actions_by_name.shortcuts()))).open()
 
     def open_log(self) -> None:
-        QDesktopServices.openUrl(QUrl.fromLocalFile(str(log_path())))
+        """Show the folder with the log: a file browser is everywhere, a program for .log files is not."""
+        folder = log_path().parent
+        if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
+            self.status_line.show_notice(Notice(f"No file browser answered. The log is in {folder}", bad=False))
 
     def show_about(self) -> None:
-        dialogs.show_text(self, "About Layerdeck", ABOUT)
+        dialogs.show_text(self, "About Layerdeck", f"{ABOUT}\n\n{versions()}")
 
     # ------------------------------------------------------------------ status
 
-    def show_notice(self, notice: Notice) -> None:
-        """Show a sentence in the status bar; bad news stays until the next one."""
-        self._status.setProperty("role", "error" if notice.bad else "dim")
-        self._status.style().unpolish(self._status)
-        self._status.style().polish(self._status)
-        self._status.setText(notice.text)
-        self._status.setToolTip(notice.text)
-
     @property
     def status_text(self) -> str:
-        return self._status.text()
-
-    def show_status(self, text: str) -> None:
-        self.show_notice(Notice(text, bad=False))
+        return self.status_line.text()
 
     def _connect_dialogs(self) -> None:
         self.model_panel.open_requested.connect(self.open_model)

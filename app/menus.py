@@ -72,7 +72,7 @@ def _devices(window: MainWindow) -> MenuEntries:
         Command("refresh", "&Refresh", keeper.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", "Start &Lab Rig…", window.start_lab),
-        Command("stop_lab", "&Stop Lab Rig", keeper.stop_lab),
+        Command("stop_lab", "&Stop Lab Rig", window.session.stop_lab),
         SEPARATOR,
         Command("add_remote", "Add Re&mote Worker…", window.add_remote),
     )
@@ -101,8 +101,8 @@ def _view(window: MainWindow) -> MenuEntries:
 
 def _help(window: MainWindow) -> MenuEntries:
     return (
-        Command("keys", "&Keys of the Layout Editor", window.show_keys, _Key.HelpContents),
-        Command("log", "Open the &Log File", window.open_log),
+        Command("keys", "&Keys", window.show_keys, _Key.HelpContents),
+        Command("log", "Open the &Log Folder", window.open_log),
         Command("about", "&About Layerdeck", window.show_about),
     )
 

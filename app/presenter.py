@@ -5,35 +5,27 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMenu
 
-from app.session import ContextUse, Notice, SessionState
+from app.session import ContextUse, SessionState
+from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.fit.preview import LoadedLayout, Preview
-from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import split_mode_obstacles
-from engine.runner.events import Done, OutOfMemory, Progress
-from engine.units import format_bytes
+from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
 from widgets.controls.states import LoadState, SplitModeChoice
 from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
-from widgets.library.recent_model import ModelChoice, RecentModel
+from widgets.library.recent_model import ModelChoice
+from widgets.load_report.outcome import progress_words
 
 if TYPE_CHECKING:
     from app.main_window import MainWindow
 
 _NO_MODEL_TEXT = "Open a model"
-_STAGE_WORDS = {
-    "header": "Reading the header",
-    "fit": "Checking the layout",
-    "allocate": "Allocating weights",
-    "read": "Reading weights",
-    "context": "Creating the context",
-    "warm_up": "Warming up",
-}
 
 
 class Presenter(QObject):
@@ -62,9 +54,9 @@ class Presenter(QObject):
         session.model_changed.connect(self._on_model_changed)
         session.state_changed.connect(self._on_state_changed)
         session.loaded_changed.connect(self._on_loaded_changed)
-        session.notice.connect(window.show_notice)
-        session.busy_changed.connect(self._on_busy_changed)
-        keeper.busy_changed.connect(self._on_busy_changed)
+        session.recent_changed.connect(self.show_recent_models)
+        session.notice.connect(window.status_line.show_notice)
+        session.background.busy_changed.connect(self._on_busy_changed)
         keeper.rig_changed.connect(self._on_rig_changed)
         keeper.samples_arrived.connect(window.device_strip.add_samples)
         keeper.worker_lost.connect(self._on_worker_lost)
@@ -73,11 +65,11 @@ class Presenter(QObject):
         document.undo_stack.canUndoChanged.connect(window.actions_by_name["undo"].setEnabled)
         document.undo_stack.canRedoChanged.connect(window.actions_by_name["redo"].setEnabled)
         bridge.progress.connect(self._on_progress)
-        bridge.loaded.connect(window.load_report.show_loaded)
+        bridge.loaded.connect(self._on_loaded)
         bridge.out_of_memory.connect(self._on_out_of_memory)
-        bridge.failed.connect(window.load_report.show_failed)
-        bridge.crashed.connect(window.load_report.show_crashed)
-        bridge.cancelled.connect(window.load_report.show_cancelled)
+        bridge.failed.connect(self._on_failed)
+        bridge.crashed.connect(self._on_crashed)
+        bridge.cancelled.connect(self._on_cancelled)
         session.answer_started.connect(window.chat.begin_answer)
         session.answer_text.connect(window.chat.append_text)
         session.answer_finished.connect(self._on_answer_finished)
@@ -119,20 +111,36 @@ class Presenter(QObject):
     # ------------------------------------------------------------------ model, rig, layout
 
     def show_recent_models(self) -> None:
-        """List the recent models that are still there by name; their files are not touched."""
-        self._window.model_panel.set_recent(
-            [RecentModel(path, path.stem, str(path.parent.name)) for path in self._session.settings.recent_models]
-        )
+        """List the recent models in panel and menu; their files are not touched."""
+        recent = self._session.settings.recent_models
+        self._window.model_panel.set_recent(recent)
+        menu = self._window.recent_menu
+        menu.clear()
+        self._add_recent(menu)
+        menu.addSeparator()
+        menu.addAction("&Clear the List", self._forget_recent)
+        menu.setEnabled(bool(recent))
+
+    def _add_recent(self, menu: QMenu) -> None:
+        for model in self._session.settings.recent_models:
+            # An ampersand in a file's name is no shortcut.
+            action = menu.addAction(model.title.replace("&", "&&"), partial(self._session.open_model, model.path))
+            action.setStatusTip(str(model.path))
+
+    def _forget_recent(self) -> None:
+        self._session.settings.forget_recent_models()
+        self.show_recent_models()
 
     def _on_model_changed(self, model: ModelFile | None) -> None:
         window = self._window
         if model is None:
             window.settings_bar.set_model_text(_NO_MODEL_TEXT, "")
         else:
-            detail = f"{file_type_name(model)} · {format_bytes(model.size_bytes)} · {model.n_layers} layers"
-            window.settings_bar.set_model_text(model.name, detail)
-            self.show_recent_models()
+            recent = {each.path: each for each in self._session.settings.recent_models}
+            shown = recent.get(model.paths[0])
+            window.settings_bar.set_model_text(model.name, "" if shown is None else shown.detail)
             window.model_panel.set_current(model.paths[0])
+        self._on_loaded_changed(self._session.loaded)
         window.setWindowTitle("Layerdeck" if model is None else f"{model.name} — Layerdeck")
         window.actions_by_name.enable(
             save_layout=model is not None,
@@ -185,18 +193,16 @@ class Presenter(QObject):
         menu = QMenu(window)
         menu.addAction(window.actions_by_name["open_model"])
         menu.addAction(window.actions_by_name["open_demo"])
-        recent = self._session.settings.recent_models
-        if recent:
-            menu.addSeparator()
-        for path in recent:
-            menu.addAction(path.stem, partial(self._session.open_model, path))
-        bar = window.settings_bar
-        menu.popup(bar.mapToGlobal(bar.rect().bottomLeft()))
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.addSeparator()
+        self._add_recent(menu)
+        button = window.settings_bar.model_button
+        menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 
     # ------------------------------------------------------------------ loading
 
     def _on_state_changed(self, state: SessionState) -> None:
-        window, session = self._window, self._session
+        window = self._window
         if state is SessionState.READY:
             window.chat.set_ready(True)
         elif state is SessionState.GENERATING:
@@ -212,8 +218,10 @@ class Presenter(QObject):
             unload=state in (SessionState.READY, SessionState.GENERATING),
             stop_answer=state is SessionState.GENERATING,
         )
-        if state is SessionState.READY and session.loaded_model is not None:
-            window.show_status(f"{session.loaded_model.name} is loaded")
+        if state not in (SessionState.LOADING, SessionState.STOPPING):
+            window.status_line.set_busy("load", "")
+        elif state is SessionState.STOPPING:
+            window.status_line.set_busy("load", "Cancelling")
         self._show_load_state()
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
@@ -234,30 +242,52 @@ class Presenter(QObject):
                 return LoadState.LOADING
             case SessionState.STOPPING:
                 return LoadState.BUSY
-            case SessionState.READY:
+            case SessionState.READY | SessionState.GENERATING:
                 return LoadState.EDITED if session.is_edited else LoadState.LOADED
-            case SessionState.GENERATING:
-                return LoadState.LOADED
             case SessionState.EMPTY:
                 return LoadState.NO_MODEL if session.document.model is None else LoadState.IDLE
 
     def _on_progress(self, event: Progress) -> None:
-        words = _STAGE_WORDS[event.stage]
-        text = words if event.device is None else f"{words} on {event.device}"
-        self._window.settings_bar.set_progress(event.fraction, text)
+        words = progress_words(event.stage, event.device)
+        self._window.settings_bar.set_progress(event.fraction, words)
         self._window.load_report.show_progress(event.stage, event.fraction, event.device)
-        self._window.show_status(f"{text}…")
+        if self._session.state is SessionState.LOADING:
+            self._window.status_line.set_busy("load", words)
+
+    def _on_loaded(self, event: Loaded) -> None:
+        self._window.load_report.show_loaded(event)
+        model = self._session.loaded_model
+        if model is not None:
+            self._window.status_line.show_notice(Notice(f"{model.name} is loaded", bad=False))
 
     def _on_out_of_memory(self, event: OutOfMemory) -> None:
         names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
         self._window.load_report.show_out_of_memory(event, names)
-        self._window.show_notice(Notice(event.message))
+        self._tell_ending(f"{event.device} ran out of memory", event.message)
+
+    def _on_failed(self, event: Failed) -> None:
+        self._window.load_report.show_failed(event)
+        self._tell_ending("It failed", event.message)
+
+    def _on_crashed(self, event: Crashed) -> None:
+        self._window.load_report.show_crashed(event)
+        self._tell_ending("The engine ended", event.message)
+
+    def _on_cancelled(self, event: Cancelled) -> None:
+        self._window.load_report.show_cancelled(event)
+        self._window.status_line.show_notice(Notice("Cancelled", bad=False))
+
+    def _tell_ending(self, short: str, whole: str) -> None:
+        """Point to the report; where it is closed, say all of it."""
+        report = self._window.docks["report"]
+        text = f"{short}: see {report.windowTitle()}" if report.isVisible() else whole
+        self._window.status_line.show_notice(Notice(text))
 
     def _on_worker_lost(self, sentence: str) -> None:
-        self._window.show_notice(Notice(sentence))
+        self._window.status_line.show_notice(Notice(sentence))
 
     def _on_busy_changed(self, what: str) -> None:
-        self._window.show_status(f"{what}…" if what else "")
+        self._window.status_line.set_busy("work", what)
 
     # ------------------------------------------------------------------ chat
 

@@ -27,6 +27,7 @@ from engine.units import MIB
 _T = TypeVar("_T")
 _log = logging.getLogger("layerdeck.rig")
 
+SAMPLER_STOP_S = 0.5
 FREE_STEP_BYTES = 16 * MIB
 """Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""
 
@@ -39,7 +40,6 @@ class RigKeeper(QObject):
     failed = Signal(EngineError)
     lab_changed = Signal(bool)  # whether lab workers run
     worker_lost = Signal(str)
-    busy_changed = Signal(str)
 
     _sampled = Signal(object)
     _worker_ended = Signal(str, str)
@@ -54,6 +54,8 @@ class RigKeeper(QObject):
         self._held: frozenset[str] = frozenset()
         self._own_bytes: dict[str, int] = {}
         self._from_file = False
+        self._starting_lab = False
+        self._here: frozenset[tuple[str, str | None]] = frozenset()
         self._closed = False
         self._sampled.connect(self._on_sampled, Qt.ConnectionType.QueuedConnection)
         self._worker_ended.connect(self._on_worker_ended, Qt.ConnectionType.QueuedConnection)
@@ -69,17 +71,29 @@ class RigKeeper(QObject):
     @property
     def is_real(self) -> bool:
         """Whether the devices can be asked: a rig file may describe hardware that is not here."""
-        return not self._from_file or all(device.is_rpc for device in self._rig.devices)
+        return not self.missing_devices
 
-    def start(self) -> None:
-        """Begin sampling and look for this machine's devices."""
+    @property
+    def missing_devices(self) -> tuple[str, ...]:
+        """Devices of a rig file that this machine does not have; workers elsewhere are asked when they are needed."""
+        if not self._from_file:
+            return ()
+        local = (device for device in self._rig.devices if not device.is_rpc)
+        return tuple(device.id for device in local if (device.id, device.pci_bus_id) not in self._here)
+
+    def start(self, rig: Path | None = None) -> None:
+        """Begin sampling; use the devices of the rig file `rig`, else this machine's."""
         self._sampler.start()
-        self.refresh()
+        if rig is None:
+            self.refresh()
+        else:
+            self.open_rig(rig)
 
     def close(self) -> None:
         """Stop sampling and end the lab workers."""
         self._closed = True
-        self._sampler.stop()
+        # The sampler's thread ends by itself; a reading that hangs is not waited for.
+        self._sampler.stop(SAMPLER_STOP_S)
         if self._lab is not None:
             self._lab.close()
             self._lab = None
@@ -90,6 +104,7 @@ class RigKeeper(QObject):
         """Look for this machine's devices again; lab and remote workers stay."""
 
         def show(found: Rig) -> None:
+            self._remember_local(found)
             self._from_file = False
             workers = tuple(device for device in self._rig.devices if device.is_rpc)
             known = {device.id: device for device in self._rig.devices}
@@ -101,11 +116,19 @@ class RigKeeper(QObject):
     def open_rig(self, path: Path) -> None:
         """Use the devices that the rig file `path` describes."""
 
-        def show(rig: Rig) -> None:
+        def read() -> tuple[Rig, Rig]:
+            rig = read_rig(path)
+            # Found anew, to know which of the file's devices are here.
+            return rig, discover() if any(not device.is_rpc for device in rig.devices) else Rig((), rig.host)
+
+        def show(rigs: tuple[Rig, Rig]) -> None:
+            rig, found = rigs
+            self._remember_local(found)
             self._from_file = True
+            self._leave_lab_unless_in(rig)
             self._set_rig(rig)
 
-        self._run(f"Reading {path.name}", lambda: read_rig(path), show)
+        self._run(f"Reading {path.name}", read, show)
 
     def save_rig(self, path: Path) -> None:
         """Write the rig file of the devices shown."""
@@ -125,37 +148,58 @@ class RigKeeper(QObject):
             if then is not None:
                 then()
             return
+        if self._starting_lab:
+            return
+        self._starting_lab = True
 
         def begin() -> LabRig:
             lab = LabRig(caps_bytes, on_worker_ended=self._worker_ended.emit)
             lab.start()
             return lab
 
+        def not_started(error: EngineError) -> None:
+            self._starting_lab = False
+            self.failed.emit(error)
+
         def show(lab: LabRig) -> None:
-            if self._closed:
-                lab.close()
-                return
+            self._starting_lab = False
             self._lab = lab
             self._add(lab.rig.devices)
             self.lab_changed.emit(True)
             if then is not None:
                 then()
 
-        self._run("Starting lab workers", begin, show)
+        self._background.run("Starting lab workers", begin, show, not_started)
 
     def stop_lab(self) -> None:
         """End the lab workers and take them out of the rig."""
-        lab, self._lab = self._lab, None
-        if lab is None:
-            return
-        endpoints = {device.endpoint for device in lab.rig.devices}
-        self._run("Stopping lab workers", lab.close, lambda _: None)
+        endpoints = self.lab_endpoints
+        self._end_lab()
         self._set_rig(Rig(tuple(each for each in self._rig.devices if each.endpoint not in endpoints), self._rig.host))
-        self.lab_changed.emit(False)
+
+    @property
+    def lab_endpoints(self) -> frozenset[str]:
+        """Where the lab's workers listen; empty without a lab."""
+        devices = () if self._lab is None else self._lab.rig.devices
+        return frozenset(device.endpoint for device in devices if device.endpoint is not None)
+
+    def _end_lab(self) -> None:
+        lab, self._lab = self._lab, None
+        if lab is not None:
+            self._run("Stopping lab workers", lab.close, lambda _: None)
+            self.lab_changed.emit(False)
+
+    def _leave_lab_unless_in(self, rig: Rig) -> None:
+        """End the lab when `rig` has none of its workers: nothing would show that it runs."""
+        if self.lab_endpoints.isdisjoint(device.endpoint for device in rig.devices):
+            self._end_lab()
+
+    def _remember_local(self, found: Rig) -> None:
+        self._here = frozenset((device.id, device.pci_bus_id) for device in found.devices if not device.is_rpc)
 
     def add_remote(self, endpoint: str) -> None:
         """Ask the RPC worker at `endpoint` (host:port) for its devices and add them."""
-        if any(device.endpoint == endpoint for device in self._rig.devices):
+        if endpoint in {device.endpoint for device in self._rig.devices}:
             self.failed.emit(RigError(f"{endpoint} is already among the devices."))
             return
 
@@ -177,16 +221,7 @@ class RigKeeper(QObject):
         self._set_rig(Rig(tuple(limited(device) for device in self._rig.devices), limited(self._rig.host)))
 
     def _run(self, what: str, function: Callable[[], _T], show: Callable[[_T], None]) -> None:
-        def done(result: _T) -> None:
-            self.busy_changed.emit("")
-            show(result)
-
-        def failed(error: EngineError) -> None:
-            self.busy_changed.emit("")
-            self.failed.emit(error)
-
-        self.busy_changed.emit(what)
-        self._background.run(what, function, done, failed)
+        self._background.run(what, function, show, self.failed.emit)
 
     def _add(self, devices: Sequence[Device]) -> None:
         taken = set(self._rig.ids)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from pathlib import Path
@@ -15,12 +16,14 @@ from app.document import Edit, LayoutDocument
 from app.engine_bridge import EngineBridge
 from app.rig_keeper import RigKeeper
 from app.settings import Settings, demo_path
+from app.status_line import Notice
 from engine.demo.writer import is_current_demo, write_demo_model
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import LoadedLayout
+from engine.fit.preview import LoadedLayout, Preview
 from engine.fit.report import FitReport
+from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
@@ -29,7 +32,8 @@ from engine.runner.client import LoadJob
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runner.probe import ProbeRun
 from engine.runner.protocol import ChatMessage, Generate
-from engine.units import MIB
+from engine.units import MIB, format_bytes
+from widgets.library.recent_model import RecentModel
 
 _log = logging.getLogger("layerdeck.session")
 
@@ -49,14 +53,6 @@ class SessionState(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class Notice:
-    """Something to tell the user: a sentence, and whether it is bad news."""
-
-    text: str
-    bad: bool = True
-
-
-@dataclass(frozen=True, slots=True)
 class ContextUse:
     """Tokens of the loaded context; `used` None when nothing was said yet."""
 
@@ -68,7 +64,7 @@ class Session(QObject):
     """Owns document, rig, child and conversation. What waits happens elsewhere; answers arrive as signals."""
 
     model_changed = Signal(object)  # ModelFile | None
-    busy_changed = Signal(str)  # what is being waited for, empty when nothing is
+    recent_changed = Signal()
     state_changed = Signal(SessionState)
     loaded_changed = Signal(object)  # LoadedLayout | None
     notice = Signal(Notice)
@@ -94,6 +90,8 @@ class Session(QObject):
         self._messages: list[ChatMessage] = []
         self._answer: list[str] = []
         self._discard_answer = False
+        self._load_wanted = False
+        self._opening = 0
         self._probe_timer = QTimer(self)
         self._probe_timer.setSingleShot(True)
         self._probe_timer.setInterval(PROBE_PAUSE_MS)
@@ -125,8 +123,7 @@ class Session(QObject):
 
     def open_model(self, path: Path) -> None:
         """Read `path` and begin with its initial layout. What is loaded stays loaded."""
-        self.busy_changed.emit(f"Reading {path.name}")
-        self.background.run("read model", lambda: read_model(path), self._on_model_read, self._on_open_failed)
+        self._open(f"Reading {path.name}", lambda: read_model(path), path)
 
     def open_demo(self) -> None:
         """Open the demo model, written first where it is not there yet."""
@@ -137,8 +134,7 @@ class Session(QObject):
                 write_demo_model(path)
             return read_model(path)
 
-        self.busy_changed.emit("Preparing the demo model")
-        self.background.run("demo model", prepare, self._on_model_read, self._on_open_failed)
+        self._open("Preparing the demo model", prepare, path)
 
     def try_demo(self) -> None:
         """A lab rig and the demo model, in one click."""
@@ -154,7 +150,9 @@ class Session(QObject):
         def apply(document: LayoutFile) -> None:
             self.document.replace(Edit(document.layout, document.context), f"open {path.name}")
 
-        self.background.run("read layout", lambda: read_layout(path, n_layers=model.n_layers), apply, self._tell)
+        self.background.run(
+            f"Reading {path.name}", lambda: read_layout(path, n_layers=model.n_layers), apply, self._tell
+        )
 
     def save_layout(self, path: Path) -> None:
         """Write the edited layout to `path`."""
@@ -163,7 +161,10 @@ class Session(QObject):
             return
         document = LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)
         self.background.run(
-            "write layout", lambda: write_layout(path, document), lambda _: self._say(f"Saved {path.name}"), self._tell
+            f"Saving {path.name}",
+            lambda: write_layout(path, document),
+            lambda _: self._say(f"Saved {path.name}"),
+            self._tell,
         )
 
     def use_initial_layout(self) -> None:
@@ -172,17 +173,34 @@ class Session(QObject):
         if model is not None and edit is not None:
             self.document.set_layout(initial_layout(model, self.rig_keeper.rig, edit.context), "propose layout")
 
+    def _open(self, what: str, read: Callable[[], ModelFile], path: Path) -> None:
+        """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""
+        self._opening += 1
+        number = self._opening
+
+        def show(model: ModelFile) -> None:
+            if number == self._opening:
+                self._on_model_read(model)
+
+        def failed(error: EngineError) -> None:
+            if number == self._opening:
+                if not path.exists():
+                    self.settings.forget_recent_model(path)
+                    self.recent_changed.emit()
+                self._tell(error)
+
+        self.background.run(what, read, show, failed)
+
     def _on_model_read(self, model: ModelFile) -> None:
-        self.busy_changed.emit("")
-        self.settings.add_recent_model(model.paths[0])
+        if model == self.loaded_model and self.loaded_model is not None:
+            model = self.loaded_model  # The same file, read again: what is loaded is still this.
+        detail = f"{file_type_name(model)} · {format_bytes(model.size_bytes)} · {model.n_layers} layers"
+        self.settings.add_recent_model(RecentModel(model.paths[0], model.name, detail))
+        self.recent_changed.emit()
         context = _first_context(model)
         layout = initial_layout(model, self.rig_keeper.rig, context)
         self.document.open(model, self.rig_keeper.rig, Edit(layout, context))
         self.model_changed.emit(model)
-
-    def _on_open_failed(self, error: EngineError) -> None:
-        self.busy_changed.emit("")
-        self._tell(error)
 
     def _on_rig_changed(self, rig: Rig) -> None:
         self.document.set_rig(rig)
@@ -199,13 +217,20 @@ class Session(QObject):
         return not same_model or edit != Edit(self.loaded.layout, self.loaded.context)
 
     def load(self) -> None:
-        """Load the edited layout; what is loaded is replaced, once the layout has been checked."""
+        """Load the edited layout; what is loaded is replaced, once the layout has been checked.
+
+        An answer that is being written is stopped first.
+        """
         model, preview = self.document.model, self.document.preview
-        if model is None or preview is None or self.state not in (SessionState.EMPTY, SessionState.READY):
+        if model is None or preview is None or self.state in (SessionState.LOADING, SessionState.STOPPING):
             return
-        if preview.report.violations:
-            first = preview.report.violations[0]
-            self._say(f"{first.message} {first.remedy}", bad=True)
+        obstacle = self._load_obstacle(preview)
+        if obstacle:
+            self._say(obstacle, bad=True)
+            return
+        if self.state is SessionState.GENERATING:
+            self._load_wanted = True
+            self.stop_answer()
             return
         self._cancel_probe()
         self._pending = LoadJob(
@@ -214,6 +239,21 @@ class Session(QObject):
         self._set_state(SessionState.LOADING)
         self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
         self.bridge.load(self._pending)
+
+    def _load_obstacle(self, preview: Preview) -> str:
+        """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
+        if preview.report.violations:
+            first = preview.report.violations[0]
+            return f"{first.message} {first.remedy}"
+        used = {run.device for run in preview.layout.runs} | {preview.layout.output_device}
+        used |= {override.device for override in preview.layout.overrides}
+        missing = [device for device in self.rig_keeper.missing_devices if device in used]
+        if not missing:
+            return ""
+        return (
+            f"{', '.join(missing)} of the rig file is not in this machine, so this layout can be planned but not "
+            "loaded. Devices > Refresh goes back to what is here."
+        )
 
     def cancel(self) -> None:
         """End the load that is running."""
@@ -229,6 +269,13 @@ class Session(QObject):
             self.bridge.unload()
             self._forget_child()
 
+    def stop_lab(self) -> None:
+        """End the lab workers; a model that is on them is unloaded first."""
+        if not self.rig_keeper.lab_endpoints.isdisjoint(self.rig_keeper.held_endpoints):
+            self.cancel()
+            self.unload()
+        self.rig_keeper.stop_lab()
+
     def _on_loaded(self, event: Loaded) -> None:
         job, self._pending = self._pending, None
         if job is None:
@@ -243,6 +290,7 @@ class Session(QObject):
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         """A load or a generation ended badly, or the idle child was lost. What was loaded before may still be there."""
+        self._load_wanted = False
         if self.state is SessionState.GENERATING and not isinstance(event, Cancelled):
             self._end_answer(event.message)
         self._pending = None
@@ -291,7 +339,7 @@ class Session(QObject):
                 self._probe = None
                 _log.info("probe: %s", error.summary())
 
-        self.background.run("probe", run.run, show, skip)
+        self.background.run("probe", run.run, show, skip, quiet=True)
 
     def _cancel_probe(self) -> None:
         run, self._probe = self._probe, None
@@ -309,7 +357,12 @@ class Session(QObject):
         self._discard_answer = False
         self._set_state(SessionState.GENERATING)
         self.answer_started.emit(self.loaded_model.name)
-        self.bridge.generate(Generate(messages=tuple(self._messages)))
+        try:
+            self.bridge.generate(Generate(messages=tuple(self._messages)))
+        except EngineError as error:
+            # The child was lost a moment ago; the event that says so is on its way.
+            self._end_answer(error.summary())
+            self._set_state(SessionState.READY)
 
     def stop_answer(self) -> None:
         """End the answer that is being written; what is there stays."""
@@ -331,19 +384,24 @@ class Session(QObject):
         self._messages = [ChatMessage(role=role, content=text) for role, text in messages]
 
     def _on_token(self, event: Token) -> None:
-        if self._discard_answer:
+        if self._discard_answer or self.state is not SessionState.GENERATING:
             return
         self._answer.append(event.text)
         self.answer_text.emit(event.text)
 
     def _on_done(self, event: Done) -> None:
+        if self.state is not SessionState.GENERATING:
+            return  # The end of an answer whose model was unloaded meanwhile.
         self._keep_answer()
         self._set_state(SessionState.READY)
-        if self._discard_answer:
-            self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size))
-            return
-        self.answer_finished.emit(event)
-        self.context_use_changed.emit(ContextUse(self.bridge.runner.context_used, self.bridge.runner.context_size))
+        used = 0
+        if not self._discard_answer:
+            self.answer_finished.emit(event)
+            used = self.bridge.runner.context_used or 0
+        self.context_use_changed.emit(ContextUse(used, self.bridge.runner.context_size))
+        if self._load_wanted:
+            self._load_wanted = False
+            self.load()
 
     def _end_answer(self, message: str) -> None:
         """Take the question back: what came of the answer stays on the screen, not in the conversation."""

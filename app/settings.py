@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 from platformdirs import user_config_path, user_data_path, user_log_path
 from PySide6.QtCore import QByteArray, QSettings
 
 from app.theme import THEME_NAMES, ThemeName
+from widgets.library.recent_model import RecentModel
 
 APPLICATION = "layerdeck"
 MAX_RECENT = 12
@@ -21,6 +23,12 @@ def demo_path() -> Path:
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"
+
+
+class _StoredModel(msgspec.Struct, frozen=True):
+    path: str
+    title: str
+    detail: str
 
 
 class Settings:
@@ -41,18 +49,30 @@ class Settings:
         self._store.setValue("theme", name)
 
     @property
-    def recent_models(self) -> tuple[Path, ...]:
-        stored = self._store.value("recent_models", [])
-        names = [stored] if isinstance(stored, str) else stored if isinstance(stored, list) else []
-        return tuple(Path(name) for name in names if isinstance(name, str) and name)
+    def recent_models(self) -> tuple[RecentModel, ...]:
+        """The models opened last, the latest first; their files are not touched."""
+        try:
+            stored = msgspec.json.decode(str(self._store.value("recent_models", "[]")), type=list[_StoredModel])
+        except msgspec.MsgspecError:
+            return ()
+        return tuple(RecentModel(Path(each.path), each.title, each.detail) for each in stored)
 
-    def add_recent_model(self, path: Path) -> None:
-        """Put `path` first among the recent models."""
-        kept = [path, *(other for other in self.recent_models if other != path)][:MAX_RECENT]
-        self._store.setValue("recent_models", [str(each) for each in kept])
+    def add_recent_model(self, model: RecentModel) -> None:
+        """Put `model` first among the recent models."""
+        kept = [model, *(other for other in self.recent_models if other.path != model.path)][:MAX_RECENT]
+        self._keep_recent(kept)
+
+    def forget_recent_model(self, path: Path) -> None:
+        """Take the model at `path` off the list."""
+        self._keep_recent([other for other in self.recent_models if other.path != path])
 
     def forget_recent_models(self) -> None:
-        self._store.remove("recent_models")
+        """Empty the list."""
+        self._keep_recent([])
+
+    def _keep_recent(self, models: list[RecentModel]) -> None:
+        stored = [_StoredModel(str(each.path), each.title, each.detail) for each in models]
+        self._store.setValue("recent_models", msgspec.json.encode(stored).decode())
 
     @property
     def remote_warning_given(self) -> bool:

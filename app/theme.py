@@ -6,11 +6,11 @@ from dataclasses import asdict
 from string import Template
 from typing import Literal
 
-from PySide6.QtCore import QObject, Qt, Signal
+from PySide6.QtCore import QDir, QObject, Qt, Signal
 from PySide6.QtGui import QColor, QPalette
 from PySide6.QtWidgets import QApplication
 
-from resources.loader import read_text
+from resources.loader import folder, read_text
 from widgets.common.palette import DARK, LIGHT, Palette
 
 ThemeName = Literal["light", "dark", "system"]
@@ -57,6 +57,7 @@ class Theme(QObject):
         self._application = application
         self._name: ThemeName = name
         self._palette = self._choose()
+        QDir.setSearchPaths("resources", [str(folder())])
         application.setStyle("Fusion")
         application.styleHints().colorSchemeChanged.connect(self._on_system_scheme_changed)
         self._apply()

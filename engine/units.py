@@ -30,6 +30,12 @@ def parse_size(text: str) -> int:
     return size_bytes
 
 
+def format_share(size_bytes: int, whole_bytes: int) -> str:
+    """Return `size_bytes` in the unit in which `format_bytes` shows `whole_bytes`, without naming it: "0.98"."""
+    factor, digits = (GIB, 2) if whole_bytes >= GIB else (MIB, 1) if whole_bytes >= MIB else (KIB, 1)
+    return f"{size_bytes / factor:.{digits}f}"
+
+
 def format_bytes(size_bytes: int) -> str:
     """Return `size_bytes` for people: MiB below 1 GiB (KiB below 1 MiB), GiB above; negatives keep their sign."""
     sign, size = ("-", -size_bytes) if size_bytes < 0 else ("", size_bytes)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from importlib.resources import files
+from pathlib import Path
 
 
 def read_text(name: str) -> str:
@@ -13,3 +14,8 @@ def read_text(name: str) -> str:
 def read_bytes(name: str) -> bytes:
     """Return the bytes of the resource `name`, for example `layerdeck.svg`."""
     return (files("resources") / name).read_bytes()
+
+
+def folder() -> Path:
+    """Return where the resources are, for those that Qt opens by itself (pictures in a stylesheet)."""
+    return Path(str(files("resources")))

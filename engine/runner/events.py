@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import msgspec
@@ -9,6 +10,15 @@ import msgspec
 from engine.fit.report import DeviceRow
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
+STAGE_WORDS: Mapping[Stage, str] = {
+    "header": "reading the file's header",
+    "fit": "checking the devices",
+    "allocate": "allocating memory for the weights",
+    "read": "reading the weights",
+    "context": "setting up the context (KV cache and compute buffers)",
+    "warm_up": "warming up",
+}
+"""What goes on in a stage, to stand after "while"; in the order of a load."""
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 

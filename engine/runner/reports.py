@@ -7,23 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.memory.estimate import Grade
-from engine.runner.events import Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
+from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
 from engine.runner.job import LoadJob
 from engine.runner.measured import rows_from_parts
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import AllocationFailure, Generated, LoadedModel, Part, StageProgress
 from engine.units import format_bytes
 
-_STAGES: tuple[Stage, ...] = ("header", "fit", "allocate", "read", "context", "warm_up")
-_STAGE_WORDS: Mapping[Stage, str] = {
-    "header": "while the file header was read",
-    "fit": "while the devices were checked",
-    "allocate": "while memory for the weights was allocated",
-    "read": "while the weights were read",
-    "context": "while the context was set up (KV cache and compute buffers)",
-    "warm_up": "in the warm-up run",
-}
-_GENERATING = "while it was generating"
+_STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
+_GENERATING = "while generating"
 
 
 class StageTracker:
@@ -59,7 +51,7 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: boo
     """Return the failed allocation with what was placed before it."""
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
-    where = _GENERATING if generating else _STAGE_WORDS[message.stage]
+    where = _GENERATING if generating else f"while {STAGE_WORDS[message.stage]}"
     free = "" if free_bytes is None else f", {format_bytes(free_bytes)} free"
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
     return OutOfMemory(
@@ -122,7 +114,7 @@ def lost_event(
     if not to_blame:
         return crash_event(outcome)
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
-    when = "while the model was in use" if stage is None else _STAGE_WORDS[stage]
+    when = "while the model was in use" if stage is None else f"while {STAGE_WORDS[stage]}"
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
     what = "did not go on" if outcome.reason is EndReason.STALLED else "was lost"
     remedy = "Check that RPC worker, start it again, then load again."

@@ -13,9 +13,11 @@ from app.background import Background
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.rig_dialogs import LineDialog, parse_caps
 from app.settings import MAX_RECENT, Settings
+from app.status_line import Notice, StatusLine
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError
 from engine.units import GIB, MIB
+from widgets.library.recent_model import RecentModel
 
 
 def test_settings_survive_a_restart(tmp_path: Path) -> None:
@@ -24,14 +26,19 @@ def test_settings_survive_a_restart(tmp_path: Path) -> None:
     first.theme = "dark"
     first.remote_warning_given = True
     for number in range(MAX_RECENT + 3):
-        first.add_recent_model(Path(f"/models/{number}.gguf"))
-    first.add_recent_model(Path("/models/5.gguf"))
+        first.add_recent_model(RecentModel(Path(f"/models/{number}.gguf"), f"model {number}", "F16"))
+    again_opened = RecentModel(Path("/models/5.gguf"), "five", "Q4_K · 1 GiB, “ö”")
+    first.add_recent_model(again_opened)
     first.sync()
     again = Settings(path)
     assert again.theme == "dark"
     assert again.remote_warning_given
-    assert again.recent_models[0] == Path("/models/5.gguf")
-    assert len(again.recent_models) == len(set(again.recent_models)) == MAX_RECENT
+    assert again.recent_models[0] == again_opened
+    assert len({recent.path for recent in again.recent_models}) == len(again.recent_models) == MAX_RECENT
+    again.forget_recent_model(again_opened.path)
+    assert again_opened not in again.recent_models
+    again.forget_recent_models()
+    assert again.recent_models == ()
 
 
 @pytest.mark.parametrize("content", [b"", b"\x00\xff\xfe garbage", b"[General]\ntheme=@Invalid()\nrecent_models=7\n"])
@@ -42,6 +49,7 @@ def test_a_spoilt_settings_file_is_as_none(tmp_path: Path, content: bytes) -> No
     assert settings.theme == "system"
     assert not settings.remote_warning_given
     assert settings.window_state() is None
+    assert settings.recent_models == ()
 
 
 def test_a_report_does_not_name_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -83,6 +91,39 @@ def test_background_work_answers_in_the_gui_thread(qtbot: QtBot) -> None:
     background.run("bad", fail, on_result, on_error)
     qtbot.waitUntil(lambda: len(seen) == 2)
     assert seen == [("result", 7, True), ("error", "no such thing", True)]
+
+
+def test_background_work_says_what_is_waited_for(qtbot: QtBot) -> None:
+    background = Background()
+    release = threading.Event()
+    busy: list[str] = []
+    done: list[object] = []
+    background.busy_changed.connect(busy.append)
+    background.run("Reading a", lambda: release.wait(10), done.append, lambda error: None)
+    background.run("Reading b", lambda: 1, done.append, lambda error: None)
+    background.run("probe", lambda: 2, done.append, lambda error: None, quiet=True)
+    qtbot.waitUntil(lambda: len(done) == 2)
+    assert busy == ["Reading a", "Reading b", "Reading a"]
+    release.set()
+    qtbot.waitUntil(lambda: len(done) == 3)
+    assert busy[-1] == ""
+
+
+def test_bad_news_outlives_what_is_waited_for_and_good_news_do_not_stay(qtbot: QtBot) -> None:
+    line = StatusLine()
+    qtbot.addWidget(line)
+    line.show_notice(Notice("bad"))
+    line.set_busy("a", "Reading x")
+    line.set_busy("b", "Loading")
+    assert line.text() == "Loading…"
+    line.set_busy("b", "")
+    assert line.text() == "Reading x…"
+    line.set_busy("a", "")
+    assert (line.text(), line.property("role")) == ("bad", "error")
+    line._timer.setInterval(1)
+    line.show_notice(Notice("good", bad=False))
+    assert line.text() == "good"
+    qtbot.waitUntil(lambda: line.text() == "")
 
 
 def test_closed_background_work_tells_nobody(qtbot: QtBot) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QCoreApplication, QEvent, Qt
 from PySide6.QtWidgets import QLabel, QWidget
 
 
@@ -14,6 +14,8 @@ def set_role(widget: QWidget, role: str) -> None:
     style = widget.style()
     style.unpolish(widget)
     style.polish(widget)
+    # Makes the widget forget its size hint: roles differ in padding and font.
+    QCoreApplication.sendEvent(widget, QEvent(QEvent.Type.StyleChange))
 
 
 def plain_label(text: str = "", role: str = "", *, wrap: bool = False) -> QLabel:

@@ -24,6 +24,7 @@ class TokenSpinBox(QSpinBox):
         self.setKeyboardTracking(False)
         self.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.setAccelerated(True)
+        self.lineEdit().setAcceptDrops(False)  # Dropped files are for the window.
         self.setFixedWidth(self.fontMetrics().horizontalAdvance(format_count(8 * 131072)) + PADDING)
 
         # With the value entered, Ctrl+Z is for the layout again and no longer for the typed text.

@@ -9,7 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayo
 from engine.devices.device import Device
 from engine.fit.report import DeviceRow
 from engine.telemetry.sample import Sample
-from engine.units import format_bytes
+from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
@@ -74,9 +74,12 @@ class DeviceCard(QFrame):
     def add_sample(self, sample: Sample) -> None:
         """Show the reading and append it to the graph."""
         self._last = sample
-        self._used_label.setText(NO_READING if sample.used_bytes is None else format_bytes(sample.used_bytes))
+        total_bytes = device_total_bytes(self._device, sample)
+        used_bytes = sample.used_bytes
+        self._used_label.setText(NO_READING if used_bytes is None else format_share(used_bytes, total_bytes))
+        self._used_label.setToolTip("" if used_bytes is None else f"{format_bytes(used_bytes)} used")
         self._status_label.setText(status_line(sample))
-        self.plot.add_sample(sample, device_total_bytes(self._device, sample))
+        self.plot.add_sample(sample, total_bytes)
         self._show_total()
 
     def set_row(self, row: DeviceRow | None) -> None:

@@ -38,6 +38,7 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         for item in (self._all, self._others, self._limit):
             self._box.addItem(item, ignoreBounds=True)
         self.enableMouse(False)
+        self.setAcceptDrops(False)
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

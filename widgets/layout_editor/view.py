@@ -60,6 +60,7 @@ class EditorView(QGraphicsView):
         self._scroll_timer.timeout.connect(self._on_scroll_tick)
         self._ruler = ruler.Ruler(self)
         self.setAccessibleName(_NAME)
+        self.setAcceptDrops(False)  # A view takes every drag for its scene; dropped files are for the window.
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

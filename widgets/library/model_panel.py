@@ -67,6 +67,7 @@ class ModelPanel(QWidget):
     def _build(self) -> None:
         self.search_edit.setPlaceholderText("Search…")
         self.search_edit.setClearButtonEnabled(True)
+        self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
         self.search_edit.setAccessibleName("Search models")
         self.list_view.setModel(self._filtered)
         self.list_view.setItemDelegate(self._delegate)

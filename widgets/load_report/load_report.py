@@ -12,13 +12,13 @@ from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.load_report.outcome import (
-    STAGE_WORDS,
     Outcome,
     cancelled_outcome,
     crashed_outcome,
     failed_outcome,
     loaded_outcome,
     out_of_memory_outcome,
+    progress_words,
 )
 from widgets.load_report.plain_text import plain_report
 from widgets.load_report.report_table import ReportTable
@@ -75,9 +75,7 @@ class LoadReport(QWidget):
 
     def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:
         """Show what goes on; `fraction` None is work of unknown length."""
-        words = STAGE_WORDS[stage]
-        percent = "" if fraction is None else f" {round(fraction * 100)} %"
-        self._show(None, words[0].upper() + words[1:] + (f" on {device}" if device else "") + percent + "…")
+        self._show(None, f"{progress_words(stage, device, fraction)}…")
         self._progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
         self._progress.setValue(0 if fraction is None else round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
         self._progress.show()
@@ -160,8 +158,8 @@ class LoadReport(QWidget):
         content.setLayout(self._column)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(8)
-        self._column.addWidget(self._rows_title)
         self._column.addWidget(self._detail)
+        self._column.addWidget(self._rows_title)
         self._column.addStretch(1)
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)

@@ -7,19 +7,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.fit.report import DeviceRow
-from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.runner.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from engine.units import format_bytes
 
 Tone = Literal["good", "bad", "dim"]
-
-STAGE_WORDS: Mapping[Stage, str] = {
-    "header": "reading the model's header",
-    "fit": "checking the layout",
-    "allocate": "allocating the weights",
-    "read": "reading the weights",
-    "context": "reserving the context",
-    "warm_up": "warming up",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,3 +118,11 @@ def _mapped_words(rows: Sequence[DeviceRow]) -> str:
     if not mapped_bytes:
         return ""
     return f"{format_bytes(mapped_bytes)} of weights are mapped from the file: the system can drop and re-read them."
+
+
+def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:
+    """Return "Reading the weights on RPC0 45 %"."""
+    words = STAGE_WORDS[stage]
+    place = "" if device is None else f" on {device}"
+    percent = "" if fraction is None else f" {round(fraction * 100)} %"
+    return f"{words[0].upper()}{words[1:]}{place}{percent}"

@@ -52,7 +52,7 @@ def test_a_card_shows_a_reading(qtbot: QtBot) -> None:
     strip.add_samples([Sample("CUDA0", 1.0, 18 * GIB, 24 * GIB, 17 * GIB, 87.0, 64.0, 285.4)])
 
     card = card_of(strip, "CUDA0")
-    assert card.used_text == "18.00 GiB"
+    assert card.used_text == "18.00"
     assert card.total_text == "/ 24.00 GiB"
     assert card.status_text == "87 % 64 °C 285 W"
     assert card.plot.points() == ((1.0, 18.0 * GIB, 1.0 * GIB),)
@@ -63,7 +63,7 @@ def test_a_missing_reading_is_a_gap_and_zero_is_not(qtbot: QtBot) -> None:
     card = card_of(strip, "RPC0")
 
     strip.add_samples([Sample("RPC0", 1.0, 0, 8 * GIB, own_bytes=0)])
-    assert (card.used_text, card.status_text) == ("0 B", "idle")
+    assert (card.used_text, card.status_text) == ("0.00", "idle")
 
     strip.add_samples([Sample("RPC0", 2.0, None, None, note="remote: no live reading")])
     assert (card.used_text, card.status_text) == ("—", "remote: no live reading")

@@ -103,17 +103,23 @@ def run_here(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
     return Answer(code, out, err)
 
 
+def spawn_cli(*words: str | Path) -> subprocess.Popen[bytes]:
+    """Start a command with pipes for its output, for the caller to read, wait for and close."""
+    return subprocess.Popen(
+        [*_PROGRAM, *map(str, words)],
+        cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+
+
 class RunningCommand:
     """A command that runs beside the test, read line by line."""
 
     def __init__(self, words: Sequence[str | Path]) -> None:
-        self.process = subprocess.Popen(
-            [*_PROGRAM, *map(str, words)],
-            cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-        )  # fmt: skip
+        self.process = spawn_cli(*words)
         self.events: list[Event] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._errors: list[str] = []
+        self._error_lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._threads = [threading.Thread(target=self._read_out), threading.Thread(target=self._read_err)]
         for thread in self._threads:
             thread.start()
@@ -126,6 +132,10 @@ class RunningCommand:
     def line(self) -> str | None:
         """Return the next line of standard output, None at its end."""
         return self._lines.get(timeout=DEADLINE_S)
+
+    def error_line(self) -> str | None:
+        """Return the next line of standard error, None at its end."""
+        return self._error_lines.get(timeout=DEADLINE_S)
 
     def event(self) -> Event | None:
         """Return the next event, None when there are no more."""
@@ -179,6 +189,8 @@ class RunningCommand:
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._errors.append(line.decode("utf-8"))
+            self._error_lines.put(self._errors[-1])
+        self._error_lines.put(None)
 
 
 @contextmanager

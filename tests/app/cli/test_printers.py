@@ -1,0 +1,111 @@
+"""The two ways in which a load is shown, on a terminal and off it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+
+import pytest
+
+from app.cli.printers import JsonPrinter, TextPrinter
+from engine.devices.device import make_host
+from engine.fit.report import DeviceRow, make_row
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.runner.events import AnyEvent, Cancelled, Done, Failed, Loaded, Progress, Token
+from engine.units import MIB
+
+DONE = Done(
+    prompt_tokens=2,
+    generated_tokens=2,
+    prompt_tokens_per_second=50.0,
+    generation_tokens_per_second=12.34,
+    stop_reason="length",
+)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def row(need_bytes: int, grade: Grade) -> DeviceRow:
+    return make_row(make_host("host", 64 * MIB, 64 * MIB), DeviceMemory(weights_bytes=need_bytes), grade)
+
+
+LOAD: list[AnyEvent] = [
+    Progress(stage="header"),
+    Progress(stage="read", fraction=0.0),
+    Progress(stage="read", fraction=0.5, device="CPU"),
+    Progress(stage="warm_up", fraction=1.0),
+    Loaded(devices=(row(3 * MIB, Grade.MEASURED),), forecast=(row(2 * MIB, Grade.ESTIMATED),)),
+    Token(text="He"),
+    Token(text="llo"),
+    DONE,
+]
+
+
+def test_off_a_terminal_each_stage_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = TextPrinter()
+    for event in LOAD:
+        printer.show(event)
+    out, err = capsys.readouterr()
+    assert out == "Hello\n"
+    assert err.splitlines() == [
+        "header",
+        "read",
+        "warm up",
+        "loaded",
+        "  CPU: 3.0 MiB (forecast 2.0 MiB)",
+        "prompt 50.0 tokens/s, generation 12.3 tokens/s",
+    ]
+
+
+def test_on_a_terminal_one_line_is_kept_up_to_date(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    printer = TextPrinter()
+    for event in LOAD:
+        printer.show(event)
+    clear = "\r\x1b[K"
+    assert terminal.getvalue().startswith(
+        f"{clear}header{clear}read 0%{clear}read 50% on CPU{clear}warm up 100%{clear}loaded\n"
+    )
+    assert capsys.readouterr().out == "Hello\n"
+
+
+def test_an_ending_amid_generated_text_begins_a_line_of_its_own(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = TextPrinter()
+    printer.show(Token(text="He"))
+    printer.show(Failed(kind="unreachable", message="RPC0 was lost."))
+    assert capsys.readouterr() == ("He\n", "layerdeck-cli: RPC0 was lost.\n")
+
+
+def test_json_progress_is_held_back_until_the_child_has_started(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = JsonPrinter()
+    printer.show(Progress(stage="header"))
+    printer.show(Progress(stage="fit"))
+    assert capsys.readouterr().out == ""
+    printer.child_started()
+    printer.show(Failed(kind="model_file", message="x.gguf: no"))
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [event["event"] for event in events] == ["progress", "progress", "failed"]
+    assert events[2] == {"event": "failed", "kind": "model_file", "message": "x.gguf: no"}
+
+
+def test_json_failure_before_the_child_is_the_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = JsonPrinter()
+    printer.show(Progress(stage="header"))
+    printer.show(Failed(kind="busy", message="RPC0: in use."))
+    assert json.loads(capsys.readouterr().out) == {"error": {"kind": "busy", "message": "RPC0: in use."}}
+
+
+def test_json_cancel_before_the_child_is_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = JsonPrinter()
+    printer.show(Progress(stage="header"))
+    printer.show(Cancelled(stage="header"))
+    lines = capsys.readouterr().out.splitlines()
+    assert [json.loads(line)["event"] for line in lines] == ["progress", "cancelled"]
+    assert lines[-1] == '{"event":"cancelled","stage":"header"}'

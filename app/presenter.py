@@ -14,7 +14,7 @@ from engine.devices.device import Rig
 from engine.fit.preview import LoadedLayout, Preview
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
-from engine.layout.split_modes import split_mode_obstacles
+from engine.layout.split_modes import layout_in_mode, split_mode_obstacles
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
 from widgets.controls.states import LoadState, SplitModeChoice
 from widgets.devices.limits import DeviceLimits
@@ -163,7 +163,8 @@ class Presenter(QObject):
             model = self._session.document.model
             trained = model.hyper_parameter("context_length") if model is not None else None
             window.settings_bar.set_context(preview.context, trained if isinstance(trained, int) else None)
-            window.settings_bar.set_split_mode(preview.layout.split_mode, split_mode_obstacles(preview.rig))
+            obstacles = split_mode_obstacles(preview.rig, model)
+            window.settings_bar.set_split_mode(preview.layout.split_mode, obstacles)
         self._show_load_state()
 
     def _on_boundary_moved(self, move: BoundaryMove) -> None:
@@ -180,7 +181,8 @@ class Presenter(QObject):
         if edit is None:
             return
         mode: SplitMode = choice.mode
-        self._session.document.set_layout(edit.layout.with_split_mode(mode), f"split mode {mode}")
+        layout = layout_in_mode(edit.layout, mode, self._session.rig_keeper.rig)
+        self._session.document.set_layout(layout, f"split mode {mode}")
 
     def _on_limits_edited(self, limits: DeviceLimits) -> None:
         self._session.rig_keeper.set_limits(limits.device, limits.cap_bytes, limits.margin_bytes)

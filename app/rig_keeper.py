@@ -28,6 +28,7 @@ _T = TypeVar("_T")
 _log = logging.getLogger("layerdeck.rig")
 
 SAMPLER_STOP_S = 0.5
+NOT_HERE = "from the rig file"
 FREE_STEP_BYTES = 16 * MIB
 """Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""
 
@@ -267,7 +268,10 @@ class RigKeeper(QObject):
     def _on_sampled(self, samples: tuple[Sample, ...]) -> None:
         if self._closed:
             return
-        self.samples_arrived.emit(samples)
+        missing = self.missing_devices
+        self.samples_arrived.emit(
+            tuple(replace(each, note=NOT_HERE) if each.device in missing else each for each in samples)
+        )
         free = {sample.device: self._free_bytes(sample) for sample in samples}
 
         def updated(device: Device) -> Device:

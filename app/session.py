@@ -203,7 +203,14 @@ class Session(QObject):
         self.model_changed.emit(model)
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        self.document.set_rig(rig)
+        edit, model, before = self.document.edit, self.document.model, self.document.preview
+        other_devices = before is not None and before.rig.ids != rig.ids
+        untouched = self.document.undo_stack.count() == 0 and self.loaded is None
+        if other_devices and untouched and self.state is SessionState.EMPTY and edit is not None and model is not None:
+            # Nobody has touched the proposal, and it was made for other devices.
+            self.document.open(model, rig, Edit(initial_layout(model, rig, edit.context), edit.context))
+        else:
+            self.document.set_rig(rig)
 
     # ------------------------------------------------------------------ loading
 
@@ -251,8 +258,8 @@ class Session(QObject):
         if not missing:
             return ""
         return (
-            f"{', '.join(missing)} of the rig file is not in this machine, so this layout can be planned but not "
-            "loaded. Devices > Refresh goes back to what is here."
+            f"This machine does not have {', '.join(missing)} of the rig file: the layout can be planned, not loaded. "
+            "Devices > Refresh goes back to what is here."
         )
 
     def cancel(self) -> None:

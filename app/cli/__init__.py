@@ -1,5 +1,5 @@
 """`layerdeck-cli`: the headless twin of the window."""
 
-from app.cli.main import main
+from app.cli.entry import main
 
 __all__ = ["main"]

@@ -6,11 +6,12 @@ import queue
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.inputs import read_inputs
+from app.cli.inputs import PlanInputs, read_inputs
 from app.cli.interrupts import on_interrupt
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
-from engine.errors import ArgumentError, RuleViolationError
+from engine.errors import ArgumentError, EngineError, RuleViolationError
 from engine.fit.preview import make_report
+from engine.fit.report import DeviceRow
 from engine.runner.client import LoadJob, Runner, RunnerState
 from engine.runner.events import (
     AnyEvent,
@@ -24,6 +25,7 @@ from engine.runner.events import (
     Stage,
     Token,
 )
+from engine.runner.probe import probe_report
 from engine.runner.protocol import ChatMessage, Generate
 
 INTERRUPT_POLL_S = 0.2
@@ -64,9 +66,16 @@ def _make_job(options: Namespace) -> LoadJob:
     report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
     if report.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))
-    return LoadJob(
-        model=inputs.model, rig=inputs.rig, layout=inputs.layout, context=inputs.context, forecast=report.rows
-    )
+    forecast = report.rows if report.probe_only is None else _probed_rows(inputs)
+    return LoadJob(model=inputs.model, rig=inputs.rig, layout=inputs.layout, context=inputs.context, forecast=forecast)
+
+
+def _probed_rows(inputs: PlanInputs) -> tuple[DeviceRow, ...]:
+    """Return the forecast of a model that only a probe can tell; none where it fails, for the load says why."""
+    try:
+        return probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context).rows
+    except EngineError:
+        return ()
 
 
 class LoadRun:

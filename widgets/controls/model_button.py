@@ -56,9 +56,11 @@ class ModelButton(QPushButton):
         self._fit()
 
     def _fit(self) -> None:
-        metrics = self._name.fontMetrics()
-        needed = metrics.horizontalAdvance(self._name.text()) + MIN_DETAIL_PX + 2 * MARGIN_PX + ARROW_PX
-        self._detail.setVisible(bool(self._detail.text()) and self.width() >= needed)
+        name_width = self._name.fontMetrics().horizontalAdvance(self._name.text()) + 1
+        needed = name_width + MIN_DETAIL_PX + 2 * MARGIN_PX + ARROW_PX
+        has_detail = bool(self._detail.text()) and self.width() >= needed
+        self._detail.setVisible(has_detail)
+        self._name.setMinimumWidth(name_width if has_detail else 0)
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""Entry point of `layerdeck-cli`: dispatch, error documents and exit codes."""
+"""From the words of a command line to a command, and from what it raises to an error document and an exit code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 
 from app.cli import commands, exit_codes, load, rig
 from app.cli.arguments import LATER_COMMANDS, make_parser
-from app.cli.interrupts import raise_on_interrupt
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, silence_stdout
 from engine.errors import ArgumentError, EngineError
 
@@ -24,19 +23,16 @@ _COMMANDS: dict[str, Callable[[Namespace], int]] = {
 }
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit code; an interrupt passes through."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     prepare_streams()
-    raise_on_interrupt()
     logging.basicConfig(level=logging.ERROR, format="%(message)s")
     # Bug reports print a traceback; the engine's own chatter is for the log file of the window.
     logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
     try:
         return _run_to_exit_code(words, as_json=as_json)
-    except KeyboardInterrupt:
-        return exit_codes.INTERRUPTED
     except BrokenPipeError:
         silence_stdout()  # The reader has gone, which is how `| head` ends a command.
         return exit_codes.OK
@@ -67,7 +63,3 @@ def _run(words: list[str]) -> int:
         raise ArgumentError(f"`{command}` is not available yet; use plan, load or the window.")
     options = make_parser().parse_args(words)
     return _COMMANDS[options.command](options)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

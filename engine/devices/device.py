@@ -17,10 +17,11 @@ _ID = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """Split modes that the device's backend can do."""
+    """What the device's backend can do: split modes, and the device more than once in one layout."""
 
     row_split: bool = False
     tensor_split: bool = True
+    repeatable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

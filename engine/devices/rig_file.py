@@ -130,11 +130,12 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
 
 
 def _parse_capabilities(item: JsonObject) -> Capabilities:
-    item.allow("row_split", "tensor_split")
+    item.allow("row_split", "tensor_split", "repeatable")
     default = Capabilities()
     return Capabilities(
         row_split=item.maybe("row_split", item.flag, default.row_split),
         tensor_split=item.maybe("tensor_split", item.flag, default.tensor_split),
+        repeatable=item.maybe("repeatable", item.flag, default.repeatable),
     )
 
 
@@ -173,5 +174,6 @@ def _device_document(device: Device) -> dict[str, object]:
         "capabilities": {
             "row_split": device.capabilities.row_split,
             "tensor_split": device.capabilities.tensor_split,
+            **({"repeatable": True} if device.capabilities.repeatable else {}),
         },
     }

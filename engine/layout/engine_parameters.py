@@ -29,7 +29,8 @@ class TensorOverride(msgspec.Struct, frozen=True):
 class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     """`devices` are our ids in the order of the entries.
 
-    `tensor_split` always has `MAX_DEVICES` numbers, layer counts in mode layer.
+    `tensor_split` always has `MAX_DEVICES` numbers: layer counts in mode layer, shares of every layer in the modes
+    tensor and row.
     """
 
     n_gpu_layers: int
@@ -62,20 +63,30 @@ def entry_count(layout: Layout) -> int:
     return len(entries(layout)) + len(further_devices(layout))
 
 
+def split_members(layout: Layout) -> tuple[str, ...]:
+    """Return the devices that share every layer in modes tensor and row: those with a share above 0, in their order."""
+    return tuple(device for device, share in layout.tensor_split if share > 0)
+
+
+def leading_cpu_layers(layout: Layout) -> int:
+    """Return how many layers the CPU run at the front has, which `n_gpu_layers` leaves out."""
+    return layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
+
+
 def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
     """Return what llama.cpp is told so that every layer, its KV cache and the output layer land where `layout` says.
 
     Whole layer counts that sum to `n_gpu_layers` make llama.cpp's float32 split exact; shares of 1 would not.
 
     Raises:
-        LayoutError: for what the rules refuse before: another layer count, too many entries, modes tensor and row.
+        LayoutError: for what the rules refuse before: another layer count, too many entries or members.
     """
     if layout.n_layers != model_n_layers:
         raise LayoutError(
             f"the layout is for {layout.n_layers} layers, the model has {model_n_layers}", place="model.layers"
         )
     if layout.split_mode in ("tensor", "row"):
-        raise LayoutError(f"split mode {layout.split_mode} cannot be loaded yet; use layer", place="split_mode")
+        return _split_parameters(layout)
     if entry_count(layout) > MAX_ENTRIES:
         raise LayoutError(
             f"the layout needs {entry_count(layout)} device entries and the engine takes {MAX_ENTRIES}", place="runs"
@@ -89,6 +100,24 @@ def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
         tensor_split=tuple(counts + [0.0] * (MAX_DEVICES - len(counts))),
         # Mode none keeps the first entry only, and with no entry it is an error.
         split_mode=layout.split_mode if len(devices) == 1 else "layer",
+        overrides=tensor_overrides(layout),
+    )
+
+
+def _split_parameters(layout: Layout) -> EngineParameters:
+    """Return the parameters of modes tensor and row: shares as they are, and which layers take part."""
+    members = split_members(layout)
+    if len(members) > MAX_DEVICES:
+        raise LayoutError(
+            f"{len(members)} devices have a share and the engine takes {MAX_DEVICES}", place="tensor_split"
+        )
+    shares = [share for _, share in layout.tensor_split if share > 0]
+    return EngineParameters(
+        n_gpu_layers=layout.n_layers + 1 - leading_cpu_layers(layout),
+        devices=members,
+        tensor_split=tuple(shares + [0.0] * (MAX_DEVICES - len(shares))),
+        split_mode=layout.split_mode,
+        main_gpu=members.index(layout.main_device) if layout.main_device in members else 0,
         overrides=tensor_overrides(layout),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -136,5 +137,22 @@ def test_what_the_rules_refuse_is_not_translated(n_layers: int) -> None:
         engine_parameters(alternating, n_layers)
     with pytest.raises(LayoutError, match="the model has 5"):
         engine_parameters(alternating, 5)
-    with pytest.raises(LayoutError, match="split mode tensor"):
-        engine_parameters(single_device(4, "A").with_split_mode("tensor"), 4)
+    shares = tuple((f"A{number}", 1.0) for number in range(17))
+    with pytest.raises(LayoutError, match="17 devices have a share"):
+        engine_parameters(replace(single_device(4, "A0"), split_mode="tensor", tensor_split=shares), 4)
+
+
+def test_shares_go_to_the_engine_as_they_are() -> None:
+    layout = replace(
+        make_layout(8, ["CPU"] * 3 + ["A"] * 5),
+        split_mode="tensor",
+        tensor_split=(("B", 3.0), ("C", 0.0), ("A", 1.5)),
+        overrides=(Override("CPU", part="experts"),),
+    )
+    parameters = engine_parameters(layout, 8)
+    assert parameters.devices == ("B", "A")
+    assert parameters.tensor_split == (3.0, 1.5, *[0.0] * 14)
+    assert (parameters.n_gpu_layers, parameters.split_mode, parameters.main_gpu) == (6, "tensor", 0)
+    assert len(parameters.overrides) == 1
+    row = engine_parameters(replace(layout, split_mode="row", main_device="A"), 8)
+    assert (row.split_mode, row.main_gpu) == ("row", 1)

@@ -1,0 +1,113 @@
+"""Rules on KV cache types, flash attention and sequences, as `llama_init_from_model` and the caches have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings, KvType
+from engine.layout.violation import Violation
+
+KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {
+    "f32": 1, "f16": 1, "bf16": 1, "q8_0": 32, "q5_1": 32, "q5_0": 32, "q4_1": 32, "q4_0": 32, "iq4_nl": 32,
+}  # fmt: skip
+"""Elements in one block of a cache type, `ggml_blck_size`; a row of the cache is whole blocks."""
+MAX_SEQUENCES = 256
+"""LLAMA_MAX_SEQ."""
+
+NO_FLASH_ATTENTION = frozenset({"grok"})
+"""The engine turns flash attention off for these, whatever is asked for."""
+ONE_TYPE_CACHES = frozenset({"deepseek4"})
+"""Architectures, besides those with latent attention, whose K and V have to be of one type."""
+LATENT_VALUES = frozenset({"glm5-next", "kimi-k3"})
+"""Architectures whose V heads are as wide as the latent vector, whatever `attention.value_length` says."""
+
+
+def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
+    """Return whether the engine computes this model without flash attention from the start."""
+    return context.flash_attn == "off" or model.architecture in NO_FLASH_ATTENTION
+
+
+def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    """Yield what is wrong with cache types and sequences, whatever the layout."""
+    yield from _value_cache(model, context)
+    yield from _type_pair(model, context)
+    yield from _block_sizes(model, context)
+    yield from _sequences(model, context)
+
+
+def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    if KV_BLOCK_ELEMENTS[context.type_v] == 1 or not without_flash_attention(model, context):
+        return
+    if context.flash_attn == "off":
+        reason, remedy = "which is off", "Set flash attention to auto or on, or the V cache type to f16."
+    else:
+        reason = f"which the engine does not have for {model.architecture} models"
+        remedy = "Set the V cache type to f16."
+    yield Violation("flash_attention", f"A V cache of type {context.type_v} needs flash attention, {reason}.", remedy)
+
+
+def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    if context.type_k != context.type_v and (model.architecture in ONE_TYPE_CACHES or _has_latent_attention(model)):
+        yield Violation(
+            "cache_types_differ",
+            f"{model.architecture} models keep K and V in one cache; K is {context.type_k} and V is {context.type_v}.",
+            "Give K and V the same type.",
+        )
+
+
+def _block_sizes(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    caches = [("K", context.type_k, "key"), ("V", context.type_v, "value")]
+    # Without flash attention a V cache with blocks is refused as such. A K cache whose heads are no whole blocks is
+    # not refused there, but what the engine computes with it is not a number.
+    for letter, cache_type, key in caches[:1] if without_flash_attention(model, context) else caches:
+        block = KV_BLOCK_ELEMENTS[cache_type]
+        width = next((width for width in _head_widths(model, key) if width % block), None)
+        if width is not None:
+            yield Violation(
+                "cache_block_size",
+                f"The {letter} heads of this model are {width} wide, which is no multiple of {cache_type}'s {block}.",
+                f"Choose f16 or another type without blocks for the {letter} cache.",
+            )
+
+
+def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
+    if context.n_seq_max > MAX_SEQUENCES:
+        yield Violation(
+            "too_many_sequences",
+            f"{context.n_seq_max} sequences are asked for and the engine takes {MAX_SEQUENCES}.",
+            f"Set n_seq_max to at most {MAX_SEQUENCES}.",
+        )
+        return
+    trained = model.hyper_parameter("context_length")
+    n_ctx = context.n_ctx or (trained if isinstance(trained, int) else 0)
+    # Logits of every sequence are made in one batch; a causal model's batch is no longer than its context.
+    batch = context.n_batch if model.hyper_parameter("attention.causal") is False else min(context.n_batch, n_ctx)
+    if context.n_seq_max > max(1, batch):
+        yield Violation(
+            "sequences_over_batch",
+            f"{context.n_seq_max} sequences do not go into one batch of {batch} tokens.",
+            "Set n_batch and the context to at least n_seq_max.",
+        )
+
+
+def _has_latent_attention(model: ModelFile) -> bool:
+    widths = [model.hyper_parameter(f"attention.{key}_length_mla") for key in ("key", "value")]
+    return all(isinstance(width, int) and width > 0 for width in widths)
+
+
+def _head_widths(model: ModelFile, key: str) -> list[int]:
+    """Return the widths of a layer's K or V heads, of full and of sliding-window attention; empty without heads."""
+    heads = model.hyper_parameter("attention.head_count")
+    first_heads = heads[0] if isinstance(heads, tuple) and heads else heads
+    if not isinstance(first_heads, int) or first_heads <= 0:
+        return []
+    if key == "value" and model.architecture in LATENT_VALUES:
+        width = model.hyper_parameter("attention.kv_lora_rank")
+    else:
+        width = model.hyper_parameter(f"attention.{key}_length")
+    if width is None:
+        embedding = model.hyper_parameter("embedding_length")
+        width = embedding // first_heads if isinstance(embedding, int) else None
+    sliding = model.hyper_parameter(f"attention.{key}_length_swa")
+    return list(dict.fromkeys(each for each in (width, sliding) if isinstance(each, int) and each > 0))

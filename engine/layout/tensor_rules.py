@@ -1,0 +1,95 @@
+"""Rules of split mode tensor: which models, which weights elsewhere, which settings.
+
+Found in the engine's source (`llm_arch_supports_sm_tensor`, `llama_meta_device_get_split_state`) and, where that aborts
+or computes nonsense, by loading on RPC workers.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from engine.devices.device import CPU_ID
+from engine.gguf.model_file import Block, ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import TensorOverride, tensor_overrides
+from engine.layout.layout import Layout
+from engine.layout.violation import Violation
+
+UNSUPPORTED_ARCHITECTURES = frozenset({
+    "bailingmoe3", "bitnet", "deepseek2", "deepseek32", "dots3note", "falcon-h1", "gemma3n", "glm-dsa", "glm5-next",
+    "granitehybrid", "grok", "hy_v4", "jamba", "kimi-k3", "kimi-linear", "mamba", "mamba2", "minicpm3", "minimax-01",
+    "minimax-m2", "minimax-m3", "mistral4", "mpt", "nemotron_h", "nemotron_h_moe", "olmo2", "olmoe", "plamo2",
+    "qwen3tts", "qwen4exp", "t5",
+})  # fmt: skip
+"""Names for which `llm_arch_supports_sm_tensor` says no; it says yes to every other."""
+
+_FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
+_MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")
+"""Weights that may leave the members one by one: those that each has whole, and the ends of both halves of a layer."""
+
+
+def tensor_model_violations(model: ModelFile) -> Iterator[Violation]:
+    """Yield why the model cannot be split inside its layers."""
+    if model.architecture in UNSUPPORTED_ARCHITECTURES:
+        yield Violation(
+            "split_architecture",
+            f"The engine cannot split {model.architecture} models inside their layers.",
+            "Choose split mode layer, which divides the model between layers.",
+        )
+
+
+def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
+    """Yield settings that split mode tensor cannot have."""
+    if context.flash_attn == "off":
+        yield Violation(
+            "flash_attention",
+            "Split mode tensor needs flash attention, which is off.",
+            "Set flash attention to auto or on.",
+        )
+    if not context.offload_kqv:
+        yield Violation(
+            "split_cache_on_host",
+            "In split mode tensor the engine computes wrong results where the KV cache stays in host memory.",
+            "Turn on offloading of the KV cache (offload_kqv), or choose split mode layer.",
+        )
+
+
+def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Violation]:
+    """Yield overrides that abort the engine in split mode tensor, at most one of each kind."""
+    target = next((override.device for override in layout.overrides if override.device != CPU_ID), None)
+    if target is not None:
+        yield Violation(
+            "split_override",
+            f"In split mode tensor weights can only be moved to the CPU, and an override moves some to {target}.",
+            f"Send the override to the CPU, or choose split mode layer, where {target} can take them.",
+        )
+    leading = layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
+    rules = tensor_overrides(layout)
+    name = next((name for block in model.blocks[leading:] if (name := _inseparable(block, rules)) is not None), None)
+    if rules and name is not None:
+        yield Violation(
+            "split_override",
+            f"In split mode tensor an override cannot move {name} away from the weights that it works with.",
+            "Override whole feed-forward parts (ffn, experts), or choose split mode layer.",
+        )
+
+
+def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
+    """Return a weight that the overrides tear from its fellows, None if there is none."""
+    patterns = [re.compile(override.pattern) for override in overrides]
+    moved, stayed = [], set()
+    for tensor in block.tensors:
+        stem = tensor.name.split(".", 2)[-1]
+        if any(pattern.search(tensor.name) for pattern in patterns):
+            moved.append((tensor.name, stem))
+        elif match := _FEED_FORWARD.fullmatch(stem):
+            stayed.add(match[2])
+    for name, stem in moved:
+        match = _FEED_FORWARD.fullmatch(stem)
+        if match is None:
+            if not _MIRRORED.fullmatch(stem):
+                return name
+        elif match[1] != "down" and match[2] in stayed:
+            return name
+    return None

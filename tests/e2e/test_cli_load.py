@@ -204,3 +204,8 @@ def test_an_architecture_without_arithmetic_is_probed_on_workers(lab: Lab, tmp_p
     row = by_id(plan.document["devices"])["RPC0"]
     assert row["grade"] == "probed"
     assert row["kv_cache_bytes"] == 512 * 2 * 2 * 16 * 2 * 4
+
+    load = run_cli("load", model, "--rig", lab.rig, "--layout", layout, "--json")
+    assert load.code == 0
+    assert load.events[-1]["forecast"] == plan.document["devices"]
+    assert by_id(load.events[-1]["devices"])["RPC0"]["need_bytes"] == row["need_bytes"]

@@ -9,17 +9,20 @@ from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
 
 class FirstPaint(QObject):
-    """Says when `widget` has been painted for the first time, and closes it."""
+    """Says when any part of `widget` has been painted for the first time, and closes it.
 
-    def __init__(self, widget: QWidget) -> None:
+    A window whose children cover it need not be painted itself, so every widget's paint events are watched.
+    """
+
+    def __init__(self, application: QApplication, widget: QWidget) -> None:
         super().__init__(widget)
         self._widget = widget
         self._seen = False
-        widget.installEventFilter(self)
+        application.installEventFilter(self)
 
     def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
-        """Look for the paint event; it is delivered as usual."""
-        if event.type() == QEvent.Type.Paint and not self._seen:
+        """Look for a paint event; it is delivered as usual."""
+        if not self._seen and event.type() == QEvent.Type.Paint:
             self._seen = True
             QTimer.singleShot(0, self._report)
         return False
@@ -44,21 +47,21 @@ def bare_window() -> QMainWindow:
 
 
 def main() -> None:
-    """Open the window that the first argument names."""
+    """Open the window that the first argument names; the filter is there before anything can be painted."""
     application = QApplication(sys.argv[:1])
     if sys.argv[1] == "bare":
-        window = bare_window()
-        window.show()
+        bare = bare_window()
+        first = FirstPaint(application, bare)
+        bare.show()
     else:
         from app.main_window import MainWindow
         from app.settings import Settings
         from app.theme import Theme
 
         own = MainWindow(Settings(), Theme(application, "dark"))
-        window = own
+        first = FirstPaint(application, own)
         own.show()
         own.start(model=None, rig=None)
-    first = FirstPaint(window)
     application.exec()
     del first
 

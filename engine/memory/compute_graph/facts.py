@@ -1,0 +1,40 @@
+"""What a model file tells about one block of the graph: shapes and sizes of its weights by short name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.gguf.model_file import Block, ModelFile, TensorInfo
+
+
+@dataclass(frozen=True, slots=True)
+class WeightFacts:
+    """Shape (fastest first), bytes and full name of one weight."""
+
+    name: str
+    ne: tuple[int, ...]
+    n_bytes: int
+    type_name: str
+
+
+Weights = dict[str, WeightFacts]
+"""`attn_q` -> the weight, `attn_q.bias` -> its bias."""
+
+
+def stem(name: str) -> str:
+    """Return `ffn_up` of `blk.3.ffn_up.weight`, `ffn_up.bias` of `blk.3.ffn_up.bias`."""
+    return name.split(".", 2)[-1].removesuffix(".weight") if name.startswith("blk.") else name.removesuffix(".weight")
+
+
+def _facts(tensor: TensorInfo) -> WeightFacts:
+    return WeightFacts(tensor.name, tensor.shape, tensor.size_bytes, tensor.type_name)
+
+
+def block_weights(block: Block) -> Weights:
+    """Return the weights of a block."""
+    return {stem(tensor.name): _facts(tensor) for tensor in block.tensors}
+
+
+def global_weights(model: ModelFile) -> Weights:
+    """Return the weights outside of blocks."""
+    return {stem(tensor.name): _facts(tensor) for tensor in model.global_tensors}

@@ -1,0 +1,86 @@
+"""Which graph an architecture has: one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.memory.compute_graph.facts import Weights
+from engine.memory.compute_graph.graph import Graph, Tensor
+from engine.memory.compute_graph.sketch import Placed, Sketch
+from engine.memory.compute_graph.transformer import Inputs, Style, decoder_layer
+
+LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """A way to build layers, and how the architecture departs from it."""
+
+    style: Style = Style()
+    layer: LayerBuilder = decoder_layer
+
+
+_LLAMA = Family()
+
+FAMILIES: dict[str, Family] = {
+    "llama": _LLAMA,
+    "qwen2": _LLAMA,
+    "qwen3": _LLAMA,
+    "qwen3moe": _LLAMA,
+    "gemma2": Family(Style(input_scale=True, scaled_q=True)),
+    "gemma3": Family(Style(input_scale=True, scaled_q=True)),
+    "gpt-oss": Family(Style(late_softmax=True, late_rows=True, post_norm=False)),
+}
+
+
+def find_family(name: str) -> Family | None:
+    """Return the family of an architecture, None where only a probe can tell its compute buffers."""
+    return FAMILIES.get(name)
+
+
+def build_graph(
+    sketch: Sketch, family: Family, layers: Sequence[Placed], outer: Weights, output: str, *, has_cache: bool
+) -> Graph:
+    """Return the graph of `layers` between the embeddings and the output matrix."""
+    graph, batch, style = sketch.graph, sketch.batch, family.style
+    tokens = graph.new_input("i32", batch.n_tokens)
+    current = graph.get_rows(sketch.outer_weight(outer["token_embd"], "host"), tokens)
+    graph.expand(current)
+    graph.expand(graph.new_input("f32", sketch.numbers.n_embd, batch.n_tokens))
+    if style.input_scale:
+        current = graph.scale(current)
+    sliding = any(layer.numbers.is_swa for layer in layers)
+    positions = sketch.positions()
+    if has_cache:
+        inputs = Inputs(
+            positions=positions,
+            output_rows=sketch.output_rows(),
+            full=sketch.masks(),
+            sliding=sketch.masks(swa=True) if sliding else None,
+        )
+    else:
+        mask = sketch.batch_mask()
+        inputs = Inputs(positions, sketch.output_rows(), mask, mask if sliding else None)
+    for index, layer in enumerate(layers):
+        sketch.enter(index, layer)
+        current = family.layer(sketch, style, inputs, index, current)
+    return _finish(sketch, style, inputs, outer, output, current)
+
+
+def _finish(sketch: Sketch, style: Style, inputs: Inputs, outer: Weights, output: str, current: Tensor) -> Graph:
+    graph = sketch.graph
+    if style.late_rows:
+        current = graph.get_rows(current, inputs.output_rows)
+    current = sketch.raw_norm(current, layer_norm=style.layer_norm)
+    for name, operation in (("output_norm", graph.mul), ("output_norm.bias", graph.add)):
+        if name in outer:
+            current = operation(current, sketch.outer_weight(outer[name], output))
+    current.is_output = True
+    matrix = outer.get("output") or outer["token_embd"]
+    logits = graph.mul_mat(sketch.outer_weight(matrix, output), current)
+    if "output.bias" in outer:
+        logits = graph.add(logits, sketch.outer_weight(outer["output.bias"], output))
+    logits.is_output = True
+    graph.expand(logits)
+    return graph

@@ -1,0 +1,256 @@
+"""Compute buffers of a layout: the graph of a few representative layers per device, split and allocated as the engine
+would."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.memory.architectures import Architecture
+from engine.memory.backends import BackendTraits
+from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
+from engine.memory.compute_graph.families import Family, build_graph, find_family
+from engine.memory.compute_graph.graph import Tensor, TYPE_SIZES, row_size
+from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
+from engine.memory.compute_graph.scheduler import HOST, REPACKED, Backend, Scheduler
+from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
+from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
+from engine.memory.kv_cache import context_shape, pad, window_cells
+from engine.memory.placement import Placement
+
+OFFLOAD_MIN_BATCH = 32
+"""Smallest batch whose host weights a device takes over (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
+
+
+class GraphTables:
+    """What the graphs of one model are made of, whatever the context."""
+
+    def __init__(self, model: ModelFile, hyper: HyperParameters, architecture: Architecture) -> None:
+        family = find_family(model.architecture)
+        if family is None:
+            raise MissingNumberError(
+                f'the arithmetic of the compute buffers of "{model.architecture}" is not known yet'
+            )
+        self.family: Family = family
+        self.hyper = hyper
+        self.has_cache = architecture.has_cache
+        self.numbers: Numbers = read_numbers(model, hyper, architecture, family.style.positions)
+        self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper)
+        self.weights: tuple[Weights, ...] = tuple(block_weights(block) for block in model.blocks[: len(self.layers)])
+        self.outer: Weights = global_weights(model)
+        shapes = [
+            (numbers, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
+            for numbers, weights in zip(self.layers, self.weights, strict=True)
+        ]
+        known: dict[object, int] = {}
+        self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
+
+    @property
+    def n_trunk(self) -> int:
+        return len(self.layers)
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Neighbouring layers on one backend: `kept` are the places of those that stand for all of them."""
+
+    device: str
+    memory: str
+    kept: tuple[int, ...]
+    sizes: tuple[tuple[int, ...], ...]
+
+
+class ComputeForecast:
+    """Compute buffers of one model with one set of context settings, for any placement."""
+
+    def __init__(self, tables: GraphTables, context: ContextSettings) -> None:
+        self._tables = tables
+        self._context = context
+        hyper = tables.hyper
+        shape = context_shape(context, hyper.n_ctx_train)
+        n_tokens = pad(shape.n_ubatch, shape.n_sequences)
+        self._batch = Batch(
+            n_tokens=n_tokens,
+            n_sequences=shape.n_sequences,
+            n_outputs=min(shape.n_ubatch, shape.n_batch),
+            n_cells=shape.n_cells,
+            n_cells_swa=window_cells(hyper, context) if any(hyper.sliding) else shape.n_cells,
+            n_streams=shape.n_streams,
+            type_k=context.type_k,
+            type_v=context.type_v,
+            flash=context.flash_attn != "off",
+            offload_kqv=context.offload_kqv,
+        )
+        self._found: dict[object, dict[str, int]] = {}
+        self._kept: dict[tuple[int, int], tuple[int, ...]] = {}
+
+    def device_bytes(self, placement: Placement) -> dict[str, int]:
+        """Return the compute buffer of each device, the CPU's under its id."""
+        parts = self._parts(placement)
+        offloads = self._offloads(placement)
+        key = (
+            tuple((part.device, part.memory, tuple(self._tables.kinds[index] for index in part.kept)) for part in parts),
+            tuple(part.kept for part in parts) if placement.overrides or offloads else None,
+            placement.output_device, placement.entries, placement.overrides, placement.pipeline, placement.leading == 0,
+        )  # fmt: skip
+        found = self._found.get(key)
+        if found is None:
+            if len(self._found) > 512:
+                self._found.clear()
+            found = self._found[key] = self._simulate(placement, parts)
+        return found
+
+    def _offloads(self, placement: Placement) -> bool:
+        return self._context.op_offload and any(
+            placement.traits[entry].op_offload for entry in placement.entries if entry in placement.traits
+        )
+
+    def _parts(self, placement: Placement) -> list[Part]:
+        runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
+        runs += [(run.device, run.first, run.last) for run in placement.runs]
+        parts = []
+        for device, first, last in runs:
+            last = min(last, self._tables.n_trunk - 1)
+            if first <= last:
+                memory = HOST if device == CPU_ID else device
+                parts.append(Part(device, memory, self._representatives(first, last, placement), ()))
+        return parts
+
+    def _representatives(self, first: int, last: int, placement: Placement) -> tuple[int, ...]:
+        """Return layers that show every neighbourhood of layer kinds between `first` and `last`."""
+        if placement.overrides or ALL_LAYERS:
+            return tuple(range(first, last + 1))
+        key = first, last
+        found = self._kept.get(key)
+        if found is None:
+            kinds = self._tables.kinds
+            seen: set[tuple[int, int, int]] = set()
+            kept = []
+            for index in range(first, last + 1):
+                before = kinds[index - 1] if index > first else -1
+                after = kinds[index + 1] if index < last else -1
+                if (before, kinds[index], after) not in seen:
+                    seen.add((before, kinds[index], after))
+                    kept.append(index)
+            found = self._kept[key] = tuple(kept)
+        return found
+
+    def _simulate(self, placement: Placement, parts: Sequence[Part]) -> dict[str, int]:
+        tables, entries = self._tables, placement.entries
+        traits = {entry: placement.traits[entry] for entry in entries if entry != CPU_ID and entry in placement.traits}
+        backends = [_backend(entry, traits) for entry in entries if entry == CPU_ID or entry in traits]
+        backends.append(_cpu_backend())
+        names = [entry for entry in entries if entry == CPU_ID or entry in traits]
+        names.append(CPU_ID)
+        pins = {name: place for place, name in enumerate(names)} if placement.leading == 0 else {}
+        layers = []
+        for part in parts:
+            for index in part.kept:
+                layers.append(
+                    Placed(
+                        numbers=tables.layers[index],
+                        weights=tables.weights[index],
+                        memory=part.memory,
+                        backend=pins.get(part.device, -1),
+                        is_last=index == tables.n_trunk - 1,
+                    )
+                )
+        sketch = Sketch(tables.numbers, self._batch, _homes(placement), len(backends) - 1)
+        output = HOST if placement.output_device == CPU_ID else placement.output_device
+        graph = build_graph(sketch, tables.family, layers, tables.outer, output, has_cache=tables.has_cache)
+        scheduler = Scheduler(
+            backends,
+            pipeline=placement.pipeline,
+            op_offload=self._context.op_offload,
+            offload_batch=OFFLOAD_MIN_BATCH,
+        )
+        sizes = scheduler.buffer_sizes(graph)
+        return {CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}
+
+
+ALL_LAYERS = False
+
+
+def _homes(placement: Placement) -> Callable[[WeightFacts, str], str]:
+    if not placement.overrides:
+        return lambda facts, memory: memory
+    import re
+
+    rules = [(re.compile(override.pattern), override.device) for override in placement.overrides]
+
+    def home(facts: WeightFacts, memory: str) -> str:
+        for regex, device in rules:
+            if regex.search(facts.name):
+                return HOST if device == CPU_ID else device
+        return memory
+
+    return home
+
+
+def _cpu_backend() -> Backend:
+    return Backend(HOST, True, 32, _anything, False, _n_bytes)
+
+
+def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
+    if entry == CPU_ID:
+        return _cpu_backend()
+    found = traits[entry]
+    rule = found.size_rule
+    supports = _cuda_supports if found.converts_kv else _anything
+    alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
+    return Backend(entry, False, rule.alignment_bytes, supports, found.op_offload, alloc_size)
+
+
+def _anything(node: Tensor) -> bool:
+    return True
+
+
+def _n_bytes(tensor: Tensor) -> int:
+    return tensor.n_bytes
+
+
+def _cuda_supports(node: Tensor) -> bool:
+    """Return whether CUDA has a kernel for `node` (`ggml_backend_cuda_device_supports_op`)."""
+    if node.op == "flash_attn":
+        q, k, v = node.src[:3]
+        head, out, group = k.ne[0], v.ne[0], q.ne[2] // k.ne[2]
+        if head in (40, 64, 72, 80, 96, 112, 128, 256, 512):
+            return head == out and (head != 512 or group >= 2)
+        return (
+            ((head, out) == (192, 128) and group % 8 == 0)
+            or ((head, out) == (320, 256) and group % 32 == 0)
+            or ((head, out) == (576, 512) and group >= 2)
+        )
+    if node.op == "ssm_conv":
+        return node.src[0].ne[1] % 128 == 0
+    if node.op == "ssm_scan":
+        state, decay, group = node.src[0], node.src[3], node.src[4]
+        if decay.ne[0] == 1:
+            return state.ne[0] in (96, 128, 256) and state.ne[1] % 16 == 0
+        return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and group.ne[1] == 1
+    return True
+
+
+def _cuda_bytes(tensor: Tensor) -> int:
+    """Return what `tensor` takes on CUDA: padded quantised rows, and F16 copies of a cache behind flash attention."""
+    size = tensor.n_bytes
+    if tensor.op == "flash_attn":
+        return _flash_bytes(tensor)
+    if tensor.type in TYPE_SIZES and TYPE_SIZES[tensor.type][0] > 1 and tensor.ne[0] % 512:
+        size += row_size(tensor.type, 512 - tensor.ne[0] % 512)
+    return size
+
+
+def _flash_bytes(node: Tensor) -> int:
+    q, k, v = node.src[:3]
+    size = node.n_bytes
+    if q.ne[1] <= 2 and k.type != "f32" and v.type == k.type:
+        return size
+    for cache, skip in ((k, False), (v, v.root is k.root)):
+        if cache.type != "f16" and not skip:
+            ne = cache.ne
+            size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]
+    return size

@@ -1,0 +1,148 @@
+"""The numbers that shape a graph, of the model and of each layer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.gguf.model_file import ModelFile
+from engine.memory.architectures import Architecture
+from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
+
+
+@dataclass(frozen=True, slots=True)
+class LayerNumbers:
+    """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts."""
+
+    n_head: int
+    n_head_kv: int
+    head_k: int
+    head_v: int
+    is_swa: bool
+    is_recurrent: bool
+    n_experts_used: int
+    owns_cache: bool = True
+
+    @property
+    def k_width(self) -> int:
+        return self.head_k * self.n_head_kv
+
+    @property
+    def v_width(self) -> int:
+        return self.head_v * self.n_head_kv
+
+
+@dataclass(frozen=True, slots=True)
+class StateNumbers:
+    """Sizes of recurrent layers, 0 where an architecture has none (see `ssm.*` and `wkv.*` in the file)."""
+
+    conv: int = 0
+    inner: int = 0
+    state: int = 0
+    dt_rank: int = 0
+    n_groups: int = 0
+    rolling_width: int = 0
+    recurrent_width: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Numbers:
+    """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `score_steps`: element-wise steps
+    between scores and softmax; `rope_part`: elements of a head that are turned."""
+
+    n_embd: int
+    n_vocab: int
+    head_k: int
+    head_v: int
+    v_width_max: int
+    positions: int
+    clamps_kqv: bool
+    score_steps: int
+    n_expert_groups: int
+    n_groups_used: int
+    kv_rank: int
+    head_k_latent: int
+    head_v_latent: int
+    rope_part: int
+    latent: bool
+    state: StateNumbers
+
+
+def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Architecture, positions: int) -> Numbers:
+    """Return the numbers of the whole model.
+
+    Raises:
+        MissingNumberError: naming the key, so that the caller can leave the model to the probe.
+    """
+    first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)
+    has_state = architecture.recurrence is not None
+    groups = number(model, "expert_group_count", 0, least=0)
+    clamp = model.hyper_parameter("attention.clamp_kqv")
+    softcap = model.hyper_parameter("attn_logit_softcapping")
+    return Numbers(
+        n_embd=hyper.n_embd,
+        n_vocab=hyper.n_vocab,
+        head_k=hyper.head_k[first],
+        head_v=hyper.head_v[first],
+        v_width_max=max(hyper.v_widths, default=0),
+        positions=positions,
+        clamps_kqv=isinstance(clamp, float) and clamp > 0,
+        score_steps=3 if isinstance(softcap, float) and softcap > 0 else 0,
+        n_expert_groups=groups,
+        n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
+        kv_rank=number(model, "attention.kv_lora_rank", 0, least=0),
+        head_k_latent=number(model, "attention.key_length_mla", hyper.head_k[first], least=0),
+        head_v_latent=number(model, "attention.value_length_mla", hyper.head_v[first], least=0),
+        rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
+        latent=hyper.latent,
+        state=_read_state(model, hyper) if has_state else StateNumbers(),
+    )
+
+
+def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
+    return StateNumbers(
+        conv=number(model, "ssm.conv_kernel", 0, least=0),
+        inner=number(model, "ssm.inner_size", 0, least=0),
+        state=number(model, "ssm.state_size", 0, least=0),
+        dt_rank=number(model, "ssm.time_step_rank", 0, least=0),
+        n_groups=number(model, "ssm.group_count", 0, least=0),
+        rolling_width=hyper.recurrent_widths[0],
+        recurrent_width=hyper.recurrent_widths[1],
+    )
+
+
+def read_layers(model: ModelFile, hyper: HyperParameters) -> tuple[LayerNumbers, ...]:
+    """Return the numbers of each layer before those of multi-token prediction.
+
+    Raises:
+        MissingNumberError: the experts in use are missing or more than there are.
+    """
+    found = []
+    for index in range(hyper.n_trunk_layers):
+        experts = next((t for t in model.blocks[index].tensors if "ffn_down_exps.weight" in t.name), None)
+        n_used = 0
+        if experts is not None:
+            n_used = _experts_used(model, index)
+            if len(experts.shape) != 3 or n_used > experts.shape[2]:
+                raise MissingNumberError(f"{experts.name} has the shape {experts.shape} for {n_used} experts in use")
+        found.append(
+            LayerNumbers(
+                n_head=hyper.n_head[index],
+                n_head_kv=hyper.n_head_kv[index],
+                head_k=hyper.head_k[index],
+                head_v=hyper.head_v[index],
+                is_swa=hyper.sliding[index],
+                is_recurrent=hyper.recurrent[index],
+                n_experts_used=n_used,
+                owns_cache=index < hyper.n_kv_layers,
+            )
+        )
+    return tuple(found)
+
+
+def _experts_used(model: ModelFile, index: int) -> int:
+    value = model.hyper_parameter("expert_used_count")
+    if isinstance(value, tuple) and index < len(value):
+        value = value[index]
+        if isinstance(value, int) and not isinstance(value, bool) and value > 0:
+            return value
+    return number(model, "expert_used_count")

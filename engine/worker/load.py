@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import time
 from pathlib import Path
 
-from engine.runner.protocol import Load, LoadedModel, Part, Probe, Stopped
+from engine.runner.protocol import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
 from engine.worker import breakdown
 from engine.worker.bindings import Bindings
 from engine.worker.devices import ResolvedDevices, resolve_devices
@@ -16,7 +17,8 @@ from engine.worker.diagnosis import (
     decode_failure,
     model_failure,
 )
-from engine.worker.log import EngineLog
+from engine.worker.log import EngineLog, LoggedBuffer
+from engine.worker.members import MemberBuffers
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
 from engine.worker.parts import logged_parts
@@ -46,6 +48,9 @@ class Loader:
         self._devices = resolve_devices(engine, load.devices, wanted_devices(load))
         self._free = FreeMemory(self._devices)
         log.on_failed = self._free.note
+        split = load.parameters.split_mode == "tensor"
+        members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
+        self._members = MemberBuffers(engine, members, self._end_refused)
 
     def run(self) -> tuple[Session, LoadedModel]:
         """Load, and return the session with what is to be told of it.
@@ -53,6 +58,10 @@ class Loader:
         Raises:
             EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`; nothing stays allocated.
         """
+        with self._members:
+            return self._run()
+
+    def _run(self) -> tuple[Session, LoadedModel]:
         self._reporter.enter("allocate")
         check_file(self._load.path)
         model = self._read_model()
@@ -77,6 +86,7 @@ class Loader:
         self._check_stop()
         model = self._engine.low.llama_model_load_from_file(self._load.path.encode(), parameters.struct)
         if model:
+            self._members.weights_done()
             return int(model)
         if self._stop.requested:
             raise EndOfRequest(Stopped(stage=self._reporter.stage))
@@ -92,9 +102,7 @@ class Loader:
     def _make_context(self, model: int) -> int:
         self._check_stop()
         self._reporter.enter("context")
-        self._log.on_buffer = lambda buffer: self._reporter.name_device(
-            self._devices.id_of_buffer_name(buffer.buffer_type)
-        )
+        self._log.on_buffer = self._on_buffer
         struct = context_struct(self._engine, self._load.context, self._stop)
         context = self._engine.low.llama_init_from_model(model, struct)
         self._log.on_buffer = None
@@ -103,6 +111,26 @@ class Loader:
         self._check_stop()
         self._raise_allocation_failure(self._placed_before_context(model))
         raise EndOfRequest(context_failure(self._load.context.n_ctx, self._log.facts))
+
+    def _on_buffer(self, buffer: LoggedBuffer) -> None:
+        self._members.note(buffer)
+        self._reporter.name_device(self._devices.id_of_buffer_name(buffer.buffer_type))
+
+    def _end_refused(self, device: str, requested_bytes: int) -> None:
+        """Say that a member of a split refused memory, and end the process, as the engine would with an assertion."""
+        buffer_type = self._engine.buffer_type_name(self._engine.device_buffer_type(self._devices.by_id[device]))
+        self._reporter.say_last(
+            AllocationFailure(
+                stage=self._reporter.stage,
+                device=device,
+                buffer_type=buffer_type,
+                requested_bytes=requested_bytes,
+                free_bytes=self._devices.free_bytes(device),
+                parts=self._members.placed(),
+                text=f"failed to allocate {buffer_type} buffer of size {requested_bytes}",
+            )
+        )
+        os._exit(1)
 
     def _warm_up(self, session: Session) -> None:
         """Compute batches that grow up to a full micro batch: a first large prompt may make backends allocate more.
@@ -138,7 +166,7 @@ class Loader:
         facts = self._log.facts
         names = {name: self._devices.id_of_name(name) for name in self._logged_names()}
         return LoadedModel(
-            parts=session.parts(),
+            parts=self._members.split(session.parts()),
             n_ctx=int(self._engine.low.llama_n_ctx(session.context)),
             n_vocab=session.vocabulary_size,
             flash_attention=facts.flash_attention,

@@ -103,6 +103,11 @@ class StageReporter:
         if device != self._latest.device:
             self._send(StageProgress(stage=self._latest.stage, fraction=self._latest.fraction, device=device))
 
+    def say_last(self, message: Message) -> None:
+        """Send the message that ends the load, from within a native call that will not return."""
+        with self._lock:
+            self._say(message)
+
     def _send(self, progress: StageProgress) -> None:
         with self._lock:
             self._latest = progress

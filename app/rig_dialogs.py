@@ -106,8 +106,9 @@ def ask_remote_endpoint(
         ask()
         return
     box = QMessageBox(QMessageBox.Icon.Warning, "Before you add a remote worker", REMOTE_WARNING, parent=parent)
-    proceed = box.addButton("I trust this network", QMessageBox.ButtonRole.AcceptRole)
-    box.addButton(QMessageBox.StandardButton.Cancel)
+    proceed = box.addButton("I &trust this network", QMessageBox.ButtonRole.AcceptRole)
+    # Enter alone does not agree.
+    box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
 
     def answered() -> None:
         if box.clickedButton() is proceed:

@@ -41,6 +41,7 @@ class RigKeeper(QObject):
     failed = Signal(EngineError)
     lab_changed = Signal(bool)  # whether lab workers run
     worker_lost = Signal(str)
+    said = Signal(str)  # what was done, for people
 
     _sampled = Signal(object)
     _worker_ended = Signal(str, str)
@@ -128,6 +129,7 @@ class RigKeeper(QObject):
             self._from_file = True
             self._leave_lab_unless_in(rig)
             self._set_rig(rig)
+            self.said.emit(f"The devices are those of {path.name}")
 
         self._run(f"Reading {path.name}", read, show)
 
@@ -141,7 +143,7 @@ class RigKeeper(QObject):
             except OSError as error:
                 raise RigError(f"Could not write {path.name}: {error.strerror}. Choose another place.") from error
 
-        self._run(f"Saving {path.name}", write, lambda _: None)
+        self._run(f"Saving {path.name}", write, lambda _: self.said.emit(f"Saved {path.name}"))
 
     def start_lab(self, caps_bytes: Sequence[int], then: Callable[[], None] | None = None) -> None:
         """Start capped RPC workers on this machine and add them as devices."""
@@ -166,6 +168,7 @@ class RigKeeper(QObject):
             self._starting_lab = False
             self._lab = lab
             self._add(lab.rig.devices)
+            self.said.emit(f"Lab workers started: {len(lab.rig.devices)}")
             self.lab_changed.emit(True)
             if then is not None:
                 then()
@@ -206,6 +209,7 @@ class RigKeeper(QObject):
 
         def show(found: Rig) -> None:
             self._add(tuple(device for device in found.devices if device.endpoint == endpoint))
+            self.said.emit(f"Added {endpoint}")
 
         self._run(f"Asking {endpoint}", lambda: discover((endpoint,)), show)
 

@@ -101,6 +101,7 @@ class Session(QObject):
     def _connect(self) -> None:
         self.rig_keeper.rig_changed.connect(self._on_rig_changed)
         self.rig_keeper.failed.connect(self._tell)
+        self.rig_keeper.said.connect(self._say)
         self.document.edit_settled.connect(self._probe_timer.start)
         bridge = self.bridge
         bridge.loaded.connect(self._on_loaded)
@@ -201,6 +202,7 @@ class Session(QObject):
         layout = initial_layout(model, self.rig_keeper.rig, context)
         self.document.open(model, self.rig_keeper.rig, Edit(layout, context))
         self.model_changed.emit(model)
+        self._say(f"Opened {model.name}")
 
     def _on_rig_changed(self, rig: Rig) -> None:
         edit, model, before = self.document.edit, self.document.model, self.document.preview

@@ -200,6 +200,23 @@ def test_an_interrupt_cancels(number: signal.Signals, stage: str, model: Path, t
     assert command.err == ""
 
 
+def test_an_interrupt_while_a_worker_hangs(model: Path, tmp_path: Path, lab: LabRig) -> None:
+    pid = lab.pid("RPC1")
+    assert pid is not None
+    with start_cli(*words_on(lab, model, tmp_path)) as command:
+        read_until(command, "token")
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            children = command.children()
+            command.process.send_signal(signal.SIGINT)
+            assert command.finish() == 130
+            assert all_gone(children)
+        finally:
+            os.kill(pid, signal.SIGCONT)
+    check_endings(command.events)
+    assert command.events[-1]["event"] == "cancelled"
+
+
 def test_an_interrupt_while_a_worker_does_not_answer(model: Path, tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         silent.settimeout(DEADLINE_S)

@@ -173,10 +173,11 @@ def test_a_prompt_that_is_longer_than_the_context(lab: Lab, tmp_path: Path) -> N
 
 def test_text_fills_the_context(lab: Lab, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "l.json", [{"device": "CPU", "layers": "0-15"}], output="CPU", n_ctx=256)
-    answer = run_cli("load", lab.model, "--layout", layout, "--prompt", "hi", "--seed", "1", "--json")
+    answer = run_cli("load", lab.model, "--layout", layout, "--prompt", "x" * 230, "--seed", "1", "--json")
     assert answer.code == 0
-    assert answer.events[-1]["stop_reason"] in ("context_full", "end_of_text")
-    assert answer.events[-1]["generated_tokens"] <= 256
+    done = answer.events[-1]
+    assert done["stop_reason"] in ("context_full", "end_of_text")
+    assert 230 < done["prompt_tokens"] + done["generated_tokens"] <= 257
 
 
 def test_devices_asks_the_workers(lab: Lab, tmp_path: Path) -> None:

@@ -70,6 +70,7 @@ class Architecture:
 
     `latent`: keys and values are one compressed vector where the file has lengths for it (MLA).
     `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
+    `ties_output`: a file without an output matrix uses the token embedding for it.
     `refused`: why the arithmetic leaves the state to the probe.
     `parallel`, `positions`, `computed` are about compute buffers: attention and feed-forward read the same input;
     positions per token; whether the arithmetic of compute buffers covers the architecture.
@@ -82,6 +83,7 @@ class Architecture:
     latent: bool = False
     n_kv_layers: int | None = None
     shares_kv: bool = False
+    ties_output: bool = True
     refused: str | None = None
     parallel: bool = False
     positions: int = 1
@@ -98,19 +100,22 @@ _RWKV = Architecture(recurrence=Recurrence("all", "rwkv"))
 _OTHER_LAYERS = "the engine makes other layers of it than the file has"
 
 _PLAIN = """
-    apertus arcee arctic baichuan bailingmoe2 bitnet bloom chameleon codeshell cogvlm command-r dbrx deci deepseek
-    deepseek2-ocr eagle3 ernie4_5-moe exaone falcon glm4moe gpt2 gptneox grok grovemoe hrm_text hunyuan-dense hunyuan_vl
+    apertus arcee arctic baichuan bailingmoe2 bloom chameleon codeshell cogvlm command-r dbrx deci deepseek
+    deepseek2-ocr ernie4_5-moe exaone falcon glm4moe gpt2 gptneox grok grovemoe hrm_text hunyuan-dense hunyuan_vl
     hy_v3 jais llama-embed minicpm3 mpt olmo olmoe openelm orion pangu-embedded phi3 plamo plm pockettts qwen qwen2moe
-    qwen3tts qwen3vl seed_oss smollm3 stablelm starcoder starcoder2 talkie xverse
+    qwen3tts qwen3vl seed_oss smollm3 stablelm starcoder starcoder2 t5 t5encoder talkie xverse
 """
-_WITHOUT_CACHE = """
-    bert dream eurobert gemma-embedding jina-bert-v2 jina-bert-v3 llada llada-moe modern-bert neo-bert nomic-bert
-    nomic-bert-moe rnd1 t5encoder wavtokenizer-dec
+_ENCODERS = """
+    bert eurobert jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe wavtokenizer-dec
 """
+_DIFFUSION = "dream gemma-embedding llada llada-moe rnd1"
 
 ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(_PLAIN.split(), Architecture()),
-    **dict.fromkeys(_WITHOUT_CACHE.split(), Architecture(has_cache=False)),
+    **dict.fromkeys(_ENCODERS.split(), Architecture(has_cache=False, ties_output=False)),
+    **dict.fromkeys(_DIFFUSION.split(), Architecture(has_cache=False)),
+    "bitnet": Architecture(ties_output=False),
+    "eagle3": Architecture(ties_output=False),
     "bailingmoe": _LLAMA,
     "chatglm": _LLAMA,
     "dots1": _LLAMA,
@@ -202,7 +207,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma4-assistant": Architecture(refused="it only runs beside another model"),
     "graniteswitch": Architecture(refused=_OTHER_LAYERS),
     "nanbeige": Architecture(refused=_OTHER_LAYERS),
-    "t5": Architecture(refused="its encoder and decoder are not in the arithmetic"),
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.devices.device import Device
+from engine.memory.kernels import Kernels
 from engine.units import MIB
 
 ROW_PADDING = 512
@@ -13,10 +14,12 @@ ROW_PADDING = 512
 
 @dataclass(frozen=True, slots=True)
 class SizeRule:
-    """How a buffer adds up: each tensor is padded to `alignment_bytes`, quantised rows perhaps to `ROW_PADDING`."""
+    """How a buffer adds up: each tensor is padded to `alignment_bytes`, quantised rows perhaps to `ROW_PADDING`;
+    weights that `kernels` cannot use are not in it."""
 
     alignment_bytes: int
     pads_rows: bool = False
+    kernels: Kernels = "all"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +49,7 @@ CPU_TRAITS = BackendTraits(HOST_RULE)
 RPC_TRAITS = BackendTraits(HOST_RULE)
 
 _CUDA_LIKE = BackendTraits(
-    SizeRule(alignment_bytes=128, pads_rows=True),
+    SizeRule(alignment_bytes=128, pads_rows=True, kernels="cuda"),
     pinned_host=True,
     op_offload=True,
     converts_kv=True,
@@ -54,7 +57,7 @@ _CUDA_LIKE = BackendTraits(
 )
 
 # Vulkan aligns to minStorageBufferOffsetAlignment, which is 16 to 256 on known drivers: the largest errs upwards.
-_VULKAN = BackendTraits(SizeRule(256), pinned_host=True, op_offload=True, overhead_bytes=128 * MIB)
+_VULKAN = BackendTraits(SizeRule(256, kernels="vulkan"), pinned_host=True, op_offload=True, overhead_bytes=128 * MIB)
 _METAL = BackendTraits(HOST_RULE, op_offload=True, overhead_bytes=64 * MIB)
 _OTHER = BackendTraits(SizeRule(128), overhead_bytes=128 * MIB)
 

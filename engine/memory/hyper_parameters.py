@@ -23,7 +23,7 @@ class HyperParameters:
 
     Widths are in elements: `k_widths` and `v_widths` of one token's keys and values over all heads, `indexer_widths`
     of an indexer's key (0 where a layer has none), `recurrent_widths` of the two states of one sequence.
-    `n_trunk_layers`: blocks before those of MTP; `n_kv_layers`: layers from the start that own a cache;
+    `n_trunk_layers`: blocks before those of MTP; `caching`: layers that own a cache of keys and values;
     `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector.
     """
 
@@ -31,7 +31,6 @@ class HyperParameters:
     n_vocab: int
     n_ctx_train: int
     n_trunk_layers: int
-    n_kv_layers: int
     n_head: tuple[int, ...]
     n_head_kv: tuple[int, ...]
     head_k: tuple[int, ...]
@@ -39,6 +38,7 @@ class HyperParameters:
     window: int
     sliding: tuple[bool, ...]
     recurrent: tuple[bool, ...]
+    caching: tuple[bool, ...]
     recurrent_widths: tuple[int, int]
     latent: bool
     indexer_widths: tuple[int, ...]
@@ -87,7 +87,6 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         n_vocab=_vocabulary(model, architecture),
         n_ctx_train=number(model, "context_length"),
         n_trunk_layers=n_trunk,
-        n_kv_layers=_owners(model, architecture),
         n_head=n_head,
         n_head_kv=n_head_kv,
         head_k=_head_sizes(model, "key", n_embd, n_head[0], sliding),
@@ -95,6 +94,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         window=window,
         sliding=sliding,
         recurrent=recurrent,
+        caching=_caching_layers(model, architecture, recurrent, n_trunk),
         recurrent_widths=_recurrent_widths(model, architecture, n_embd, n_head[0]),
         latent=architecture.latent and _has_latent_lengths(model),
         indexer_widths=_indexer_widths(model, architecture, recurrent, sliding, n_trunk),
@@ -190,6 +190,20 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
             raise MissingNumberError(f"{model.architecture}.attention.shared_kv_layers is {n_shared} of {n_layers}")
         return n_layers - n_shared
     return n_layers
+
+
+def _caching_layers(
+    model: ModelFile, architecture: Architecture, recurrent: tuple[bool, ...], n_trunk: int
+) -> tuple[bool, ...]:
+    if not architecture.has_cache:
+        return (False,) * model.n_layers
+    end = min(n_trunk, _owners(model, architecture))
+    rule = architecture.recurrence
+    without_ffn = (True,) * model.n_layers
+    if rule is not None and rule.layers == "no_kv_heads_no_ffn":
+        without_ffn = tuple(not width for width in _per_layer(model, "feed_forward_length", model.n_layers, 0))
+    attends = tuple(rule is None or rule.beside_attention or not each for each in recurrent)
+    return tuple(index < end and attends[index] and without_ffn[index] for index in range(model.n_layers))
 
 
 def _window(

@@ -103,7 +103,6 @@ def layer_states(
     """Return the state of each block of the file, nothing for those of multi-token prediction."""
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers
-    beside = architecture.recurrence is not None and architecture.recurrence.beside_attention
     shape = context_shape(context, hyper.n_ctx_train)
     in_window = window_cells(hyper, context)
     # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
@@ -115,7 +114,7 @@ def layer_states(
     for index in range(hyper.n_layers):
         cache: list[CacheTensor] = []
         n_rows = (in_window if hyper.sliding[index] else shape.n_cells) * shape.n_streams
-        if _has_keys(hyper, architecture, index, beside=beside):
+        if hyper.caching[index]:
             cache.append(CacheTensor(context.type_k, hyper.k_widths[index], n_rows))
             if not hyper.latent:
                 cache.append(CacheTensor(context.type_v, v_widths[index], n_rows))
@@ -125,14 +124,6 @@ def layer_states(
                 cache.append(CacheTensor(context.type_v, indexer_v[index], n_rows))
         states.append(LayerState(tuple(cache), _recurrent_state(hyper, shape, index)))
     return tuple(states)
-
-
-def _has_keys(hyper: HyperParameters, architecture: Architecture, index: int, *, beside: bool) -> bool:
-    if index >= hyper.n_trunk_layers or index >= hyper.n_kv_layers:
-        return False
-    if architecture.recurrence is None or beside:
-        return True
-    return not hyper.recurrent[index]
 
 
 def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) -> tuple[CacheTensor, ...]:

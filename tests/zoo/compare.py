@@ -1,0 +1,105 @@
+"""Sets the estimate against the zoo and prints what is off: `python -m tests.zoo.compare [NAME...]`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from engine.devices.device import CPU_ID
+from engine.memory.estimate import DeviceMemory
+from engine.memory.model_memory import ModelMemory
+from engine.units import MIB
+from tests.support.truth import MODEL_NAMES, Measured, TruthCase, truth_cases, truth_model
+
+EXACT_BYTES = MIB // 100
+"""The engine prints sizes with this resolution; nothing may differ by more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One number of one device in one case: what the engine counted and what we say, in bytes."""
+
+    model: str
+    case: str
+    device: str
+    part: str
+    measured_bytes: int
+    found_bytes: int
+
+    @property
+    def excess_bytes(self) -> int:
+        return self.found_bytes - self.measured_bytes
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model:24} {self.case:48} {self.device:4} {self.part:8} "
+            f"engine {self.measured_bytes:>15,}  ours {self.found_bytes:>15,}  {self.excess_bytes:+,}"
+        )
+
+
+@dataclass(slots=True)
+class Tally:
+    """How many numbers were compared and which differ; `unknown`: cases that the estimate leaves to the probe."""
+
+    n_cases: int = 0
+    n_numbers: int = 0
+    unknown: list[str] = field(default_factory=list)
+    differences: list[Difference] = field(default_factory=list)
+
+
+def exact_parts(
+    memory: DeviceMemory, measured: Measured, *, maps_file: bool, is_host: bool
+) -> dict[str, tuple[int, int]]:
+    """Return what has to agree exactly on one device, as pairs of measured and found bytes."""
+    parts = {
+        "weights": (measured.weights_bytes, memory.weights_bytes + memory.mapped_bytes),
+        "state": (measured.state_bytes, memory.kv_cache_bytes + memory.recurrent_bytes),
+    }
+    if is_host:
+        mapped_bytes = measured.weights_bytes - measured.repacked_bytes if maps_file else 0
+        parts["mapped"] = (mapped_bytes, memory.mapped_bytes)
+    return parts
+
+
+def compare_model(name: str) -> Tally:
+    """Compare weights and state of every recorded case of one model that the engine did not refuse."""
+    tally = Tally()
+    memory = ModelMemory(truth_model(name))
+    for case in truth_cases(name):
+        if case.refused is None and case.compares_devices:
+            _compare_case(name, memory, case, tally)
+    return tally
+
+
+def _compare_case(name: str, memory: ModelMemory, case: TruthCase, tally: Tally) -> None:
+    found = memory.estimate(case.layout, case.context, case.rig)
+    tally.n_cases += 1
+    if "state" in found.unknown:
+        tally.unknown.append(f"{case.name}: {found.probe_only}")
+        return
+    for device_id in case.rig.ids:
+        measured = case.measured.get(device_id, Measured(0, 0, 0))
+        parts = exact_parts(found.devices[device_id], measured, maps_file=case.maps_file, is_host=device_id == CPU_ID)
+        for part, (expected, actual) in parts.items():
+            tally.n_numbers += 1
+            if expected != actual:
+                tally.differences.append(Difference(name, case.name, device_id, part, expected, actual))
+
+
+def main(names: Iterable[str]) -> int:
+    """Print a line per difference and a total; return 1 if anything differs."""
+    tallies = [compare_model(name) for name in names]
+    for tally in tallies:
+        for line in (*tally.unknown, *tally.differences):
+            print(line)
+    print(
+        f"{sum(tally.n_cases for tally in tallies)} cases, {sum(tally.n_numbers for tally in tallies)} numbers, "
+        f"{sum(len(tally.differences) for tally in tallies)} differ, "
+        f"{sum(len(tally.unknown) for tally in tallies)} cases left to the probe"
+    )
+    return 1 if any(tally.differences or tally.unknown for tally in tallies) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:] or MODEL_NAMES))

@@ -15,7 +15,7 @@ from engine.layout.layout import Layout
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.memory.model_memory import ModelMemory
 from engine.runner.job import LoadJob
-from engine.runner.measured import rows_from_parts
+from engine.runner.measured import member_estimate, rows_from_parts
 from engine.runner.one_shot import ask_child, raise_if_cancelled
 from engine.runner.protocol import Probed
 from engine.runner.reports import names_of
@@ -47,7 +47,8 @@ def probe(
             device = names_of(endpoints[endpoint])
             raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
     answer = ask_child(request, Probed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="probe")
-    return _with_mapped_weights(job, rows_from_parts(answer.parts, job.rig, Grade.PROBED))
+    estimate = member_estimate(job, answer.parts)
+    return _with_mapped_weights(job, rows_from_parts(answer.parts, job.rig, Grade.PROBED, estimate))
 
 
 def _with_mapped_weights(job: LoadJob, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:

@@ -19,6 +19,9 @@ PROTOCOL_VERSION = 1
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
 """In the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
 
+META_PREFIX = "Meta("
+"""How the buffer type begins that stands for all members of a tensor split."""
+
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
 
 

@@ -9,7 +9,7 @@ from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.memory.estimate import Grade
 from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
 from engine.runner.job import LoadJob
-from engine.runner.measured import rows_from_parts
+from engine.runner.measured import member_estimate, rows_from_parts
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import AllocationFailure, Generated, LoadedModel, Part, StageProgress
 from engine.units import format_bytes
@@ -44,7 +44,8 @@ class StageTracker:
 
 def loaded_event(job: LoadJob, message: LoadedModel) -> Loaded:
     """Return the measured rows beside the job's forecast."""
-    return Loaded(devices=rows_from_parts(message.parts, job.rig, Grade.MEASURED), forecast=job.forecast)
+    estimate = member_estimate(job, message.parts)
+    return Loaded(devices=rows_from_parts(message.parts, job.rig, Grade.MEASURED, estimate), forecast=job.forecast)
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: bool = False) -> OutOfMemory:

@@ -14,12 +14,10 @@ from typing import Any
 
 import msgspec
 
-from engine.runner.protocol import Part
+from engine.runner.protocol import META_PREFIX, Part
 from engine.worker.bindings import Bindings
 from engine.worker.log import LoggedBuffer
 
-META_TYPE = 4
-META_PREFIX = "Meta("
 ALLOCATE = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 

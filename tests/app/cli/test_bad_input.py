@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -103,6 +104,20 @@ def test_a_file_that_is_not_there_and_a_folder(
     missing = run_here(capsys, command, tmp_path / "missing.gguf", "--json")
     check_refusal(missing, 4, "model_file", "missing.gguf", "no such file")
     check_refusal(run_here(capsys, command, tmp_path, "--json"), 4, "model_file", tmp_path.name)
+
+
+def test_a_path_that_is_not_utf_8_is_inspected_and_not_loaded(
+    tmp_path: Path, tiny: Path, rig_file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.gguf")
+    path.write_bytes(tiny.read_bytes())
+    inspected = run_here(capsys, "inspect", path, "--json")
+    assert (inspected.code, inspected.document["parts"]) == (0, ["\N{REPLACEMENT CHARACTER}.gguf"])
+    layout = write_json(tmp_path / "l.json", {"version": 1, "runs": [{"device": "CPU", "layers": "0-7"}]})
+    answer = run_here(capsys, "load", path, "--rig", rig_file, "--layout", layout, "--json")
+    assert answer.code == 4
+    assert answer.error["kind"] == "model_file"
+    assert "not UTF-8" in answer.error["message"]
 
 
 def test_a_missing_part_is_named(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

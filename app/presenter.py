@@ -66,10 +66,7 @@ class Presenter(QObject):
         document.undo_stack.canRedoChanged.connect(window.actions_by_name["redo"].setEnabled)
         bridge.progress.connect(self._on_progress)
         bridge.loaded.connect(self._on_loaded)
-        bridge.out_of_memory.connect(self._on_out_of_memory)
-        bridge.failed.connect(self._on_failed)
-        bridge.crashed.connect(self._on_crashed)
-        bridge.cancelled.connect(self._on_cancelled)
+        session.ended.connect(self._on_ended)
         session.answer_started.connect(window.chat.begin_answer)
         session.answer_text.connect(window.chat.append_text)
         session.answer_finished.connect(self._on_answer_finished)
@@ -262,22 +259,22 @@ class Presenter(QObject):
         if model is not None:
             self._window.status_line.show_notice(Notice(f"{model.name} is loaded", bad=False))
 
-    def _on_out_of_memory(self, event: OutOfMemory) -> None:
-        names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
-        self._window.load_report.show_out_of_memory(event, names)
-        self._tell_ending(f"{event.device} ran out of memory", event.message)
-
-    def _on_failed(self, event: Failed) -> None:
-        self._window.load_report.show_failed(event)
-        self._tell_ending("It failed", event.message)
-
-    def _on_crashed(self, event: Crashed) -> None:
-        self._window.load_report.show_crashed(event)
-        self._tell_ending("The engine ended", event.message)
-
-    def _on_cancelled(self, event: Cancelled) -> None:
-        self._window.load_report.show_cancelled(event)
-        self._window.status_line.show_notice(Notice("Cancelled", bad=False))
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        report = self._window.load_report
+        match event:
+            case OutOfMemory():
+                names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
+                report.show_out_of_memory(event, names)
+                self._tell_ending(f"{event.device} ran out of memory", event.message)
+            case Failed():
+                report.show_failed(event)
+                self._tell_ending("It failed", event.message)
+            case Crashed():
+                report.show_crashed(event)
+                self._tell_ending("The engine ended", event.message)
+            case Cancelled():
+                report.show_cancelled(event)
+                self._window.status_line.show_notice(Notice("Cancelled", bad=False))
 
     def _tell_ending(self, short: str, whole: str) -> None:
         """Point to the report; where it is closed, say all of it."""

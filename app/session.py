@@ -67,6 +67,7 @@ class Session(QObject):
     recent_changed = Signal()
     state_changed = Signal(SessionState)
     loaded_changed = Signal(object)  # LoadedLayout | None
+    ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, an answer, or the idle child
     notice = Signal(Notice)
     answer_started = Signal(str)
     answer_text = Signal(str)
@@ -91,6 +92,8 @@ class Session(QObject):
         self._answer: list[str] = []
         self._discard_answer = False
         self._load_wanted = False
+        self._orphans = 0
+        """Endings still to come of answers that were given up with their model: nobody waits for them."""
         self._opening = 0
         self._probe_timer = QTimer(self)
         self._probe_timer.setSingleShot(True)
@@ -275,8 +278,10 @@ class Session(QObject):
         if self.state in (SessionState.READY, SessionState.GENERATING):
             if self.state is SessionState.GENERATING:
                 self._end_answer("The model was unloaded.")
+                self._orphans += 1
             self.bridge.unload()
             self._forget_child()
+            self._say("Unloaded")
 
     def stop_lab(self) -> None:
         """End the lab workers; a model that is on them is unloaded first."""
@@ -299,7 +304,10 @@ class Session(QObject):
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         """A load or a generation ended badly, or the idle child was lost. What was loaded before may still be there."""
+        if self._is_orphan():
+            return
         self._load_wanted = False
+        self.ended.emit(event)
         if self.state is SessionState.GENERATING and not isinstance(event, Cancelled):
             self._end_answer(event.message)
         self._pending = None
@@ -307,6 +315,11 @@ class Session(QObject):
             self._set_state(SessionState.READY)
         else:
             self._forget_child()
+
+    def _is_orphan(self) -> bool:
+        orphan = self._orphans > 0
+        self._orphans -= orphan
+        return orphan
 
     def _forget_child(self) -> None:
         self._set_loaded(None, None)
@@ -399,8 +412,8 @@ class Session(QObject):
         self.answer_text.emit(event.text)
 
     def _on_done(self, event: Done) -> None:
-        if self.state is not SessionState.GENERATING:
-            return  # The end of an answer whose model was unloaded meanwhile.
+        if self._is_orphan():
+            return
         self._keep_answer()
         self._set_state(SessionState.READY)
         used = 0

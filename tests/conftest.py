@@ -11,7 +11,7 @@ import pytest
 
 from tests.support.leftovers import Watch, record_thread_starts
 
-OUR_LOGGERS = ("app", "engine", "widgets", "resources")
+OUR_LOGGERS = ("app", "engine", "layerdeck", "widgets", "resources")
 
 hypothesis.settings.register_profile(
     "layerdeck",

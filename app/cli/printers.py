@@ -20,6 +20,8 @@ from engine.runner.events import (
 from engine.units import format_bytes
 
 _CLEAR_LINE = "\r\x1b[K"
+_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+"""A model's words must not steer the terminal they are shown on."""
 
 
 class JsonPrinter:
@@ -51,6 +53,7 @@ class TextPrinter:
 
     def __init__(self) -> None:
         self._on_terminal = sys.stderr.isatty()
+        self._text_on_terminal = sys.stdout.isatty()
         self._shown = ""
         self._in_text = False
 
@@ -67,7 +70,7 @@ class TextPrinter:
                     self._say(line)
             case Token():
                 self._in_text = True
-                print_text(event.text)
+                print_text(event.text.translate(_CONTROLS) if self._text_on_terminal else event.text)
             case Done():
                 self._end_text()
                 self._say(

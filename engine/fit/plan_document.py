@@ -35,6 +35,7 @@ def plan_document(model: ModelFile, layout: Layout, context: ContextSettings, re
         "devices": [msgspec.to_builtins(row) for row in report.rows],
         "fits": report.fits,
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
+        "advice": [msgspec.to_builtins(each) for each in report.advice],
     }
 
 
@@ -54,6 +55,7 @@ def plan_text(model: ModelFile, layout: Layout, context: ContextSettings, report
     if report.probe_only is not None:
         lines.append(f"Not everything could be forecast: {report.probe_only}.")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
+    lines += [f"{each.message} {each.remedy}" for each in report.advice]
     lines += [
         f"{row.id} is short by {format_bytes(row.shortfall_bytes)}."
         for row in report.rows

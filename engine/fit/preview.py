@@ -5,9 +5,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.devices.device import Rig
+from engine.fit.advice import advice
 from engine.fit.check import check_fit
 from engine.fit.report import DeviceRow, FitReport
 from engine.gguf.model_file import ModelFile
@@ -76,7 +77,8 @@ def make_report(model: ModelFile | ModelMemory, rig: Rig, layout: Layout, contex
     """Return the forecast of `layout` on `rig` with the rules it breaks."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     estimate = memory.estimate(layout, context, rig)
-    return check_fit(estimate, rig, violations(layout, memory.model, rig, context))
+    report = check_fit(estimate, rig, violations(layout, memory.model, rig, context))
+    return replace(report, advice=advice(layout, memory.model, rig, context))
 
 
 def make_preview(tables: PreviewTables, rig: Rig, layout: Layout, context: ContextSettings) -> Preview:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from engine.devices.device import Device
+from engine.fit.advice import Advice
 from engine.layout.rules import Violation
 from engine.memory.estimate import DeviceMemory, Grade
 
@@ -32,11 +33,12 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """A row per device of the rig (host last) and the rules that the layout breaks."""
+    """A row per device of the rig (host last), the rules that the layout breaks, and what it costs."""
 
     rows: tuple[DeviceRow, ...]
     violations: tuple[Violation, ...] = ()
     probe_only: str | None = None
+    advice: tuple[Advice, ...] = ()
 
     @property
     def fits(self) -> bool:

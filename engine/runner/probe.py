@@ -8,6 +8,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import BusyError, UnreachableError
+from engine.fit.advice import advice
 from engine.fit.report import DeviceRow, FitReport, make_row
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
@@ -73,7 +74,11 @@ def _with_mapped_weights(job: LoadJob, rows: tuple[DeviceRow, ...]) -> tuple[Dev
 
 def probe_report(model: ModelFile, rig: Rig, layout: Layout, context: ContextSettings) -> FitReport:
     """Return the probed rows as a report; blocks and raises as `probe` does."""
-    return FitReport(probe(LoadJob(model, rig, layout, context)))
+    return _report(LoadJob(model, rig, layout, context), None)
+
+
+def _report(job: LoadJob, cancel: CancelToken | None) -> FitReport:
+    return FitReport(probe(job, cancel=cancel), advice=advice(job.layout, job.model, job.rig, job.context))
 
 
 class ProbeRun:
@@ -85,7 +90,7 @@ class ProbeRun:
 
     def run(self) -> FitReport:
         """Return the report; blocks and raises as `probe` does."""
-        return FitReport(probe(self._job, cancel=self._cancel))
+        return _report(self._job, self._cancel)
 
     def cancel(self) -> None:
         """End the probe: `run` raises soon. Before `run`, it raises at once."""

@@ -132,7 +132,7 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
 
 
 def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
-    """Return the lines under the lanes, each with whether it is bad: violations with their remedies, then notes."""
+    """Return the lines under the lanes, each with whether it is bad: violations with their remedies, notes, advice."""
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
         lines.append((f"Only a probe can tell what this takes: {preview.report.probe_only}", False))
@@ -140,6 +140,7 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
     if patterns:
         noun = "override" if patterns == 1 else "overrides"
         lines.append((f"{patterns} {noun} by tensor name: counted in the bars, not drawn in the lanes.", False))
+    lines += [(f"{item.message} {item.remedy}", False) for item in preview.report.advice]
     return tuple(lines)
 
 

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 from engine.cancellation import CancelToken
-from engine.devices.endpoint import DEFAULT_TIMEOUT_S, Greeting, greet_all
+from engine.devices.endpoint import DEFAULT_TIMEOUT_S, Greeting, GreetingStatus, greet_all
 
 Greetings = Mapping[str, Greeting]
 
@@ -22,7 +22,7 @@ class Greeter:
         """Say hello to `endpoints`; `then` is called in another thread, also after a cancel."""
         cancel = self._cancel = CancelToken()
         thread = threading.Thread(
-            target=lambda: then(greet_all(endpoints, cancel=cancel)), name="runner-greeter", daemon=True
+            target=lambda: then(_greetings(endpoints, cancel)), name="runner-greeter", daemon=True
         )
         self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
@@ -35,3 +35,12 @@ class Greeter:
         """Wait, bounded, for rounds that were cancelled."""
         for thread in self._threads:
             thread.join(DEFAULT_TIMEOUT_S)
+
+
+def _greetings(endpoints: Sequence[str], cancel: CancelToken) -> Greetings:
+    """Say hello; where this system gives us no sockets, that is the answer of each endpoint."""
+    try:
+        return greet_all(endpoints, cancel=cancel)
+    except OSError as error:
+        reason = f"could not be asked ({error.strerror or error}); close other programs and try again"
+        return {each: Greeting(each, GreetingStatus.REFUSED, f"{each} {reason}.") for each in endpoints}

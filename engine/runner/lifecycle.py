@@ -195,11 +195,12 @@ class Lifecycle:
         self._advance()
 
     def _do_generate(self, generation: GenerationRun, request: Generate) -> None:
-        if generation is not self._generation:
-            return  # The child ended in between; that was this generation's end as well.
-        if generation.stopping or self._child is None:
+        if generation is not self._generation or self._diagnosis is not None:
+            return  # The child ended in between; that was, or is about to be, this generation's end as well.
+        if generation.stopping:
             self._finish_generation(_NOTHING_GENERATED)
             return
+        assert self._child is not None
         self._tell_state(RunnerState.GENERATING)
         generation.sent = True
         self._child.watch(True)
@@ -235,7 +236,9 @@ class Lifecycle:
         """Ask what runs to end. Its ending comes when the child has answered or is gone; a diagnosis ends at once."""
         self._greeter.cancel()
         if self._diagnosis is not None:
+            # That was all that ran; with its ending a load that waited may have begun, and is not meant.
             self._on_diagnosed(self._diagnosis, {})
+            return
         load, generation = self._load, self._generation
         if load is not None and not load.cancelled:
             load.cancelled = True
@@ -326,7 +329,10 @@ class Lifecycle:
         assert load.request is not None
         load.phase = LoadPhase.RUNNING
         child = ChildProcess(
-            self._receive, self._receive_end, argv=self._options.argv, stall_timeout_s=self._options.stall_timeout_s
+            lambda message: self._receive(child, message),
+            lambda outcome: self._inbox.put_result(partial(self._on_child_ended, child, outcome)),
+            argv=self._options.argv,
+            stall_timeout_s=self._options.stall_timeout_s,
         )
         self._child = self._last_child = child
         self._child_job = load.job
@@ -351,13 +357,15 @@ class Lifecycle:
 
     # ------------------------------------------------------------------ the child's messages
 
-    def _receive(self, message: AnyMessage) -> None:
+    def _receive(self, child: ChildProcess, message: AnyMessage) -> None:
         """Take a message over in the child's reader thread, which waits while too many are unread."""
         self._room.acquire()
-        self._inbox.put_result(partial(self._take, message))
+        self._inbox.put_result(partial(self._take, child, message))
 
-    def _take(self, message: AnyMessage) -> None:
+    def _take(self, child: ChildProcess, message: AnyMessage) -> None:
         self._room.release()
+        if child is not self._child:
+            return  # Its end was already taken; what runs now is another child's.
         load = self._load
         if load is not None and load.phase is LoadPhase.RUNNING:
             if not load.cancelled:
@@ -429,10 +437,9 @@ class Lifecycle:
 
     # ------------------------------------------------------------------ the child's end
 
-    def _receive_end(self, outcome: ProcessOutcome) -> None:
-        self._inbox.put_result(partial(self._on_child_ended, outcome))
-
-    def _on_child_ended(self, outcome: ProcessOutcome) -> None:
+    def _on_child_ended(self, child: ChildProcess, outcome: ProcessOutcome) -> None:
+        if child is not self._child:
+            return
         self._child = None
         self.loaded = self.context_used = None
         load = self._load

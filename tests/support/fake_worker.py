@@ -82,6 +82,8 @@ class FakeWorker:
                     say(DeviceList(devices=tuple(_devices(request.endpoints))))
                 case DeviceMemoryQuery():
                     say(DeviceMemoryReadings(readings=(DeviceMemoryReading("CPU", 1, 2),)))
+                    if self.mode == "lost_after_query":
+                        self._load_rpc_lost()
 
     def _read(self) -> None:
         for line in sys.stdin.buffer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.memory.architectures import Architecture
@@ -66,8 +67,9 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class CacheTensor:
-    """One tensor of a layer's state: `n_rows` of `width` elements."""
+    """One tensor of a layer's state: `n_rows` of `width` elements. `name`: k, v, an indexer's, or recurrent r and s."""
 
+    name: Literal["k", "v", "indexer", "r", "s"]
     kind: KvType
     width: int
     n_rows: int
@@ -115,13 +117,13 @@ def layer_states(
         cache: list[CacheTensor] = []
         n_rows = (in_window if hyper.sliding[index] else shape.n_cells) * shape.n_streams
         if hyper.caching[index]:
-            cache.append(CacheTensor(context.type_k, hyper.k_widths[index], n_rows))
+            cache.append(CacheTensor("k", context.type_k, hyper.k_widths[index], n_rows))
             if not hyper.latent:
-                cache.append(CacheTensor(context.type_v, v_widths[index], n_rows))
+                cache.append(CacheTensor("v", context.type_v, v_widths[index], n_rows))
         if hyper.indexer_widths[index]:
-            cache.append(CacheTensor(context.type_k, hyper.indexer_widths[index], n_rows))
+            cache.append(CacheTensor("indexer", context.type_k, hyper.indexer_widths[index], n_rows))
             if indexer_v:
-                cache.append(CacheTensor(context.type_v, indexer_v[index], n_rows))
+                cache.append(CacheTensor("indexer", context.type_v, indexer_v[index], n_rows))
         states.append(LayerState(tuple(cache), _recurrent_state(hyper, shape, index)))
     return tuple(states)
 
@@ -129,4 +131,5 @@ def layer_states(
 def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) -> tuple[CacheTensor, ...]:
     if not hyper.recurrent[index] or index >= hyper.n_trunk_layers:
         return ()
-    return tuple(CacheTensor("f32", width, shape.n_sequences) for width in hyper.recurrent_widths)
+    rolling, state = hyper.recurrent_widths
+    return (CacheTensor("r", "f32", rolling, shape.n_sequences), CacheTensor("s", "f32", state, shape.n_sequences))

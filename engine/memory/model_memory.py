@@ -22,11 +22,13 @@ from engine.memory.hyper_parameters import (
     read_hyper_parameters,
 )
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
+from engine.memory.member_weights import MemberTables, member_rules
 from engine.memory.override_weights import weights_with_overrides
 from engine.memory.placement import Placement, place
-from engine.memory.weights import WeightTables
+from engine.memory.weights import HostWeights, WeightTables
 
 _LOGIT_BYTES = 4
+_SPLIT_COMPUTE = "the arithmetic of compute buffers does not cover split mode tensor; only a probe can tell them"
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
@@ -44,6 +46,7 @@ class ModelMemory:
         self._state: tuple[HyperParameters, Architecture] | None = None
         self._feed_forward: tuple[FeedForward, ...] | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
+        self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
             self._state = _read_state(model)
         except MissingNumberError as error:
@@ -82,24 +85,26 @@ class ModelMemory:
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
             return f"the layout is for {layout.n_layers} layers, the model has {n_layers}"
-        if layout.split_mode in ("tensor", "row"):
-            return f"split mode {layout.split_mode} is not forecast yet; only a probe can tell its memory"
+        if layout.split_mode == "row":
+            return "split mode row is not forecast; only a probe can tell its memory"
+        if layout.split_mode == "tensor" and self._state is None:
+            return self.probe_only
         return None
 
     def estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
         """Return what `layout` takes on every device of `rig`."""
         refusal = self._refusal(layout)
         if refusal is not None:
-            nothing = {device_id: DeviceMemory() for device_id in rig.ids}
-            return MemoryEstimate(nothing, Grade.ESTIMATED, refusal, _EVERYTHING)
+            return _nothing_known(rig, refusal)
         placement = place(layout, rig, context)
         tables = self.for_context(self._resolve_flash_attention(context, placement))
-        if placement.overrides:
-            on_device, host = weights_with_overrides(self.weights, placement)
-        else:
-            on_device, host = self.weights.device_bytes(placement), self.weights.host_weights(placement)
-        kv, recurrent = tables.state_bytes(placement) if tables else ({}, {})
-        compute = tables.compute.device_bytes(placement) if tables and tables.compute else {}
+        try:
+            members = self._member_tables(placement)
+            on_device, host = self._weights(placement, members)
+            kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
+        except MissingNumberError as error:
+            return _nothing_known(rig, f"{error}; only a probe can tell its memory")
+        compute = tables.compute.device_bytes(placement) if tables and tables.compute and members is None else {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -114,9 +119,31 @@ class ModelMemory:
                 for device_id in rig.ids
             },
             grade=Grade.ESTIMATED,
-            probe_only=self.probe_only,
-            unknown=self.unknown,
+            probe_only=self.probe_only or (None if members is None else _SPLIT_COMPUTE),
+            unknown=self.unknown or (() if members is None else ("compute",)),
         )
+
+    def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:
+        """Return the weights on each device that is not the CPU, and the host's."""
+        if placement.overrides:
+            return weights_with_overrides(self.weights, placement, members)
+        on_device = self.weights.device_bytes(placement)
+        if members is not None:
+            on_device = dict(zip(placement.entries, members.weight_bytes(placement.leading), strict=True))
+        return on_device, self.weights.host_weights(placement)
+
+    def _member_tables(self, placement: Placement) -> MemberTables | None:
+        """Return the cuts of mode tensor, None in other modes. The last ones are kept."""
+        if not placement.shares or self._state is None:
+            return None
+        rules = member_rules(placement)
+        if rules is None:
+            raise MissingNumberError("a device of the tensor split is not in the rig")
+        key = (placement.shares, rules)
+        if self._last_members is None or self._last_members[0] != key:
+            tables = MemberTables(self.model, self._state[0], self.weights, placement.shares, rules)
+            self._last_members = (key, tables)
+        return self._last_members[1]
 
 
 class ContextMemory:
@@ -143,8 +170,10 @@ class ContextMemory:
             None if feed_forward is None else ComputeTables(hyper, feed_forward, architecture, weights, context)
         )
 
-    def state_bytes(self, placement: Placement) -> tuple[dict[str, int], dict[str, int]]:
-        """Return KV cache and recurrent state of each device: with its layers, or all on the CPU."""
+    def state_bytes(
+        self, placement: Placement, members: MemberTables | None = None
+    ) -> tuple[dict[str, int], dict[str, int]]:
+        """Return KV cache and recurrent state of each device: with its layers, cut by `members`, or all on the CPU."""
         kv: dict[str, int] = {}
         recurrent: dict[str, int] = {}
         n_layers = len(self._states)
@@ -159,6 +188,10 @@ class ContextMemory:
         for device_id, rule, first, end in ranges:
             for found, sums in zip((kv, recurrent), self._running(rule), strict=True):
                 found[device_id] = found.get(device_id, 0) + sums[end] - sums[first]
+        if members is not None and self._context.offload_kqv:
+            of_members = members.state_bytes(self._states, placement.leading)
+            for found, sizes in zip((kv, recurrent), of_members, strict=True):
+                found.update(zip(placement.entries, sizes, strict=True))
         return kv, recurrent
 
     def _running(self, rule: SizeRule) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -168,6 +201,11 @@ class ContextMemory:
             sums = (tuple(accumulate(kv, initial=0)), tuple(accumulate(recurrent, initial=0)))
             self._sums[rule] = sums
         return sums
+
+
+def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:
+    nothing = {device_id: DeviceMemory() for device_id in rig.ids}
+    return MemoryEstimate(nothing, Grade.ESTIMATED, reason, _EVERYTHING)
 
 
 def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:

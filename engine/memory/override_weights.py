@@ -9,6 +9,7 @@ from engine.devices.device import CPU_ID
 from engine.gguf.model_file import TensorInfo
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import HOST_RULE
+from engine.memory.member_weights import MemberTables
 from engine.memory.placement import Placement
 from engine.memory.weights import HostWeights, WeightTables, file_spans, is_repacked, tensor_bytes
 
@@ -16,8 +17,13 @@ _REPACKABLE = "CPU, may be repacked"
 """Home of tensors that go through the engine's list of CPU buffers; those of a CPU entry do not."""
 
 
-def weights_with_overrides(tables: WeightTables, placement: Placement) -> tuple[dict[str, int], HostWeights]:
-    """Return the weights on each device that is not the CPU, and the host's."""
+_SPLIT = "all members of a tensor split"
+
+
+def weights_with_overrides(
+    tables: WeightTables, placement: Placement, members: MemberTables | None = None
+) -> tuple[dict[str, int], HostWeights]:
+    """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
     rules = _compile(placement.overrides)
     on_device: dict[str, int] = {}
     plain: list[TensorInfo] = []
@@ -39,6 +45,9 @@ def weights_with_overrides(tables: WeightTables, placement: Placement) -> tuple[
             repacked_bytes += tensor_bytes(tensor, HOST_RULE)
         elif key[1] == CPU_ID:
             plain.append(tensor)
+        elif home == _SPLIT and members is not None:
+            for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
+                on_device[member] = on_device.get(member, 0) + size_bytes
         elif home in placement.traits:
             on_device[home] = on_device.get(home, 0) + tensor_bytes(tensor, placement.traits[home].size_rule)
     if not placement.maps_file:
@@ -68,8 +77,10 @@ def _homes(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorI
     layer_homes = [_REPACKABLE] * placement.leading
     for run in placement.runs:
         layer_homes += [run.device] * run.length
+    if placement.shares:
+        layer_homes += [_SPLIT] * (placement.n_layers - placement.leading)
     for tensors, home in zip(tables.block_tensors, layer_homes, strict=False):
-        traits = placement.traits.get(home)
+        traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
         left = tables.left_out(traits.size_rule.kernels).names if traits else ()
         for tensor in tensors:
             yield tensor, _REPACKABLE if tensor.name in left else home, False
@@ -78,5 +89,6 @@ def _homes(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorI
             yield tensor, home, False
     output = placement.output_device
     home = _REPACKABLE if output == CPU_ID and not placement.output_listed else output
+    home = _SPLIT if placement.shares else home
     for tensor in tables.outputs if tables.tied is None else (*tables.outputs, tables.tied):
         yield tensor, home, False

@@ -7,7 +7,14 @@ from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import TensorOverride, entries, further_devices, tensor_overrides
+from engine.layout.engine_parameters import (
+    TensorOverride,
+    entries,
+    further_devices,
+    leading_cpu_layers,
+    split_members,
+    tensor_overrides,
+)
 from engine.layout.layout import Layout, Run
 from engine.memory.backends import BackendTraits, backend_traits, supports_mapping
 
@@ -20,6 +27,7 @@ class Placement:
 
     `output_listed`: the output layer belongs to an entry (False only when everything is on the CPU).
     `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped.
+    `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
     """
 
     n_layers: int
@@ -34,6 +42,7 @@ class Placement:
     maps_file: bool
     locks_file: bool
     pipeline: bool
+    shares: tuple[float, ...] = ()
 
     @property
     def repacks(self) -> bool:
@@ -44,6 +53,8 @@ class Placement:
 def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
     """Return how the engine would see `layout` on `rig`."""
     devices = {device.id: device for device in rig.all_devices}
+    if layout.split_mode == "tensor":
+        return _place_members(layout, devices, context)
     offloaded = entries(layout)
     leading = layout.runs[0].length if layout.runs and layout.runs[0].device == CPU_ID else 0
     listed_ids = (*(run.device for run in offloaded), *further_devices(layout))
@@ -62,6 +73,29 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         maps_file=_maps_file(context, listed),
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=len(offloaded) > 1 and not leading and context.offload_kqv and not layout.overrides,
+    )
+
+
+def _place_members(layout: Layout, devices: Mapping[str, Device], context: ContextSettings) -> Placement:
+    members = split_members(layout)
+    listed = [devices[device_id] for device_id in members if device_id in devices]
+    traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
+    # The members look like one device, which has a pinned host buffer only where all of them have the same.
+    alike = len({device.backend for device in listed}) == 1
+    return Placement(
+        n_layers=layout.n_layers,
+        leading=leading_cpu_layers(layout),
+        runs=(),
+        output_device=members[0],
+        output_listed=True,
+        entries=members,
+        overrides=tensor_overrides(layout),
+        traits=traits,
+        pinned_host=alike and all(traits[device.id].pinned_host for device in listed),
+        maps_file=_maps_file(context, listed),
+        locks_file=context.load_mode == "mmap_mlock",
+        pipeline=False,
+        shares=tuple(share for _, share in layout.tensor_split if share > 0),
     )
 
 

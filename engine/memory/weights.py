@@ -46,10 +46,17 @@ class HostWeights:
 
 def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
     """Return what `tensor` takes in a buffer with this rule."""
-    size_bytes = tensor.size_bytes
-    rest = tensor.shape[0] % ROW_PADDING if tensor.shape else 0
-    if rule.pads_rows and rest and tensor.type_name not in _PLAIN_TYPES and tensor.n_elements:
-        size_bytes += (ROW_PADDING - rest) * tensor.size_bytes // tensor.n_elements
+    return padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, rule)
+
+
+def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
+    """Return what a tensor (or a slice of one) of this type, shape and size takes in a buffer with this rule."""
+    rest = shape[0] % ROW_PADDING if shape else 0
+    if rule.pads_rows and rest and size_bytes and type_name not in _PLAIN_TYPES:
+        n_elements = 1
+        for extent in shape:
+            n_elements *= extent
+        size_bytes += (ROW_PADDING - rest) * size_bytes // n_elements
     return pad(size_bytes, rule.alignment_bytes)
 
 
@@ -201,13 +208,17 @@ class WeightTables:
 
     def _left_by_devices(self, placement: Placement) -> list[tuple[_LeftOut, int, int]]:
         """Return what devices leave to the host, with the first and last layer that each has."""
+        ranges = [(run.device, run.first, run.last) for run in placement.runs]
+        if placement.shares and placement.leading < placement.n_layers:
+            # Members of a tensor split keep what all of them have kernels for; as good as always they are alike.
+            ranges = [(placement.entries[0], placement.leading, placement.n_layers - 1)]
         found = []
-        for run in placement.runs:
-            traits = placement.traits.get(run.device)
+        for device_id, first, last in ranges:
+            traits = placement.traits.get(device_id)
             if traits is not None:
                 left = self.left_out(traits.size_rule.kernels)
                 if left.names:
-                    found.append((left, run.first, run.last))
+                    found.append((left, first, last))
         return found
 
     def _block_spans(self, blocks: Iterable[Iterable[TensorInfo]]) -> list[list[tuple[int, int]]]:

@@ -62,7 +62,8 @@ class TruthCase:
 
     `refused`: why the engine did not do it; then nothing was measured. `compares_devices`: each device was counted by
     itself (in mode tensor RPC workers and dry runs are not). `lists_idle_devices`: the engine was given a device that
-    got no layer, which none of our layouts does; it takes part in pipeline parallelism.
+    got no layer, which none of our layouts does; it takes part in pipeline parallelism. `largest`: the most that any
+    member of a tensor split holds, where that is all the engine tells.
     """
 
     name: str
@@ -76,6 +77,7 @@ class TruthCase:
     compares_devices: bool = True
     is_real: bool = False
     lists_idle_devices: bool = False
+    largest: Measured | None = None
 
     @property
     def maps_file(self) -> bool:
@@ -118,6 +120,7 @@ def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     if pipeline and raw["load"] == "no_alloc":
         _correct_dry_run(measured, model, context, _id(raw["device_order"][0]))
     layout = _layout(model, raw)
+    has_largest = not refused and raw["load"] == "real" and "meta" in raw["devices"]
     listed = [_id(number) for number in raw["device_order"]]
     used = [run.device for run in entries(layout)]
     return TruthCase(
@@ -131,6 +134,7 @@ def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
         refused=" ".join([raw["error"], *raw["reason"]]) if refused else None,
         compares_devices=raw["split_mode"] == "layer" or maps,
         is_real=raw["load"] == "real",
+        largest=Measured(*raw["devices"]["meta"]) if has_largest else None,
         lists_idle_devices=raw["split_mode"] == "layer" and raw["n_gpu_layers"] > 0 and listed != used,
     )
 

@@ -74,6 +74,7 @@ class ChildProcess:
         self._stdout_closed = False
         self._last_sign_s = 0.0
         self._watched = True
+        self._delivering = False
         self._fault: tuple[EndReason, str] | None = None
         self._ask_until_s: float | None = None
         self._terminate_s = _TERMINATE_S
@@ -101,15 +102,21 @@ class ChildProcess:
             self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=f"{self._argv[0]}: {error.strerror or error}"))
             return
         self._last_sign_s = time.monotonic()
-        for target, role in (
-            (self._read_messages, "reader"),
-            (self._read_stderr, "stderr"),
-            (self._write_requests, "writer"),
-            (self._supervise, "supervisor"),
-        ):
-            thread = threading.Thread(target=target, name=f"{self._name}-{self._process.pid}-{role}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
+        roles = {
+            "reader": self._read_messages,
+            "stderr": self._read_stderr,
+            "writer": self._write_requests,
+            "supervisor": self._supervise,
+        }
+        self._threads = [
+            threading.Thread(target=target, name=f"{self._name}-{self._process.pid}-{role}", daemon=True)
+            for role, target in roles.items()
+        ]
+        try:
+            for thread in self._threads:
+                thread.start()
+        except RuntimeError as error:
+            self._give_up(str(error))
 
     def send(self, request: AnyRequest) -> None:
         """Hand over a request. Running: sent after the child's hello. Ending or ended: dropped."""
@@ -175,7 +182,7 @@ class ChildProcess:
             return self._reject(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
         try:
             message = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
             shown = line[:80].decode("utf-8", "replace").strip()
             return self._reject(f'it sent "{shown}", which is not a message')
         if not self._greeted and not self._check_hello(message):
@@ -183,7 +190,7 @@ class ChildProcess:
         if self._outcome is not None:
             return False
         with self._condition:
-            self._last_sign_s = time.monotonic()
+            self._delivering = True
             if isinstance(message, Aborting):
                 self._abort_text = message.text
         try:
@@ -191,6 +198,12 @@ class ChildProcess:
         except Exception:
             _log.exception("a message handler failed")
             return self._reject("its message could not be handled")
+        finally:
+            # Its silence counts from here: while we were busy with this message, its pipe was held up by us.
+            with self._condition:
+                self._delivering = False
+                self._last_sign_s = time.monotonic()
+                self._condition.notify_all()
         return True
 
     def _check_hello(self, message: AnyMessage) -> bool:
@@ -268,7 +281,7 @@ class ChildProcess:
                     return EndReason.STOPPED, ""
                 if self._stdout_closed:
                     return EndReason.ITSELF, ""
-                if not self._watched:
+                if not self._watched or self._delivering:
                     self._condition.wait()
                     continue
                 left_s = self._last_sign_s + self._stall_timeout_s - time.monotonic()
@@ -292,6 +305,23 @@ class ChildProcess:
         signal_group(self._process, kill=False)
         if wait_for_exit(self._process, terminate_s) is None:
             signal_group(self._process, kill=True)
+
+    def _give_up(self, detail: str) -> None:
+        """End a child that the system gives us no threads for; those that did start end with its pipes."""
+        assert self._process is not None
+        signal_group(self._process, kill=True)
+        wait_for_exit(self._process, _KILL_WAIT_S)
+        self._requests.put(None)
+        with self._condition:
+            self._stdout_closed = True
+            self._condition.notify_all()
+        self._threads = [thread for thread in self._threads if thread.ident is not None]
+        for thread in self._threads:
+            thread.join(_STDERR_DRAIN_S)
+        for pipe in (self._process.stdin, self._process.stdout, self._process.stderr):
+            if pipe is not None:
+                close_pipe(pipe)
+        self._finish(ProcessOutcome(EndReason.NOT_STARTED, detail=detail))
 
     def _make_outcome(self, reason: EndReason, detail: str, returncode: int | None) -> ProcessOutcome:
         if returncode is None:

@@ -161,6 +161,10 @@ class FakeWorker:
         os.write(1, b'{"type":"greetings"}\n')
         self._wait_for_ever()
 
+    def _load_deep_message(self) -> None:
+        os.write(1, b'{"x":' + b"[" * 60_000 + b"\n")
+        self._wait_for_ever()
+
     def _load_huge_line(self) -> None:
         piece = b"x" * (1 << 20)
         try:

@@ -107,6 +107,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
     [
         ("broken", "llama_model_loader"),
         ("unknown_message", "greetings"),
+        ("deep_message", "not a message"),
         ("huge_line", "more than"),
         ("other_version", "version"),
         ("no_hello", "hello"),

@@ -45,6 +45,7 @@ class LoadButtons(QWidget):
         self.load_button = QPushButton("Load")
         self.load_button.setProperty("role", "good")
         self.cancel_button = QPushButton("Cancel")
+        self.cancel_button.setProperty("role", "primary")
         self.unload_button = QPushButton("Unload")
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QKeyEvent, QMouseEvent
+from PySide6.QtGui import QFocusEvent, QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QListView, QWidget
 
 
@@ -13,6 +13,13 @@ class RecentListView(QListView):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._is_double_click = False
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        """Show where the keyboard is: the delegate frames the current row."""
+        super().focusInEvent(event)
+        by_key = event.reason() in (Qt.FocusReason.TabFocusReason, Qt.FocusReason.BacktabFocusReason)
+        if by_key and not self.currentIndex().isValid():
+            self.setCurrentIndex(self.model().index(0, 0))
 
     def mouseDoubleClickEvent(self, event: QMouseEvent) -> None:
         self._is_double_click = True

@@ -2,7 +2,7 @@
 
 The engine's allocator reuses memory as soon as a tensor was read for the last time, so that a buffer is as large as the
 worst moment of its device's part of the graph. The moments are few: attention, feed-forward, the output matrix. Which
-tensors are alive then was read off the engine's own numbers (tests/data/truth) and errs upwards where
+tensors are alive then was read off the engine's own numbers (tests/zoo) and errs upwards where
 its allocator happens to find a better fit.
 """
 

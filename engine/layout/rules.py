@@ -9,7 +9,14 @@ from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.cache_rules import cache_violations
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, entries, entry_count, split_members
+from engine.layout.engine_parameters import (
+    MAX_DEVICES,
+    MAX_ENTRIES,
+    entries,
+    entry_count,
+    leading_cpu_layers,
+    split_members,
+)
 from engine.layout.layout import Layout
 from engine.layout.tensor_rules import (
     tensor_context_violations,
@@ -148,7 +155,7 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
 
 
 def _tensor_mode(layout: Layout, model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    yield from tensor_model_violations(model)
+    yield from tensor_model_violations(model, leading_cpu_layers(layout))
     yield from tensor_context_violations(context)
     if layout.overrides and layout.n_layers == model.n_layers:
         yield from tensor_override_violations(layout, model)

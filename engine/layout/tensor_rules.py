@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import Block, ModelFile
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import TensorOverride, tensor_overrides
+from engine.layout.engine_parameters import TensorOverride, leading_cpu_layers, tensor_overrides
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
 
@@ -24,18 +24,27 @@ UNSUPPORTED_ARCHITECTURES = frozenset({
 })  # fmt: skip
 """Names for which `llm_arch_supports_sm_tensor` says no; it says yes to every other."""
 
+WHOLE_MODEL_ONLY = frozenset({"hrm_text"})
+"""Architectures whose layers share cache slots, so that all of them have to be split or none."""
+
 _FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
 _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")
 """Weights that may leave the members one by one: those that each has whole, and the ends of both halves of a layer."""
 
 
-def tensor_model_violations(model: ModelFile) -> Iterator[Violation]:
-    """Yield why the model cannot be split inside its layers."""
+def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
+    """Yield why the model cannot be split inside its layers, with so many of them on the CPU."""
     if model.architecture in UNSUPPORTED_ARCHITECTURES:
         yield Violation(
             "split_architecture",
             f"The engine cannot split {model.architecture} models inside their layers.",
             "Choose split mode layer, which divides the model between layers.",
+        )
+    elif leading and model.architecture in WHOLE_MODEL_ONLY:
+        yield Violation(
+            "leading_cpu_only",
+            f"In split mode tensor {model.architecture} models cannot have layers on the CPU.",
+            "Move the CPU layers to the devices, or choose split mode layer.",
         )
 
 
@@ -64,7 +73,7 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
             f"In split mode tensor weights can only be moved to the CPU, and an override moves some to {target}.",
             f"Send the override to the CPU, or choose split mode layer, where {target} can take them.",
         )
-    leading = layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
+    leading = leading_cpu_layers(layout)
     rules = tensor_overrides(layout)
     name = next((name for block in model.blocks[leading:] if (name := _inseparable(block, rules)) is not None), None)
     if rules and name is not None:

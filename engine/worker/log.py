@@ -27,6 +27,7 @@ _FAILED_OUTPUT = re.compile(r"failed to allocate output buffer of size ([\d.]+) 
 _FLASH_RESOLVED = re.compile(r"Flash Attention (enabled|not supported, set to disabled)")
 _FLASH_GIVEN = re.compile(r"llama_context: flash_attn\s+= (enabled|disabled)")
 _SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
+_COPIES = re.compile(r"sched copies = (\d+)")
 _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 
@@ -58,6 +59,7 @@ class LogFacts:
     failed: list[FailedAllocation] = field(default_factory=list)
     flash_attention: bool | None = None
     graph_splits: str | None = None
+    input_copies: int = 1
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
@@ -115,6 +117,8 @@ class EngineLog:
             self.facts.flash_attention = match[1] == "enabled"
         elif "splits" in line and (match := _SPLITS.search(line)):
             self.facts.graph_splits = match[1].strip()
+        elif "copies" in line and (match := _COPIES.search(line)):
+            self.facts.input_copies = int(match[1])
 
     def _take_trouble(self, level: int, line: str) -> None:
         if level >= ERROR:

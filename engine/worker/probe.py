@@ -15,7 +15,7 @@ from engine.worker.load import check_file, wanted_devices
 from engine.worker.log import EngineLog
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
-from engine.worker.session import Session
+from engine.worker.session import FLOAT_BYTES, Session
 
 
 def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
@@ -42,7 +42,10 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
     try:
         sizes = breakdown.context_bytes(engine, context)
         if sizes is not None:
-            sizes = counted_once(sizes, backend_buffer_types(engine, devices, request.parameters.devices))
+            buffer_types = backend_buffer_types(engine, devices, request.parameters.devices)
+            sizes = counted_once(sizes, buffer_types)
+            if log.facts.input_copies > 1:
+                sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(session))
         return Probed(
             parts=session.parts(sizes),
             exact=sizes is not None,
@@ -69,3 +72,29 @@ def counted_once(sizes: dict[int, BufferBytes], buffer_types: list[int]) -> dict
         key: replace(size, compute_bytes=size.compute_bytes // max(1, buffer_types.count(key)))
         for key, size in sizes.items()
     }
+
+
+def without_surplus(
+    sizes: dict[int, BufferBytes], buffer_types: list[int], host: int, copies_bytes: int
+) -> dict[int, BufferBytes]:
+    """Undo how a dry run errs under pipeline parallelism, where it forgets which backend computes the norms.
+
+    It then plans the copies of what crosses a boundary elsewhere than a load does: on a device that is one entry there
+    is a set too much; without CPU entries the first entry's device has one less. The last type is the final CPU's.
+    """
+    listed = buffer_types[:-1]
+    corrected = dict(sizes)
+    for key in {*listed} - {host}:
+        surplus = (listed.count(key) == 1) - (key == listed[0] and host not in listed)
+        size = corrected.get(key)
+        if size is not None and surplus:
+            compute_bytes = max(0, size.compute_bytes - surplus * copies_bytes)
+            corrected[key] = replace(size, compute_bytes=compute_bytes)
+    return corrected
+
+
+def _copies_bytes(session: Session) -> int:
+    """Return the size of a set of copies of a micro batch's hidden state."""
+    low = session.engine.low
+    width, tokens = low.llama_model_n_embd(session.model), low.llama_n_ubatch(session.context)
+    return int(session.log.facts.input_copies * FLOAT_BYTES * width * tokens)

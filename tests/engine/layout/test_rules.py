@@ -144,6 +144,9 @@ def test_split_mode_tensor_is_loadable_behind_leading_cpu_layers() -> None:
     assert broken(tensor, context=quantised) == []
     unsupported = replace(model(4), architecture="olmo2")
     assert rules(broken(tensor, unsupported)) == ["split_architecture"]
+    whole_only = replace(model(4), architecture="hrm_text")
+    assert rules(broken(tensor, whole_only)) == ["leading_cpu_only"]
+    assert broken(tensor.move_range(0, 0, "CUDA0"), whole_only) == []
     on_host = replace(tensor.move_range(3, 3, "CPU"), tensor_split=(("CPU", 1.0), ("CUDA0", 1.0)))
     assert rules(broken(on_host)) == ["leading_cpu_only", "split_member"]
     left_out = replace(tensor, tensor_split=(("CPU", 0.0), ("CUDA0", 1.0)))

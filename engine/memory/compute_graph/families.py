@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.memory.compute_graph.facts import Weights
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.sketch import Placed, Sketch
-from engine.memory.compute_graph.transformer import Inputs, Style, decoder_layer
+from engine.memory.compute_graph.latent import latent_attention
+from engine.memory.compute_graph.recurrent import mamba, mamba2
+from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 
-LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor], Tensor]
+LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
+
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,7 +20,10 @@ class Family:
     """A way to build layers, and how the architecture departs from it."""
 
     style: Style = Style()
+    attention: Mixer = attention
+    recurrence: Mixer | None = None
     layer: LayerBuilder = decoder_layer
+    k_only: bool = False
 
 
 _LLAMA = Family()
@@ -30,7 +35,17 @@ FAMILIES: dict[str, Family] = {
     "qwen3moe": _LLAMA,
     "gemma2": Family(Style(input_scale=True, scaled_q=True)),
     "gemma3": Family(Style(input_scale=True, scaled_q=True)),
-    "gpt-oss": Family(Style(late_softmax=True, late_rows=True, post_norm=False)),
+    "gpt-oss": Family(Style(late_softmax=True, late_rows="before_norm", post_norm=False)),
+}
+
+
+FAMILIES |= {
+    "deepseek2": Family(Style(late_rows=""), attention=latent_attention),
+    "mamba": Family(recurrence=mamba),
+    "mamba2": Family(recurrence=mamba2),
+    "jamba": Family(Style(rope="none"), recurrence=mamba),
+    "granitehybrid": Family(recurrence=mamba2),
+    "nemotron_h": Family(Style(rope="none", late_rows="after_norm", steps=2), recurrence=mamba2, layer=single_part_layer),
 }
 
 
@@ -40,12 +55,12 @@ def find_family(name: str) -> Family | None:
 
 
 def build_graph(
-    sketch: Sketch, family: Family, layers: Sequence[Placed], outer: Weights, output: str, *, has_cache: bool
+    sketch: Sketch, family: Family, layers: Sequence[Placed], output: str, *, has_cache: bool
 ) -> Graph:
     """Return the graph of `layers` between the embeddings and the output matrix."""
     graph, batch, style = sketch.graph, sketch.batch, family.style
     tokens = graph.new_input("i32", batch.n_tokens)
-    current = graph.get_rows(sketch.outer_weight(outer["token_embd"], "host"), tokens)
+    current = graph.get_rows(sketch.outer_weight(sketch.outer["token_embd"], "host"), tokens)
     graph.expand(current)
     graph.expand(graph.new_input("f32", sketch.numbers.n_embd, batch.n_tokens))
     if style.input_scale:
@@ -56,26 +71,34 @@ def build_graph(
         inputs = Inputs(
             positions=positions,
             output_rows=sketch.output_rows(),
-            full=sketch.masks(),
+            full=sketch.masks(k_only=sketch.numbers.latent),
             sliding=sketch.masks(swa=True) if sliding else None,
+            state_rows=graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None,
         )
     else:
         mask = sketch.batch_mask()
         inputs = Inputs(positions, sketch.output_rows(), mask, mask if sliding else None)
     for index, layer in enumerate(layers):
         sketch.enter(index, layer)
-        current = family.layer(sketch, style, inputs, index, current)
-    return _finish(sketch, style, inputs, outer, output, current)
+        mixer = family.attention
+        if family.recurrence is not None and layer.numbers.is_recurrent:
+            mixer = family.recurrence
+        current = family.layer(sketch, style, inputs, index, current, mixer)
+    return _finish(sketch, style, inputs, output, current)
 
 
-def _finish(sketch: Sketch, style: Style, inputs: Inputs, outer: Weights, output: str, current: Tensor) -> Graph:
-    graph = sketch.graph
-    if style.late_rows:
+def _finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: Tensor) -> Graph:
+    graph, outer = sketch.graph, sketch.outer
+    if style.late_rows == "before_norm":
+        current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)
     current = sketch.raw_norm(current, layer_norm=style.layer_norm)
     for name, operation in (("output_norm", graph.mul), ("output_norm.bias", graph.add)):
         if name in outer:
             current = operation(current, sketch.outer_weight(outer[name], output))
+    if style.late_rows == "after_norm":
+        current.is_output = True
+        current = graph.get_rows(current, inputs.output_rows)
     current.is_output = True
     matrix = outer.get("output") or outer["token_embd"]
     logits = graph.mul_mat(sketch.outer_weight(matrix, output), current)

@@ -158,9 +158,9 @@ class ComputeForecast:
                         is_last=index == tables.n_trunk - 1,
                     )
                 )
-        sketch = Sketch(tables.numbers, self._batch, _homes(placement), len(backends) - 1)
+        sketch = Sketch(tables.numbers, self._batch, tables.outer, _homes(placement), len(backends) - 1)
         output = HOST if placement.output_device == CPU_ID else placement.output_device
-        graph = build_graph(sketch, tables.family, layers, tables.outer, output, has_cache=tables.has_cache)
+        graph = build_graph(sketch, tables.family, layers, output, has_cache=tables.has_cache)
         scheduler = Scheduler(
             backends,
             pipeline=placement.pipeline,

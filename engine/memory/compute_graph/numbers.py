@@ -42,6 +42,7 @@ class StateNumbers:
     n_groups: int = 0
     rolling_width: int = 0
     recurrent_width: int = 0
+    normalises: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +108,7 @@ def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
         n_groups=number(model, "ssm.group_count", 0, least=0),
         rolling_width=hyper.recurrent_widths[0],
         recurrent_width=hyper.recurrent_widths[1],
+        normalises=bool(model.hyper_parameter("ssm.dt_b_c_rms")),
     )
 
 
@@ -133,7 +135,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters) -> tuple[LayerNumbers,
                 is_swa=hyper.sliding[index],
                 is_recurrent=hyper.recurrent[index],
                 n_experts_used=n_used,
-                owns_cache=index < hyper.n_kv_layers,
+                owns_cache=hyper.caching[index],
             )
         )
     return tuple(found)

@@ -41,6 +41,8 @@ class Placed:
     is_last: bool
 
 
+_ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+
 HomeOf = Callable[[WeightFacts, str], str]
 """Memory of a weight, given the memory that its layer would give it."""
 
@@ -59,13 +61,18 @@ class Masks:
 class Sketch:
     """Builds one graph. Methods return tensors; the order of the graph follows from `expand` as in the engine."""
 
-    def __init__(self, numbers: Numbers, batch: Batch, home_of: HomeOf, cpu_backend: int) -> None:
+    def __init__(
+        self, numbers: Numbers, batch: Batch, outer: Weights, home_of: HomeOf, cpu_backend: int
+    ) -> None:
         self.graph = Graph()
         self.numbers = numbers
         self.batch = batch
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._home_of = home_of
         self._cpu_backend = cpu_backend
+        self.outer = outer
+        self._rope_factors = next((outer[name] for name in _ROPE_FACTORS if name in outer), None)
+        self._factors: dict[str, Tensor] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
         self._layer: Placed | None = None
         self._index = -1
@@ -201,8 +208,12 @@ class Sketch:
     def rope(self, source: Tensor, positions: Tensor) -> Tensor:
         """Return `source` turned by its positions."""
         found = self.graph.like("rope", source, positions)
-        factors = self.maybe("rope_freqs")
-        if factors is not None:
+        if self._rope_factors is not None:
+            home = self._home_of(self._rope_factors, self.layer.memory)
+            factors = self._factors.get(home)
+            if factors is None:
+                facts = self._rope_factors
+                factors = self._factors[home] = self.graph.weight(home, facts.ne, facts.n_bytes)
             found.src.append(factors)
         return found
 
@@ -238,6 +249,18 @@ class Sketch:
         if masks.v_rotation is not None:
             found = self.rotate(found, masks.v_rotation)
         return self.linear(out, found) if out is not None and self.has(out) else found
+
+    def attend_latent(self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, *, index: int) -> Tensor:
+        """Store compressed keys, and attend to them as keys and values of one head."""
+        graph = self.graph
+        for part in (q, v, k):
+            graph.expand(part)
+        cache, _ = self.cache(index, self.layer.numbers, k_only=True)
+        graph.expand(self._store_k(cache, k, masks.k_rows))
+        keys = self._read_k(cache)
+        values = graph.view(keys, (v.ne[0], *keys.ne[1:]), keys.nb)
+        found = self.mix(q, keys, values, masks.mask, unpack=self.weight("attn_v_b"))
+        return self.linear("attn_output", found)
 
     def attend_batch(self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output") -> Tensor:
         """Attend to the batch alone, as models without a cache do."""
@@ -448,7 +471,7 @@ class Sketch:
 
 def _rotation(cache_type: str, head: int) -> int:
     """Return the rows of the Hadamard matrix for heads of this size in a cache of this type, 0 for none."""
-    if cache_type in ("f32", "f16", "bf16") or head % 64:
+    if cache_type in ("f32", "f16", "bf16") or head == 0 or head % 64:
         return 0
     size = 64
     while head % (size * 2) == 0:

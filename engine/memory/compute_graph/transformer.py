@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,7 +28,7 @@ class Style:
     qk_norm: Literal["before", "after", "flat"] = "before"
     parallel: Literal["", "input", "own"] = ""
     post_norm: bool = True
-    late_rows: bool = False
+    late_rows: Literal["", "before_norm", "after_norm"] = ""
     input_scale: bool = False
     late_softmax: bool = False
     weigh_first: bool = False
@@ -106,8 +107,14 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor) -> Tensor:
     return found
 
 
-def decoder_layer(sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor) -> Tensor:
-    """Return the output of one layer."""
+Mixer = Callable[[Sketch, Style, Inputs, int, Tensor], Tensor]
+"""What mixes tokens in a layer: attention or a recurrent scan. Takes the place of the layer and its normed input."""
+
+
+def decoder_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return the output of one layer: `mixer`, then feed-forward if the layer has one."""
     graph, layer = sketch.graph, sketch.layer
     picks = layer.is_last and not style.late_rows
     residual = previous
@@ -117,7 +124,7 @@ def decoder_layer(sketch: Sketch, style: Style, inputs: Inputs, index: int, prev
     current = normed
     if sketch.has("attn_norm_2"):
         current = sketch.norm(previous, "attn_norm_2", layer_norm=style.layer_norm)
-    current = attention(sketch, style, inputs, index, current)
+    current = mixer(sketch, style, inputs, index, current)
     if picks:
         current = graph.get_rows(current, inputs.output_rows)
         residual = graph.get_rows(residual, inputs.output_rows)
@@ -131,6 +138,8 @@ def decoder_layer(sketch: Sketch, style: Style, inputs: Inputs, index: int, prev
     if style.post_norm and sketch.has("post_attention_norm"):
         current = sketch.norm(current, "post_attention_norm")
     joined = graph.add(current, residual)
+    if not any(sketch.has(stem) for stem in ("ffn_up", "ffn_down", "ffn_down_exps")):
+        return joined
     current = joined
     stems = [stem for stem in ("ffn_norm", "attn_output_norm") if sketch.has(stem)]
     if not style.post_norm:
@@ -141,3 +150,16 @@ def decoder_layer(sketch: Sketch, style: Style, inputs: Inputs, index: int, prev
     if sketch.has("post_ffw_norm"):
         current = sketch.norm(current, "post_ffw_norm", pin=False)
     return graph.add(current, joined)
+
+
+def single_part_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return the output of a layer that is either a mixer or a feed-forward part."""
+    graph = sketch.graph
+    current = sketch.norm(previous, "attn_norm", layer_norm=style.layer_norm)
+    if sketch.has("attn_output") or sketch.layer.numbers.is_recurrent:
+        current = mixer(sketch, style, inputs, index, current)
+    else:
+        current = feed_forward(sketch, style, current)
+    return graph.add(current, previous)

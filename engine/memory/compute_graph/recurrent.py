@@ -1,0 +1,124 @@
+"""Layers that keep a state of fixed size: Mamba's scans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.memory.compute_graph.graph import Tensor
+from engine.memory.compute_graph.sketch import Sketch
+from engine.memory.compute_graph.transformer import Inputs, Style
+
+RowsOf = Callable[[Tensor, Tensor], Tensor]
+"""What reads the states of the sequences in the batch: a copy of rows, or a scan that reads them itself."""
+
+
+class States:
+    """The two states of one layer: the rolling one of convolutions and the recurrent one."""
+
+    def __init__(self, sketch: Sketch, inputs: Inputs) -> None:
+        graph, batch, state = sketch.graph, sketch.batch, sketch.numbers.state
+        assert inputs.state_rows is not None
+        self._graph = graph
+        self._sequences = batch.n_sequences
+        self._rows = graph.view(inputs.state_rows, (batch.n_sequences,))
+        self._extra = graph.view(inputs.state_rows, (0,))
+        home = sketch.layer.memory if batch.offload_kqv else "host"
+        self.rolling = graph.stored(home, "f32", state.rolling_width, batch.n_sequences)
+        self.recurrent = graph.stored(home, "f32", state.recurrent_width, batch.n_sequences)
+
+    def read(self, states: Tensor, rows_of: RowsOf | None = None) -> Tensor:
+        """Return the states of the batch's sequences."""
+        graph, size = self._graph, states.ne[0]
+        seen = graph.reshape(states, size, states.ne[1])
+        graph.expand(graph.write("scale", graph.view(seen, (size,))))
+        found = graph.expand((rows_of or graph.get_rows)(seen, self._rows))
+        unused = graph.get_rows(seen, self._extra)
+        graph.expand(graph.write("cpy", graph.view(states, (size, 0)), unused))
+        return found
+
+    def write(self, states: Tensor, source: Tensor) -> None:
+        """Put `source` into the states of the batch's sequences."""
+        target = self._graph.view(states, (states.ne[0] * self._sequences,))
+        self._graph.expand(self._graph.write("cpy", target, source))
+
+
+def mamba(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return a selective scan whose step sizes and gates come from the convolved input (Mamba 1)."""
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    states = States(sketch, inputs)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, size.inner, sequences)
+    joined = sketch.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
+    half = (size.inner, tokens, sequences)
+    x, z = graph.view(joined, half, joined.nb), graph.view(joined, half, joined.nb)
+    window = graph.concat(rolling, graph.transpose(x), 0)
+    states.write(states.rolling, graph.view(window, (size.conv - 1, size.inner, sequences), window.nb))
+    x = graph.new("ssm_conv", (size.inner, tokens, sequences), window, sketch.weight("ssm_conv1d"))
+    x = graph.unary(graph.add(x, sketch.weight("ssm_conv1d.bias")))
+    steps = sketch.linear("ssm_x", x)
+    dt = graph.view(steps, (size.dt_rank, tokens, sequences), steps.nb)
+    matrix, nb = (size.state, 1, tokens, sequences), (0, 4 * size.state, steps.nb[1], steps.nb[2])
+    b, c = graph.view(steps, matrix, nb), graph.view(steps, matrix, nb)
+    if sketch.has("ssm_dt_norm"):
+        dt, b, c = sketch.norm(dt, "ssm_dt_norm"), sketch.norm(b, "ssm_b_norm"), sketch.norm(c, "ssm_c_norm")
+    elif size.normalises:
+        dt, b, c = sketch.raw_norm(dt), sketch.raw_norm(b), sketch.raw_norm(c)
+    else:
+        dt = graph.cont(dt)
+    dt = sketch.linear("ssm_dt", dt)
+    columns = graph.reshape(x, 1, size.inner, tokens, sequences)
+
+    def scan(seen: Tensor, rows: Tensor) -> Tensor:
+        seen = graph.reshape(seen, size.state, 1, size.inner, sequences)
+        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        return graph.new("ssm_scan", (n_elements,), seen, columns, dt, sketch.weight("ssm_a"), b, c, rows)
+
+    y = states.read(states.recurrent, scan)
+    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    y = graph.view(y, half)
+    y = graph.add(y, graph.mul(x, sketch.weight("ssm_d")))
+    y = graph.glu(graph.cont(z), y)
+    return _flat(sketch, sketch.linear("ssm_out", y))
+
+
+def mamba2(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return a selective scan over heads (Mamba 2)."""
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    heads, head = size.dt_rank, size.inner // size.dt_rank
+    wide = size.inner + 2 * size.n_groups * size.state
+    states = States(sketch, inputs)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
+    joined = sketch.linear("ssm_in", current)
+    joined = graph.reshape(joined, joined.ne[0], tokens, sequences)
+    z = graph.view(joined, (head, heads, tokens, sequences), (0, 4 * head, joined.nb[1], joined.nb[2]))
+    mixed = graph.view(joined, (wide, tokens, sequences), joined.nb)
+    dt = graph.view(joined, (heads, tokens, sequences), joined.nb)
+    window = graph.concat(rolling, graph.transpose(mixed), 0)
+    states.write(states.rolling, graph.view(window, (size.conv - 1, wide, sequences), window.nb))
+    mixed = graph.new("ssm_conv", (wide, tokens, sequences), window, sketch.weight("ssm_conv1d"))
+    mixed = graph.unary(graph.add(mixed, sketch.weight("ssm_conv1d.bias")))
+    x = graph.view(mixed, (head, heads, tokens, sequences), (0, 4 * head, mixed.nb[1], mixed.nb[2]))
+    matrix = (size.state, size.n_groups, tokens, sequences)
+    nb = (0, 4 * size.state, mixed.nb[1], mixed.nb[2])
+    b, c = graph.view(mixed, matrix, nb), graph.view(mixed, matrix, nb)
+    dt = graph.add(graph.cont(dt), sketch.weight("ssm_dt.bias"))
+
+    def scan(seen: Tensor, rows: Tensor) -> Tensor:
+        seen = graph.reshape(seen, size.state, head, heads, sequences)
+        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        return graph.new("ssm_scan", (n_elements,), seen, x, dt, sketch.weight("ssm_a"), b, c, rows)
+
+    y = states.read(states.recurrent, scan)
+    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    y = graph.view(y, (head, heads, tokens, sequences))
+    y = graph.add(y, graph.mul(x, sketch.weight("ssm_d")))
+    y = graph.glu(graph.cont(z), y)
+    if sketch.has("ssm_norm"):
+        y = graph.reshape(y, size.inner // size.n_groups, size.n_groups, tokens, sequences)
+        y = sketch.norm(y, "ssm_norm")
+    return sketch.linear("ssm_out", graph.reshape(y, size.inner, tokens * sequences))
+
+
+def _flat(sketch: Sketch, source: Tensor) -> Tensor:
+    return sketch.graph.reshape(source, source.ne[0], sketch.batch.n_tokens)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.telemetry.pci import PciId, parse_pci_id
+from engine.pci import PciId, parse_pci_id
 from engine.telemetry.reader import gap
 from engine.telemetry.sample import Sample
 

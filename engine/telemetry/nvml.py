@@ -7,7 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from engine.telemetry.pci import PciId
+from engine.pci import PciId
 from engine.telemetry.process_memory import descendants
 from engine.telemetry.reader import gap
 from engine.telemetry.sample import Sample

@@ -7,10 +7,10 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.devices.device import Device
+from engine.pci import parse_pci_id
 from engine.telemetry.amd import DRM_ROOT, AmdReader, find_amd_card
 from engine.telemetry.host import HostReader
 from engine.telemetry.nvml import Nvml, NvmlReader
-from engine.telemetry.pci import parse_pci_id
 from engine.telemetry.reader import NoReader, Reader
 from engine.telemetry.rpc_worker import LocalWorkerReader, WorkerProcess, is_local
 from engine.telemetry.sample import Sample

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.pci import parse_pci_name
 from engine.runner.protocol import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
 from engine.worker.bindings import DEVICE_KINDS, Bindings
 from engine.worker.outcome import failure
@@ -14,8 +14,6 @@ from engine.worker.outcome import failure
 CPU_ID = "CPU"
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Where ggml's name of a backend is not the one people use."""
-
-_PCI = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)(?:\.[0-9a-fA-F]+)?")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +114,8 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
             )
         return devices[ref.endpoint_device]
     local = engine.devices()
-    if ref.pci_bus_id is not None and (address := _pci_address(ref.pci_bus_id)):
-        matches = [device for device in local if _pci_address(_device_pci(engine, device) or "") == address]
+    if ref.pci_bus_id is not None and (place := parse_pci_name(ref.pci_bus_id)):
+        matches = [device for device in local if parse_pci_name(_device_pci(engine, device) or "") == place]
         # one card may be listed by two backends
         matches.sort(key=lambda device: _backend(engine, device).lower() != ref.backend.lower())
         if matches:
@@ -167,9 +165,3 @@ def _backend(engine: Bindings, device: int) -> str:
 def _device_pci(engine: Bindings, device: int) -> str | None:
     device_id = engine.device_props(device).device_id
     return device_id.decode("utf-8", "replace") if device_id else None
-
-
-def _pci_address(text: str) -> tuple[int, int, int] | None:
-    """Return (domain, bus, device): NVML writes the domain with eight digits and upper case, CUDA with four."""
-    match = _PCI.match(text)
-    return (int(match[1], 16), int(match[2], 16), int(match[3], 16)) if match else None

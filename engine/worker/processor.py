@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from engine.control_groups import OWN, ROOT, ControlGroup, control_groups
+
 _TOPOLOGY = Path("/sys/devices/system/cpu")
-_QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
 
 def default_threads() -> int:
     """Return the physical cores that this process may use (affinity, cgroup quota), at least 1."""
     cores = _physical_cores(_usable_processors())
-    quota = _quota_cores()
+    quota = quota_cores()
     return max(1, cores if quota is None else min(cores, quota))
 
 
@@ -34,10 +35,19 @@ def _physical_cores(processors: set[int]) -> int:
     return len(cores)
 
 
-def _quota_cores() -> int | None:
-    """Return whole cores of the cgroup's quota, rounded up; None without one."""
+def quota_cores(root: Path = ROOT, own: Path = OWN) -> int | None:
+    """Return the whole cores, rounded up, of the tightest quota above this process; None without one."""
+    quotas = [quota for group in control_groups("cpu", root, own) if (quota := _quota(group)) is not None]
+    return min(quotas, default=None)
+
+
+def _quota(group: ControlGroup) -> int | None:
+    if group.version == 1:
+        texts = [group.text("cpu.cfs_quota_us"), group.text("cpu.cfs_period_us")]
+    else:
+        texts = group.text("cpu.max").split()
     try:
-        quota, period = _QUOTA.read_text(encoding="ascii").split()
-        return -(-int(quota) // int(period))
-    except (OSError, ValueError):
-        return None
+        quota, period = (int(text) for text in texts)
+    except ValueError:
+        return None  # "max", or no such file.
+    return -(-quota // period) if quota > 0 and period > 0 else None

@@ -75,6 +75,18 @@ def test_version_one(tmp_path: Path) -> None:
     assert read(tmp_path, "9:cpu,cpuacct:/docker\n4:memory:/docker\n") == (128 * MIB, 108 * MIB)
 
 
+def test_a_group_of_another_machine_is_looked_up_at_the_top(tmp_path: Path) -> None:
+    write_group(tmp_path / "cgroup", memory__max=str(16 * MIB), memory__current=str(MIB))
+
+    assert read(tmp_path, "0::/docker/0123\n") == (16 * MIB, 15 * MIB)
+
+
+def test_both_versions_at_once(tmp_path: Path) -> None:
+    write_group(tmp_path / "cgroup/unified/box", memory__max=str(16 * MIB), memory__current=str(MIB))
+
+    assert read(tmp_path, "4:memory:/none\n0::/box\n") == (16 * MIB, 15 * MIB)
+
+
 def test_a_group_seen_from_outside_is_looked_up_at_the_top(tmp_path: Path) -> None:
     write_group(tmp_path / "cgroup", memory__max=str(16 * MIB), memory__current=str(MIB))
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import math
-import os
 import queue
-import sys
 import time
 
-import pytest
-
 from engine.runner.protocol import Message, StageProgress
-from engine.worker.processor import default_threads
 from engine.worker.progress import CPU_SECONDS, MEMORY_BYTES, READ_BYTES, Effort, StageReporter
 
 DEADLINE_S = 30.0
@@ -49,17 +44,3 @@ def test_small_steps_are_not_told_and_the_end_is() -> None:
         reporter.advance(1.0)
     fractions = [message.fraction for message in heard if isinstance(message, StageProgress)]
     assert fractions == [0.0, 1.0]
-
-
-def test_threads_are_at_least_one_and_at_most_the_processors() -> None:
-    assert 1 <= default_threads() <= (os.cpu_count() or 1)
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="affinity can be set on Linux only")
-def test_threads_follow_the_affinity() -> None:
-    allowed = os.sched_getaffinity(0)
-    os.sched_setaffinity(0, {min(allowed)})
-    try:
-        assert default_threads() == 1
-    finally:
-        os.sched_setaffinity(0, allowed)

@@ -1,0 +1,42 @@
+"""PCI ids as numbers: libraries write the same id with different widths."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_PCI_ID = re.compile(
+    r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.[0-7])?(?:-v(\d{1,3}))?", re.ASCII | re.IGNORECASE
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PciId:
+    """Where a card sits."""
+
+    domain: int
+    bus: int
+    device: int
+
+
+@dataclass(frozen=True, slots=True)
+class PciName:
+    """A card, and which of its virtual devices where ggml makes several of one card (`0000:01:00.0-v1`)."""
+
+    card: PciId
+    part: int | None = None
+
+
+def parse_pci_name(text: str) -> PciName | None:
+    """Return the numbers of `0000:01:00.0` or `0000:01:00.0-v1`, None if it is not a PCI id."""
+    match = _PCI_ID.fullmatch(text.strip())
+    if match is None:
+        return None
+    domain, bus, device, part = match.groups()
+    return PciName(PciId(int(domain or "0", 16), int(bus, 16), int(device, 16)), None if part is None else int(part))
+
+
+def parse_pci_id(text: str) -> PciId | None:
+    """Return the card of a PCI id, None if it is not one."""
+    name = parse_pci_name(text)
+    return None if name is None else name.card

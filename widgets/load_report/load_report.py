@@ -163,6 +163,7 @@ class LoadReport(QWidget):
         self._column.addStretch(1)
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)
+        scroll.setAccessibleName("Details of the last load")
         scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         scroll.setWidget(content)
         layout = QVBoxLayout(self)

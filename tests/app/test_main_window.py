@@ -1,0 +1,104 @@
+"""The main window as a whole, without devices or children: names for screen readers, menus, theme."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QAccessible
+from PySide6.QtWidgets import QApplication, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.keys_dialog import KeysDialog
+from app.main_window import MainWindow
+from app.settings import Settings
+from app.theme import THEME_NAMES, Theme
+from widgets.library.recent_model import RecentModel
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
+    settings = Settings(tmp_path / "settings.ini")
+    settings.add_recent_model(RecentModel(tmp_path / "a&b.gguf", "a & b", "F16"))
+    opened = MainWindow(settings, Theme(qapp, "dark"))
+    qtbot.addWidget(opened)
+    opened.presenter.show_recent_models()
+    opened.show()
+    yield opened
+    opened.close()
+    qapp.setStyleSheet("")
+
+
+def focusable(window: QWidget) -> list[QWidget]:
+    return [
+        widget
+        for widget in window.findChildren(QWidget)
+        if widget.focusPolicy() & Qt.FocusPolicy.TabFocus and widget.isVisibleTo(window) and widget.focusProxy() is None
+    ]
+
+
+def test_everything_that_takes_the_keyboard_has_a_name(window: MainWindow) -> None:
+    found = focusable(window)
+    assert len(found) > 15
+    nameless = []
+    for widget in found:
+        interface = QAccessible.queryAccessibleInterface(widget)
+        if interface is None or not interface.text(QAccessible.Text.Name):
+            nameless.append(f"{type(widget).__name__} in {type(widget.parent()).__name__}")
+    assert nameless == []
+
+
+def test_tab_reaches_everything_and_comes_round(window: MainWindow) -> None:
+    wanted = {widget for widget in focusable(window) if widget.isEnabled()}
+    seen = set()
+    widget: QWidget | None = window.model_panel.search_edit
+    for _ in range(500):
+        assert widget is not None
+        seen.add(widget)
+        widget = widget.nextInFocusChain()
+        if widget is window.model_panel.search_edit:
+            break
+    assert wanted <= seen
+
+
+def test_the_menus_know_recent_models_and_the_theme(window: MainWindow) -> None:
+    assert [action.text() for action in window.recent_menu.actions() if action.text()] == ["a && b", "&Clear the List"]
+    window.actions_by_name["theme_light"].trigger()
+    assert window.theme.palette.name == "light"
+    assert [name for name in THEME_NAMES if window.actions_by_name[f"theme_{name}"].isChecked()] == ["light"]
+    assert window.settings.theme == "light"
+    window.recent_menu.actions()[-1].trigger()
+    assert not window.recent_menu.isEnabled()
+
+
+def test_a_theme_switch_restyles_pictures_too(window: MainWindow, qapp: QApplication) -> None:
+    window.set_theme("light")
+    light = window.grab().toImage()
+    assert "arrow-light.svg" in qapp.styleSheet()
+    window.set_theme("dark")
+    dark = window.grab().toImage()
+    assert "arrow-dark.svg" in qapp.styleSheet()
+    changed = 0
+    points = [(x, y) for x in range(5, dark.width(), 40) for y in range(5, dark.height(), 40)]
+    for x, y in points:
+        assert dark.pixelColor(x, y).lightness() < 128 or light.pixelColor(x, y) != dark.pixelColor(x, y)
+        changed += light.pixelColor(x, y) != dark.pixelColor(x, y)
+    assert changed > 0.95 * len(points)
+
+
+def test_the_table_of_keys_names_every_shortcut_once(window: MainWindow, qtbot: QtBot) -> None:
+    shortcuts = window.actions_by_name.shortcuts()
+    assert shortcuts["Ctrl+Return"] == "Load"
+    window.show_keys()
+    dialog = window.findChild(KeysDialog)
+    assert dialog is not None
+    dialog.close()
+
+
+def test_panels_come_back_where_they_were(window: MainWindow) -> None:
+    for dock in window.docks.values():
+        dock.hide()
+    window.reset_docks()
+    assert all(dock.isVisible() for dock in window.docks.values())

@@ -1,8 +1,9 @@
 """What llama.cpp takes by itself: a child that calls it with nothing of ours around; the benchmarks compare with it.
 
-    python -m benchmarks._bare_llama load|generate MODEL LOAD_MODE N_CTX THREADS PROMPT N_TOKENS
+    python -m benchmarks._bare_llama load|probe|generate MODEL LOAD_MODE N_CTX THREADS PROMPT N_TOKENS
 
-Prints one JSON line: `load_seconds` around `llama_model_load_from_file`, and with `generate` the greedy loop's figures.
+Prints one JSON line: `load_seconds` around `llama_model_load_from_file`, and with `generate` the greedy loop's figures;
+with `probe` nothing is allocated and `load_seconds` is around model and context.
 """
 
 from __future__ import annotations
@@ -24,8 +25,11 @@ def main() -> None:
     low.llama_backend_init()
     parameters = low.llama_model_default_params()
     parameters.load_mode = int(load_mode)
+    parameters.no_alloc = what == "probe"
     begun = time.perf_counter()
     model = low.llama_model_load_from_file(path.encode(), parameters)
+    if what == "probe":
+        low.llama_init_from_model(model, context_parameters(int(n_ctx), int(threads)))
     figures: dict[str, float] = {"load_seconds": time.perf_counter() - begun}
     if what == "generate":
         figures |= generate(model, make_context(model, int(n_ctx), int(threads)), prompt, int(n_tokens))
@@ -34,15 +38,20 @@ def main() -> None:
 
 def make_context(model: Any, n_ctx: int, threads: int) -> Any:
     """Return a context with the settings that the worker gets."""
-    parameters = low.llama_context_default_params()
-    parameters.n_ctx = n_ctx
-    parameters.n_threads = parameters.n_threads_batch = threads
-    parameters.swa_full = False
-    context = low.llama_init_from_model(model, parameters)
+    context = low.llama_init_from_model(model, context_parameters(n_ctx, threads))
     # the same state of caches and thread pools as after a load by the worker
     decode(context, [1] * 512)
     low.llama_memory_clear(low.llama_get_memory(context), False)
     return context
+
+
+def context_parameters(n_ctx: int, threads: int) -> Any:
+    """Return the settings that the worker gets."""
+    parameters = low.llama_context_default_params()
+    parameters.n_ctx = n_ctx
+    parameters.n_threads = parameters.n_threads_batch = threads
+    parameters.swa_full = False
+    return parameters
 
 
 def generate(model: Any, context: Any, prompt: str, n_tokens: int) -> dict[str, float]:

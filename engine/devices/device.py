@@ -28,7 +28,8 @@ class Capabilities:
 class Device:
     """One place for layers.
 
-    `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this.
+    `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
+    a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
     """
 
     id: str
@@ -43,6 +44,7 @@ class Device:
     cap_bytes: int | None = None
     margin_bytes: int = 0
     capabilities: Capabilities = Capabilities()
+    overhead_bytes: int | None = None
 
     @property
     def available_bytes(self) -> int:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from engine.devices.device import Rig
+from engine.devices.device import Device, Rig
 from engine.fit.report import FitReport, make_row
 from engine.layout.rules import Violation
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
@@ -15,6 +16,14 @@ _NOTHING = DeviceMemory()
 def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
     """Return a row for every device of `rig`, the host last, with the broken rules beside them."""
     rows = tuple(
-        make_row(device, estimate.devices.get(device.id, _NOTHING), estimate.grade) for device in rig.all_devices
+        make_row(device, with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING)), estimate.grade)
+        for device in rig.all_devices
     )
     return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)
+
+
+def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:
+    """Return `memory` with the overhead that was measured on the device, where it holds anything."""
+    if device.overhead_bytes is None or not memory.need_bytes:
+        return memory
+    return replace(memory, overhead_bytes=device.overhead_bytes)

@@ -1,0 +1,90 @@
+"""Time of a probe against a bare child that makes the same no-alloc load and context and nothing else.
+
+    python -m benchmarks.probe_time [--model FILE.gguf]
+
+Both are measured in the parent, process start included, and take turns: `first` is a probe of settings that were not
+asked for before, `again` one that was. Without a model one with a vocabulary of true size and a hole for the weights
+is made. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import gguf
+import msgspec
+
+from benchmarks._children import run_bare, usable_processors
+from engine.demo.llama_writer import LlamaShape, write_llama
+from engine.demo.vocabulary import byte_vocabulary
+from engine.devices.device import CPU_ID, Rig
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.runner.host import host_device
+from engine.runner.probe import ProbeRun
+from engine.runner.probe_cache import ProbeCache
+
+ROUNDS = 7
+N_CTX = 4096
+N_VOCAB = 128256
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        times = measure(options.model or write_hole_model(Path(folder) / "probe.gguf"))
+    medians = {f"{name}_ms": round(statistics.median(seconds) * 1000, 2) for name, seconds in times.items()}
+    ratios = [ours / bare for ours, bare in zip(times["first"], times["bare"], strict=True)]
+    result = {
+        "benchmark": "probe_time",
+        **medians,
+        "ratio": round(medians["first_ms"] / medians["bare_ms"], 3),
+        "ratio_best": round(min(ratios), 3),
+        "rounds": ROUNDS,
+    }
+    print(", ".join(f"{name} {value}" for name, value in medians.items()))
+    print(json.dumps(result))
+
+
+def measure(path: Path) -> dict[str, list[float]]:
+    """Return the seconds of all rounds: the bare child from start to result, a first probe, and the same one again."""
+    times: dict[str, list[float]] = {"bare": [], "bare_load": [], "first": [], "again": []}
+    model, threads, cache = read_model(path), usable_processors(), ProbeCache()
+    rig = Rig((), host_device())
+    layout = single_device(model.n_layers, CPU_ID)
+    for number in range(ROUNDS + 1):
+        # other settings each time: nothing is to come from the cache
+        context = ContextSettings(n_ctx=N_CTX + 256 * number, threads=threads)
+        bare, figures = run_bare("probe", path, load_mode="none", n_ctx=context.n_ctx, threads=threads)
+        seconds = {"bare": bare, "bare_load": figures["load_seconds"]}
+        for name in ("first", "again"):
+            begun = time.perf_counter()
+            ProbeRun(model, rig, layout, msgspec.structs.replace(context), cache).run()
+            seconds[name] = time.perf_counter() - begun
+        if number:  # the first round fills the file cache
+            for name, value in seconds.items():
+                times[name].append(value)
+    return times
+
+
+def write_hole_model(path: Path) -> Path:
+    """Write the header of a model of eight thousand million weights, and a hole in place of these."""
+    shape = LlamaShape(32, 4096, 32, 8, 14336, 131072)
+    write_llama(
+        path, shape, byte_vocabulary(N_VOCAB), name=path.stem, weights=None,
+        matrix_type=gguf.GGMLQuantizationType.Q4_K,
+    )  # fmt: skip
+    return path
+
+
+if __name__ == "__main__":
+    main()

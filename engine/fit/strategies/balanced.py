@@ -1,0 +1,102 @@
+"""Strategy balanced: the same number of bytes left free on every device that is used."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.devices.device import CPU_ID, Rig
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.fit.strategies.fewest import whole_reason
+from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
+from engine.fit.strategies.workbench import Candidate, Workbench
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.memory.model_memory import ModelMemory
+from engine.units import format_bytes
+
+_SEARCH_STEPS = 20
+_MOVES = 64
+
+
+def balanced(
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return the layout whose fullest device has most headroom, and headroom as equal as whole layers allow."""
+    bench = Workbench(memory, rig, context, constraints)
+    return bench.choose(balanced_candidates(bench))
+
+
+def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
+    """Yield the single device with most headroom if one holds everything, else the evenly filled layout."""
+    whole = {} if bench.constraints.split else dict(bench.whole_layouts())
+    if whole:
+        roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
+        yield Candidate(whole[roomiest], whole_reason(bench, roomiest))
+        return
+    layout = balanced_layout(bench)
+    used = [device_id for device_id in layout.devices if device_id != CPU_ID]
+    if not used:
+        yield Candidate(layout, "No device has room for a layer: all stay on the CPU.")
+    elif bench.holds_all(layout):
+        left = _headroom(bench, layout).values()
+        yield Candidate(
+            layout,
+            f"Counting weights, KV cache, buffers and the output layer, {name_list(used)} each keep "
+            f"{format_bytes(min(left))} to {format_bytes(max(left))} free beyond their margins: "
+            f"{describe_runs(layout)}.",
+        )
+    else:
+        yield Candidate(layout, f"All devices are full: {describe_runs(layout)}.{describe_rest(layout)}")
+
+
+def balanced_layout(bench: Workbench) -> Layout:
+    """Return the filling that leaves most headroom, its boundaries moved to make headroom equal."""
+    ids = bench.in_layer_order(bench.devices)
+    best = bench.fill(ids)
+    if not bench.holds_all(best):
+        return best
+    low, high = 0, max(bench.usable.values())
+    for _ in range(_SEARCH_STEPS):
+        middle = (low + high) // 2
+        layout = bench.fill(ids, headroom_bytes=middle)
+        if bench.holds_all(layout):
+            best, low = layout, middle
+        else:
+            high = middle
+    return _evened(bench, best)
+
+
+def _evened(bench: Workbench, layout: Layout) -> Layout:
+    """Move boundaries by a layer while that makes the smallest headroom larger, or the differences smaller."""
+
+    def evenness(candidate: Layout) -> tuple[int, int]:
+        left = _headroom(bench, candidate).values()
+        return min(left), -max(left)
+
+    best = evenness(layout)
+    for _ in range(_MOVES):
+        tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]
+        following = max(tried, key=evenness, default=layout)
+        if evenness(following) <= best:
+            break
+        layout, best = following, evenness(following)
+    return layout
+
+
+def _neighbours(bench: Workbench, layout: Layout) -> Iterator[Layout]:
+    for boundary in range(len(layout.runs) - 1):
+        first = layout.runs[boundary + 1].first
+        for layer, moved in ((first - 1, layout.runs[boundary + 1]), (first, layout.runs[boundary])):
+            source = layout.device_of(layer)
+            if layer not in bench.pinned and layout.assignment().count(source) > 1:
+                yield layout.assign(layer, moved.device)
+
+
+def _headroom(bench: Workbench, layout: Layout) -> dict[str, int]:
+    """Return what stays free beyond the margin on each device that holds something."""
+    found = bench.need(layout)
+    return {
+        device_id: size - found[device_id].need_bytes
+        for device_id, size in bench.usable.items()
+        if found[device_id].need_bytes
+    }

@@ -1,0 +1,58 @@
+"""The strategies by the names that people give."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from engine.devices.device import Rig
+from engine.errors import ArgumentError
+from engine.fit.strategies.balanced import balanced
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
+from engine.fit.strategies.experts import experts
+from engine.fit.strategies.fastest import fastest
+from engine.fit.strategies.fewest import fewest
+from engine.fit.strategies.longest_context import longest_context
+from engine.fit.strategies.priority import priority
+from engine.fit.strategies.proportional import proportional
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.memory.model_memory import ModelMemory
+
+STRATEGIES: Mapping[str, Strategy] = {
+    "fewest": fewest,
+    "priority": priority,
+    "balanced": balanced,
+    "proportional": proportional,
+    "experts": experts,
+    "context": longest_context,
+    "fastest": fastest,
+}
+
+
+def find_strategy(name: str) -> Strategy:
+    """Return the strategy called `name`.
+
+    Raises:
+        ArgumentError: listing the names.
+    """
+    strategy = STRATEGIES.get(name)
+    if strategy is None:
+        raise ArgumentError(f'There is no strategy "{name}" for automatic layouts; use one of {", ".join(STRATEGIES)}.')
+    return strategy
+
+
+def auto_layout(
+    name: str,
+    model: ModelFile | ModelMemory,
+    rig: Rig,
+    context: ContextSettings,
+    constraints: Constraints = NO_CONSTRAINTS,
+) -> AutoLayout:
+    """Return the layout that the strategy called `name` finds.
+
+    Raises:
+        ArgumentError: for a name that is none.
+    """
+    strategy = find_strategy(name)
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    return strategy(memory, rig, context, constraints)

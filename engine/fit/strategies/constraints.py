@@ -1,0 +1,53 @@
+"""What a strategy is given besides model, rig and settings, and what it gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from engine.devices.device import Rig
+from engine.layout.context_settings import ContextSettings, KvType
+from engine.layout.layout import Layout
+from engine.memory.model_memory import ModelMemory
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """Layers `first` to `last`, both included, that stay on `device`."""
+
+    device: str
+    first: int
+    last: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constraints:
+    """`order`: device ids, the preferred first (those left out follow in the rig's order); `off`: ids not to be used;
+    `split`: use several devices even where one holds everything; `kv_types`: cache types that may be chosen, the
+    preferred first (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens.
+
+    Margins are the rig's (`Device.margin_bytes`).
+    """
+
+    order: tuple[str, ...] = ()
+    off: frozenset[str] = frozenset()
+    pins: tuple[Pin, ...] = ()
+    split: bool = False
+    kv_types: tuple[KvType, ...] = ()
+    max_ctx: int | None = None
+
+
+NO_CONSTRAINTS = Constraints()
+
+
+@dataclass(frozen=True, slots=True)
+class AutoLayout:
+    """A layout, the settings it is meant for, why it is so (a sentence or two), and whether it is forecast to fit."""
+
+    layout: Layout
+    context: ContextSettings
+    explanation: str
+    fits: bool = field(default=False)
+
+
+Strategy = Callable[[ModelMemory, Rig, ContextSettings, Constraints], AutoLayout]

@@ -1,0 +1,78 @@
+"""Strategy fastest: the layout with the least predicted time per token."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice, permutations
+
+from engine.devices.device import Rig
+from engine.fit.strategies.balanced import balanced_layout
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.fit.strategies.experts import experts_candidates
+from engine.fit.strategies.fewest import fewest_candidates
+from engine.fit.strategies.speed import NO_MEASUREMENTS, Prediction, Speeds, Work, bandwidth, predict
+from engine.fit.strategies.wording import describe_rest, describe_runs
+from engine.fit.strategies.workbench import Candidate, Workbench
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.memory.model_memory import ModelMemory
+
+_MAX_ORDERS = 120
+
+
+def fastest(
+    memory: ModelMemory,
+    rig: Rig,
+    context: ContextSettings,
+    constraints: Constraints = NO_CONSTRAINTS,
+    speeds: Speeds = NO_MEASUREMENTS,
+) -> AutoLayout:
+    """Return the layout with the least predicted time per token; `speeds` are measured values, where there are any."""
+    bench = Workbench(memory, rig, context, constraints)
+    predicted = {layout: _predict(bench, layout, speeds) for layout in _layouts(bench, speeds)}
+    ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
+    single = not constraints.split and any(True for _ in bench.whole_layouts())
+    return bench.choose(
+        Candidate(layout, _reason(bench, layout, predicted[layout], len(predicted), single=single))
+        for layout in ordered
+    )
+
+
+def predict_layout(
+    memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds = NO_MEASUREMENTS
+) -> Prediction:
+    """Return the predicted time per token of any layout."""
+    return _predict(Workbench(memory, rig, context, NO_CONSTRAINTS), layout, speeds)
+
+
+def _predict(bench: Workbench, layout: Layout, speeds: Speeds) -> Prediction:
+    return predict(layout, Work(bench.memory.model, bench.layers, bench.output_bytes), bench.rig, speeds)
+
+
+def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
+    """Yield single devices where one is enough, else what every order of devices and every other idea leads to."""
+    if not bench.constraints.split:
+        whole = [layout for _, layout in bench.whole_layouts()]
+        if whole:
+            yield from whole
+            return
+    by_speed = sorted(bench.devices, key=lambda device: bandwidth(device, speeds))
+    ids = [device.id for device in by_speed]
+    yield bench.fill(ids)
+    for order in islice(permutations(ids), _MAX_ORDERS):
+        yield bench.fill(order)
+    yield balanced_layout(bench)
+    for candidate in (*fewest_candidates(bench), *experts_candidates(bench)):
+        yield candidate.layout
+
+
+def _reason(bench: Workbench, layout: Layout, prediction: Prediction, n_layouts: int, *, single: bool) -> str:
+    if single:
+        return (
+            f"{layout.output_device} holds everything and reads its memory fastest of the devices that do: "
+            f"{prediction.text()} predicted."
+        )
+    return (
+        f"Of {n_layouts} layouts this one reads its weights soonest, {prediction.text()} predicted: "
+        f"{describe_runs(layout)}.{describe_rest(layout)}"
+    )

@@ -1,0 +1,111 @@
+"""Strategy fewest: as few devices as hold the model, cards before integrated ones, filled in proportion."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.fit.strategies.capacity_search import MemoryView, Place, Wishes, place_layers
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.fit.strategies.wording import count_layers, describe_rest, describe_runs, name_list
+from engine.fit.strategies.workbench import Candidate, Workbench, rank
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.memory.model_memory import ModelMemory
+
+_CORRECTIONS = 12
+
+
+def fewest(
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
+) -> AutoLayout:
+    """Return the layout on the fewest devices; where all of them are too small, with most of the model on them."""
+    bench = Workbench(memory, rig, context, constraints)
+    return bench.choose(fewest_candidates(bench))
+
+
+def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
+    """Yield a single device if one holds everything, else the search's and the plain filling of the fewest."""
+    if not bench.constraints.split:
+        for device, layout in bench.whole_layouts():
+            yield Candidate(layout, whole_reason(bench, device))
+            return
+    searched = None if bench.pinned else capacity_layout(bench, spread=bench.constraints.split)
+    filled = _fewest_filled(bench)
+    both = [layout for layout in (searched, filled) if layout is not None]
+    both.sort(key=lambda layout: (not bench.holds_all(layout), -bench.placed_bytes(layout), len(layout.devices)))
+    for layout in both:
+        yield Candidate(layout, _reason(bench, layout))
+
+
+def whole_reason(bench: Workbench, device: Device) -> str:
+    """Return why everything is on one device."""
+    return f"All {count_layers(bench.n_layers)} and the output layer fit on {device.id} alone, so nothing is split."
+
+
+def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
+    """Return the layout of the capacity search once no device is short; None where that does not settle.
+
+    The search counts layers and a fixed cost per device; where the estimate of the whole layout says that a device is
+    short it is given less the next time.
+    """
+    if not bench.devices:
+        return None
+    fixed, output_bytes = _fixed_costs(bench)
+    sizes = [layer.weights_bytes + (layer.kv_bytes if bench.context.offload_kqv else 0) for layer in bench.layers]
+    view = MemoryView((*sizes, output_bytes), dict.fromkeys(fixed, 0))
+    free = {device_id: bench.usable[device_id] - cost for device_id, cost in fixed.items()}
+    for _ in range(_CORRECTIONS):
+        places = [Place(device.id, free[device.id], rank=rank(device), minimum_bytes=0) for device in bench.devices]
+        layout = _layout_of(bench, place_layers(view, places, Wishes(spread=spread)))
+        short = bench.shortfalls(layout)
+        if not short:
+            return layout
+        for device_id, size in short.items():
+            free[device_id] -= size
+    return None
+
+
+def _fixed_costs(bench: Workbench) -> tuple[dict[str, int], int]:
+    """Return what each device takes besides layers, and what the output layer takes with its share of buffers."""
+    fixed: dict[str, int] = {}
+    output_bytes = bench.output_bytes
+    for device in bench.devices:
+        first = CPU_ID if bench.n_layers > 1 else device.id
+        places = [first, *[device.id] * (bench.n_layers - 1)]
+        inside = bench.need(bench.layout(places, CPU_ID))[device.id]
+        with_output = bench.need(bench.layout(places, device.id))[device.id]
+        fixed[device.id] = inside.compute_bytes + inside.overhead_bytes
+        output_bytes = max(output_bytes, with_output.need_bytes - inside.need_bytes)
+    return fixed, output_bytes
+
+
+def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) -> Layout:
+    places = [CPU_ID] * (bench.n_layers + 1)
+    for device_id, indices in placed:
+        for index in indices:
+            places[index] = device_id
+    return bench.layout(places[:-1], places[-1])
+
+
+def _fewest_filled(bench: Workbench) -> Layout:
+    """Return the plain filling of the first few devices that hold everything, else of all."""
+    layout = bench.fill([])
+    for count in range(1, len(bench.devices) + 1):
+        layout = bench.fill(bench.in_layer_order(bench.devices[:count]))
+        if bench.holds_all(layout):
+            break
+    return layout
+
+
+def _reason(bench: Workbench, layout: Layout) -> str:
+    used = [device_id for device_id in layout.devices if device_id != CPU_ID]
+    if not used:
+        return f"No device has room for even one layer, so all {count_layers(bench.n_layers)} stay on the CPU."
+    if not bench.holds_all(layout):
+        return f"All devices together are too small: {describe_runs(layout)}.{describe_rest(layout)}"
+    if len(used) == 1:
+        return f"{used[0]} holds everything: {describe_runs(layout)}."
+    fewer = "no single device holds" if len(used) == 2 else f"no {len(used) - 1} devices together hold"
+    why = "Splitting was asked for" if bench.constraints.split else f"{fewer[0].upper()}{fewer[1:]} everything"
+    return f"{why}, so {name_list(used)} share it in proportion to what they can take: {describe_runs(layout)}."

@@ -26,6 +26,7 @@ from engine.runner.protocol import (
 )
 from engine.worker.bindings import Bindings, engine_name, prepare_environment
 from engine.worker.devices import list_devices
+from engine.worker.effort import WorkTicks
 from engine.worker.generate import Generator
 from engine.worker.load import Loader
 from engine.worker.log import EngineLog
@@ -74,9 +75,7 @@ class Worker:
             case Load():
                 return self._load(request)
             case Generate():
-                return Generator(self._loaded(), self._stop, lambda text: self._pipe.send(Piece(text=text))).run(
-                    request
-                )
+                return self._generate(request)
             case Logits():
                 return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
@@ -92,6 +91,14 @@ class Worker:
             loader = Loader(self._engine, self._log, self._stop, reporter, request)
             self._session, message = loader.run()
         return message
+
+    def _generate(self, request: Generate) -> Message:
+        def say(text: str) -> None:
+            self._pipe.send(Piece(text=text))
+
+        # one batch of a prompt, or one token of a model that is swapped in, may take longer than a stall timeout
+        with WorkTicks(lambda: say("")):
+            return Generator(self._loaded(), self._stop, say).run(request)
 
     def _loaded(self) -> Session:
         if self._session is None:

@@ -7,6 +7,7 @@ import queue
 import re
 import sys
 import threading
+import traceback
 
 import msgspec
 
@@ -67,6 +68,19 @@ class RequestReader:
         return self._queue.get()
 
     def _read(self) -> None:
+        status = 1
+        try:
+            self._read_to_the_end()
+            status = 0
+        except Exception:
+            traceback.print_exc()
+            sys.stderr.flush()
+        finally:
+            # The parent closed the pipe or died: nobody is left to serve, and native code may be busy for minutes.
+            # After an error (memory may run out here too) nobody could end this process through the pipe any more.
+            os._exit(status)
+
+    def _read_to_the_end(self) -> None:
         fd = sys.stdin.fileno()
         rest = b""
         while received := os.read(fd, READ_BYTES):
@@ -74,13 +88,11 @@ class RequestReader:
             for line in lines:
                 if line.strip():
                     self._handle(line)
-        # The parent closed the pipe or died: nobody is left to serve, and native code may be busy for minutes.
-        os._exit(0)
 
     def _handle(self, line: bytes) -> None:
         try:
             request = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._pipe.send(Failure(kind="internal", message=f"A request was not understood: {error}."))
             return
         if isinstance(request, Stop):

@@ -2,66 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from pathlib import Path
 from types import TracebackType
 
 from engine.runner.protocol import LoadStage, Message, StageProgress
+from engine.worker.effort import TICK_SECONDS, WorkTicks
 
-TICK_SECONDS = 1.0
 MIN_STEP = 0.01
 MIN_STEP_SECONDS = 0.05
-
-CPU_SECONDS = 0.02
-MEMORY_BYTES = 1 << 20
-READ_BYTES = 1 << 16
-
-
-@dataclass(frozen=True, slots=True)
-class Effort:
-    """What the process has used so far. Growth beyond what the ticking itself takes is a sign of work."""
-
-    cpu_seconds: float
-    resident_bytes: int
-    read_bytes: int
-
-    def beyond(self, earlier: Effort) -> bool:
-        return (
-            self.cpu_seconds - earlier.cpu_seconds >= CPU_SECONDS
-            or abs(self.resident_bytes - earlier.resident_bytes) >= MEMORY_BYTES
-            or self.read_bytes - earlier.read_bytes >= READ_BYTES
-        )
-
-
-def current_effort() -> Effort:
-    """Read this process's counters; on systems without /proc only the processor time is known."""
-    return Effort(time.process_time(), _resident_bytes(), _read_bytes())
-
-
-def _resident_bytes() -> int:
-    try:
-        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except (OSError, ValueError, IndexError):
-        return 0
-
-
-def _read_bytes() -> int:
-    try:
-        lines = Path("/proc/self/io").read_text(encoding="ascii").splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(("rchar:", "read_bytes:")))
-    except (OSError, ValueError, IndexError):
-        return 0
 
 
 class StageReporter:
     """The stage a load is in, sent when it changes and repeated every second while the process visibly works.
 
-    A disk or a server that does not answer leaves no trace in the counters, so the ticks end and the parent's
-    stall timeout runs. Use as a context manager: the ticking thread ends with it.
+    Use as a context manager: the ticking ends with it.
     """
 
     def __init__(self, send: Callable[[Message], None], *, tick_seconds: float = TICK_SECONDS) -> None:
@@ -70,22 +26,20 @@ class StageReporter:
         self._lock = threading.Lock()
         self._latest = StageProgress(stage="allocate")
         self._sent_at = 0.0
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._tick, name="progress", daemon=True)
+        self._ticks = WorkTicks(self._repeat, tick_seconds=tick_seconds)
 
     @property
     def stage(self) -> LoadStage:
         return self._latest.stage
 
     def __enter__(self) -> StageReporter:
-        self._thread.start()
+        self._ticks.__enter__()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._ended.set()
-        self._thread.join()
+        self._ticks.__exit__(kind, error, trace)
 
     def enter(self, stage: LoadStage, fraction: float | None = None) -> None:
         """Begin a stage."""
@@ -114,11 +68,7 @@ class StageReporter:
             self._sent_at = time.monotonic()
             self._say(progress)
 
-    def _tick(self) -> None:
-        effort = current_effort()
-        while not self._ended.wait(self._tick_seconds):
-            now = current_effort()
-            if now.beyond(effort) and time.monotonic() - self._sent_at >= self._tick_seconds / 2:
-                with self._lock:
-                    self._say(self._latest)
-            effort = now
+    def _repeat(self) -> None:
+        if time.monotonic() - self._sent_at >= self._tick_seconds / 2:
+            with self._lock:
+                self._say(self._latest)

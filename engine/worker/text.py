@@ -28,8 +28,8 @@ def tokenize(session: Session, text: str, *, add_special: bool) -> list[int]:
 
 
 def token_text(session: Session, token: int) -> str:
-    """Return how the vocabulary writes a token, empty for none."""
-    if token < 0:
+    """Return how the vocabulary writes a token, empty for none and for one that a damaged header made up."""
+    if not 0 <= token < session.vocabulary_size:
         return ""
     return str(session.engine.low.llama_vocab_get_text(session.vocabulary, token).decode("utf-8", "replace"))
 

@@ -114,3 +114,39 @@ def _random_weights(vocabulary: Vocabulary, seed: int) -> WeightSource:
         return values
 
     return weights
+
+
+def write_tiny_encoder(path: Path, *, n_embd: int = 32) -> Path:
+    """Write a model of the bert architecture, which makes embeddings and no text; return `path`."""
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581hello", "\u2581there"]
+    n_ctx, n_ff = 64, 64
+    writer = gguf.GGUFWriter(path, "bert")
+    writer.add_block_count(1)
+    writer.add_context_length(n_ctx)
+    writer.add_embedding_length(n_embd)
+    writer.add_feed_forward_length(n_ff)
+    writer.add_head_count(2)
+    writer.add_layer_norm_eps(1e-12)
+    writer.add_causal_attention(False)
+    writer.add_tokenizer_model("bert")
+    writer.add_token_list(words)
+    writer.add_token_type_count(2)
+    for name, shape in {
+        "token_embd.weight": (len(words), n_embd),
+        "position_embd.weight": (n_ctx, n_embd),
+        **{f"token_embd_norm.{part}": (n_embd,) for part in ("weight", "bias")},
+        **{f"blk.0.attn_{part}.weight": (n_embd, n_embd) for part in ("q", "k", "v", "output")},
+        "blk.0.ffn_up.weight": (n_ff, n_embd),
+        "blk.0.ffn_down.weight": (n_embd, n_ff),
+        **{
+            f"blk.0.{norm}_norm.{part}": (n_embd,)
+            for norm in ("attn_output", "layer_output")
+            for part in ("weight", "bias")
+        },
+    }.items():
+        writer.add_tensor(name, np.ones(shape, np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path

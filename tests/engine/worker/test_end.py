@@ -123,9 +123,10 @@ def test_devices_are_listed_with_those_of_servers() -> None:
 def test_nonsense_is_answered_and_survived() -> None:
     with RawChild() as child:
         assert child.process.stdin is not None
-        for line in (b"nonsense\n", b'{"type": "fly"}\n', b"\xff\xfe\n", b"\n"):
+        deep = b'{"x":' + b"[" * 60_000 + b"\n"
+        for line in (b"nonsense\n", b'{"type": "fly"}\n', b"\xff\xfe\n", deep, b"\n"):
             child.process.stdin.write(line)
         child.process.stdin.flush()
-        answers = [child.answer() for _ in range(3)]
+        answers = [child.answer() for _ in range(4)]
         assert all(isinstance(answer, Failure) and answer.kind == "internal" for answer in answers)
         assert isinstance(child.ask(ListDevices()), DeviceList)

@@ -7,17 +7,9 @@ import queue
 import time
 
 from engine.runner.protocol import Message, StageProgress
-from engine.worker.progress import CPU_SECONDS, MEMORY_BYTES, READ_BYTES, Effort, StageReporter
+from engine.worker.progress import StageReporter
 
 DEADLINE_S = 30.0
-
-
-def test_effort_grows_with_work_only() -> None:
-    before = Effort(10.0, 1 << 30, 5000)
-    assert not Effort(10.0 + CPU_SECONDS / 2, (1 << 30) + MEMORY_BYTES // 2, 5000 + READ_BYTES // 2).beyond(before)
-    assert Effort(10.0 + 2 * CPU_SECONDS, 1 << 30, 5000).beyond(before)
-    assert Effort(10.0, (1 << 30) + MEMORY_BYTES, 5000).beyond(before)
-    assert Effort(10.0, 1 << 30, 5000 + READ_BYTES).beyond(before)
 
 
 def test_a_busy_stage_ticks_with_what_is_known() -> None:

@@ -6,6 +6,7 @@ free block otherwise, and everything but outputs given back after its last reade
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from engine.memory.compute_graph.graph import INPLACE_OPS, Tensor
@@ -47,24 +48,27 @@ class Buffer:
         return offset
 
     def give_back(self, offset: int, size: int) -> None:
-        """Return a block, joined with free neighbours."""
+        """Return a block. It is joined with the first neighbour found and that one's other neighbour, which leaves
+        gaps where blocks of no size lie between, as the engine's does."""
         offsets, sizes = self._offsets, self._sizes
-        place = 0
-        while offsets[place] < offset:
-            place += 1
-        touches_next = offset + size == offsets[place]
-        touches_last = place > 0 and offsets[place - 1] + sizes[place - 1] == offset
-        if touches_last and touches_next:
-            sizes[place - 1] += size + sizes[place]
-            del offsets[place], sizes[place]
-        elif touches_last:
-            sizes[place - 1] += size
-        elif touches_next:
-            offsets[place] = offset
-            sizes[place] += size
-        else:
-            offsets.insert(place, offset)
-            sizes.insert(place, size)
+        end = offset + size
+        for place, start in enumerate(offsets):
+            if start + sizes[place] == offset:
+                sizes[place] += size
+                if place + 1 < len(offsets) and end == offsets[place + 1]:
+                    sizes[place] += sizes[place + 1]
+                    del offsets[place + 1], sizes[place + 1]
+                return
+            if end == start:
+                offsets[place] = offset
+                sizes[place] += size
+                if place > 0 and offsets[place - 1] + sizes[place - 1] == offset:
+                    sizes[place - 1] += sizes[place]
+                    del offsets[place], sizes[place]
+                return
+        place = bisect_left(offsets, offset)
+        offsets.insert(place, offset)
+        sizes.insert(place, size)
 
 
 class Allocation:

@@ -14,7 +14,6 @@ from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attent
 LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
 
 
-
 @dataclass(frozen=True, slots=True)
 class Family:
     """A way to build layers, and how the architecture departs from it."""
@@ -35,17 +34,19 @@ FAMILIES: dict[str, Family] = {
     "qwen3moe": _LLAMA,
     "gemma2": Family(Style(input_scale=True, scaled_q=True)),
     "gemma3": Family(Style(input_scale=True, scaled_q=True)),
-    "gpt-oss": Family(Style(late_softmax=True, late_rows="before_norm", post_norm=False)),
+    "gpt-oss": Family(Style(normalise=False, late_softmax=True, late_rows="before_norm", post_norm=False)),
 }
 
 
 FAMILIES |= {
-    "deepseek2": Family(Style(late_rows=""), attention=latent_attention),
+    "deepseek2": Family(Style(normalise=None), attention=latent_attention),
     "mamba": Family(recurrence=mamba),
     "mamba2": Family(recurrence=mamba2),
-    "jamba": Family(Style(rope="none"), recurrence=mamba),
-    "granitehybrid": Family(recurrence=mamba2),
-    "nemotron_h": Family(Style(rope="none", late_rows="after_norm", steps=2), recurrence=mamba2, layer=single_part_layer),
+    "jamba": Family(Style(rope="none", normalise=False, residual_first=True), recurrence=mamba),
+    "granitehybrid": Family(Style(rope="finetuned"), recurrence=mamba2),
+    "nemotron_h": Family(
+        Style(rope="none", late_rows="after_norm", steps=2), recurrence=mamba2, layer=single_part_layer
+    ),
 }
 
 
@@ -54,26 +55,28 @@ def find_family(name: str) -> Family | None:
     return FAMILIES.get(name)
 
 
-def build_graph(
-    sketch: Sketch, family: Family, layers: Sequence[Placed], output: str, *, has_cache: bool
-) -> Graph:
+def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output: str, *, has_cache: bool) -> Graph:
     """Return the graph of `layers` between the embeddings and the output matrix."""
     graph, batch, style = sketch.graph, sketch.batch, family.style
     tokens = graph.new_input("i32", batch.n_tokens)
     current = graph.get_rows(sketch.outer_weight(sketch.outer["token_embd"], "host"), tokens)
     graph.expand(current)
     graph.expand(graph.new_input("f32", sketch.numbers.n_embd, batch.n_tokens))
+    if sketch.numbers.scales_embeddings:
+        current = graph.expand(graph.scale(current))
     if style.input_scale:
         current = graph.scale(current)
     sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
     if has_cache:
+        rows = graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None
         inputs = Inputs(
             positions=positions,
             output_rows=sketch.output_rows(),
             full=sketch.masks(k_only=sketch.numbers.latent),
             sliding=sketch.masks(swa=True) if sliding else None,
-            state_rows=graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None,
+            state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
+            unused_rows=None if rows is None else graph.view(rows, (0,)),
         )
     else:
         mask = sketch.batch_mask()

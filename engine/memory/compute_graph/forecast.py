@@ -38,7 +38,7 @@ class GraphTables:
         self.hyper = hyper
         self.has_cache = architecture.has_cache
         self.numbers: Numbers = read_numbers(model, hyper, architecture, family.style.positions)
-        self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper)
+        self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.style.rope)
         self.weights: tuple[Weights, ...] = tuple(block_weights(block) for block in model.blocks[: len(self.layers)])
         self.outer: Weights = global_weights(model)
         shapes = [
@@ -121,7 +121,7 @@ class ComputeForecast:
 
     def _representatives(self, first: int, last: int, placement: Placement) -> tuple[int, ...]:
         """Return layers that show every neighbourhood of layer kinds between `first` and `last`."""
-        if placement.overrides or ALL_LAYERS:
+        if placement.overrides or ALL_LAYERS or any(self._tables.hyper.recurrent):
             return tuple(range(first, last + 1))
         key = first, last
         found = self._kept.get(key)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.gguf.model_file import ModelFile
 from engine.memory.architectures import Architecture
@@ -21,6 +22,7 @@ class LayerNumbers:
     is_recurrent: bool
     n_experts_used: int
     owns_cache: bool = True
+    has_rope: bool = True
 
     @property
     def k_width(self) -> int:
@@ -65,6 +67,10 @@ class Numbers:
     head_v_latent: int
     rope_part: int
     latent: bool
+    scales_embeddings: bool
+    scales_experts: bool
+    normalises_experts: bool
+    scales_residuals: bool
     state: StateNumbers
 
 
@@ -77,8 +83,6 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
     first = next((index for index, count in enumerate(hyper.n_head_kv) if count), 0)
     has_state = architecture.recurrence is not None
     groups = number(model, "expert_group_count", 0, least=0)
-    clamp = model.hyper_parameter("attention.clamp_kqv")
-    softcap = model.hyper_parameter("attn_logit_softcapping")
     return Numbers(
         n_embd=hyper.n_embd,
         n_vocab=hyper.n_vocab,
@@ -86,8 +90,8 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_v=hyper.head_v[first],
         v_width_max=max(hyper.v_widths, default=0),
         positions=positions,
-        clamps_kqv=isinstance(clamp, float) and clamp > 0,
-        score_steps=3 if isinstance(softcap, float) and softcap > 0 else 0,
+        clamps_kqv=_is_set(model, "attention.clamp_kqv"),
+        score_steps=3 if _is_set(model, "attn_logit_softcapping") else 0,
         n_expert_groups=groups,
         n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
         kv_rank=number(model, "attention.kv_lora_rank", 0, least=0),
@@ -95,8 +99,17 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_v_latent=number(model, "attention.value_length_mla", hyper.head_v[first], least=0),
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
+        scales_embeddings=_is_set(model, "embedding_scale"),
+        scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
+        normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
+        scales_residuals=_is_set(model, "residual_scale"),
         state=_read_state(model, hyper) if has_state else StateNumbers(),
     )
+
+
+def _is_set(model: ModelFile, key: str) -> bool:
+    value = model.hyper_parameter(key)
+    return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
 
 
 def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
@@ -112,7 +125,11 @@ def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
     )
 
 
-def read_layers(model: ModelFile, hyper: HyperParameters) -> tuple[LayerNumbers, ...]:
+Rope = Literal["all", "none", "sliding", "finetuned", "but_fourth"]
+"""Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth."""
+
+
+def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[LayerNumbers, ...]:
     """Return the numbers of each layer before those of multi-token prediction.
 
     Raises:
@@ -136,9 +153,18 @@ def read_layers(model: ModelFile, hyper: HyperParameters) -> tuple[LayerNumbers,
                 is_recurrent=hyper.recurrent[index],
                 n_experts_used=n_used,
                 owns_cache=hyper.caching[index],
+                has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index]),
             )
         )
     return tuple(found)
+
+
+def _has_rope(model: ModelFile, rope: Rope, index: int, *, is_swa: bool) -> bool:
+    if rope == "finetuned":
+        return model.hyper_parameter("rope.scaling.finetuned") is not False
+    if rope == "but_fourth":
+        return (index + 1) % 4 != 0
+    return is_swa if rope == "sliding" else rope == "all"
 
 
 def _experts_used(model: ModelFile, index: int) -> int:

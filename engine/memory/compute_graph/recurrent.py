@@ -17,11 +17,10 @@ class States:
 
     def __init__(self, sketch: Sketch, inputs: Inputs) -> None:
         graph, batch, state = sketch.graph, sketch.batch, sketch.numbers.state
-        assert inputs.state_rows is not None
+        assert inputs.state_rows is not None and inputs.unused_rows is not None
         self._graph = graph
         self._sequences = batch.n_sequences
-        self._rows = graph.view(inputs.state_rows, (batch.n_sequences,))
-        self._extra = graph.view(inputs.state_rows, (0,))
+        self._rows, self._unused = inputs.state_rows, inputs.unused_rows
         home = sketch.layer.memory if batch.offload_kqv else "host"
         self.rolling = graph.stored(home, "f32", state.rolling_width, batch.n_sequences)
         self.recurrent = graph.stored(home, "f32", state.recurrent_width, batch.n_sequences)
@@ -32,7 +31,7 @@ class States:
         seen = graph.reshape(states, size, states.ne[1])
         graph.expand(graph.write("scale", graph.view(seen, (size,))))
         found = graph.expand((rows_of or graph.get_rows)(seen, self._rows))
-        unused = graph.get_rows(seen, self._extra)
+        unused = graph.get_rows(seen, self._unused)
         graph.expand(graph.write("cpy", graph.view(states, (size, 0)), unused))
         return found
 

@@ -61,9 +61,7 @@ class Masks:
 class Sketch:
     """Builds one graph. Methods return tensors; the order of the graph follows from `expand` as in the engine."""
 
-    def __init__(
-        self, numbers: Numbers, batch: Batch, outer: Weights, home_of: HomeOf, cpu_backend: int
-    ) -> None:
+    def __init__(self, numbers: Numbers, batch: Batch, outer: Weights, home_of: HomeOf, cpu_backend: int) -> None:
         self.graph = Graph()
         self.numbers = numbers
         self.batch = batch
@@ -307,7 +305,9 @@ class Sketch:
         head, heads = numbers.head_v, numbers.n_head_kv
         row = row_size(cache.type, width)
         if self.batch.flash:
-            return self.graph.view(cache, (head, heads, cells, streams), (0, row_size(cache.type, head), row, row * cells))
+            return self.graph.view(
+                cache, (head, heads, cells, streams), (0, row_size(cache.type, head), row, row * cells)
+            )
         cell = row_size(cache.type, cells)
         return self.graph.view(cache, (cells, heads, head, streams), (0, cell * head, cell, cell * width))
 
@@ -415,6 +415,8 @@ class Sketch:
             flat = graph.reshape(rows, n_used, n_tokens)
             rows = graph.like("div", flat, graph.like("clamp", graph.sum_rows(flat)))
             rows = graph.reshape(rows, 1, n_used, n_tokens)
+        if numbers.scales_experts:
+            rows = graph.scale(rows)
         graph.expand(rows)
         current = graph.reshape(source, n_embd, 1, n_tokens)
         if weigh_first:
@@ -477,4 +479,3 @@ def _rotation(cache_type: str, head: int) -> int:
     while head % (size * 2) == 0:
         size *= 2
     return size
-

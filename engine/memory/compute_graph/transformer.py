@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.memory.compute_graph.graph import Tensor
+from engine.memory.compute_graph.numbers import Rope
 from engine.memory.compute_graph.sketch import Masks, Placed, Sketch
 
 
@@ -14,23 +15,25 @@ from engine.memory.compute_graph.sketch import Masks, Placed, Sketch
 class Style:
     """How an architecture's graph departs from llama's.
 
-    `layer_norm`: norms that subtract the mean, which need a tensor of their own; `rope`: "all" layers, "none", or only
-    "sliding" ones; `qk_norm`: where norms of queries and keys come, "flat" being before heads are told apart;
+    `layer_norm`: norms that subtract the mean, which need a tensor of their own; `rope`: see `Rope`; `qk_norm`: where norms of queries and keys come, "flat" being before heads are told apart;
     `parallel`: feed-forward reads the layer's "input" norm beside attention, or has its "own" norm of the input;
     `post_norm`: the norm behind attention is applied to its output; `late_rows`: wanted rows are picked after the last
     layer; `input_scale`: embeddings are scaled; `gated`: attention's output is multiplied by a gate;
     `shared_gate`: the shared expert has one; `late_softmax`: weights of experts are normalised after the choice;
-    `steps`: element-wise steps of an activation without a gate; `positions`: per token.
+    `normalise`: so are they with a softmax before it, None where the file tells; `residual_first`: sums begin with the
+    residual; `steps`: element-wise steps of an activation without a gate; `positions`: per token.
     """
 
     layer_norm: bool = False
-    rope: Literal["all", "none", "sliding"] = "all"
+    rope: Rope = "all"
     qk_norm: Literal["before", "after", "flat"] = "before"
     parallel: Literal["", "input", "own"] = ""
     post_norm: bool = True
     late_rows: Literal["", "before_norm", "after_norm"] = ""
     input_scale: bool = False
     late_softmax: bool = False
+    normalise: bool | None = True
+    residual_first: bool = False
     weigh_first: bool = False
     scaled_q: bool = False
     steps: int = 1
@@ -39,13 +42,15 @@ class Style:
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What every layer reads besides its predecessor."""
+    """What every layer reads besides its predecessor. `unused_rows`: states of sequences that are not in the batch,
+    none in the worst case."""
 
     positions: Tensor
     output_rows: Tensor
     full: Masks
     sliding: Masks | None
     state_rows: Tensor | None = None
+    unused_rows: Tensor | None = None
 
     def masks_of(self, layer: Placed) -> Masks:
         return self.sliding if layer.numbers.is_swa and self.sliding is not None else self.full
@@ -68,7 +73,7 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
         gate = graph.mul_mat(sketch.weight("attn_gate"), current)
     if style.qk_norm == "before":
         q, k = _norm_if(sketch, q, "attn_q_norm"), _norm_if(sketch, k, "attn_k_norm")
-    if style.rope == "all" or (style.rope == "sliding" and numbers.is_swa):
+    if numbers.has_rope:
         q, k = sketch.rope(q, inputs.positions), sketch.rope(k, inputs.positions)
     if style.qk_norm == "after":
         q, k = _norm_if(sketch, q, "attn_q_norm"), _norm_if(sketch, k, "attn_k_norm")
@@ -92,8 +97,13 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor) -> Tensor:
     graph = sketch.graph
     if not sketch.has("ffn_gate_inp"):
         return sketch.feed_forward(current, steps=style.steps)
+    normalise = sketch.numbers.normalises_experts if style.normalise is None else style.normalise
     found = sketch.experts(
-        current, late_softmax=style.late_softmax, normalise=True, weigh_first=style.weigh_first, activations=style.steps
+        current,
+        late_softmax=style.late_softmax,
+        normalise=normalise,
+        weigh_first=style.weigh_first,
+        activations=style.steps,
     )
     if sketch.has("ffn_down_shexp"):
         gate = None
@@ -137,7 +147,8 @@ def decoder_layer(
         return graph.add(graph.add(found, current), residual)
     if style.post_norm and sketch.has("post_attention_norm"):
         current = sketch.norm(current, "post_attention_norm")
-    joined = graph.add(current, residual)
+    scales = sketch.numbers.scales_residuals
+    joined = _sum(sketch, style, graph.scale(current) if scales else current, residual)
     if not any(sketch.has(stem) for stem in ("ffn_up", "ffn_down", "ffn_down_exps")):
         return joined
     current = joined
@@ -149,7 +160,12 @@ def decoder_layer(
     current = feed_forward(sketch, style, current)
     if sketch.has("post_ffw_norm"):
         current = sketch.norm(current, "post_ffw_norm", pin=False)
-    return graph.add(current, joined)
+    return _sum(sketch, style, graph.scale(current) if scales else current, joined)
+
+
+def _sum(sketch: Sketch, style: Style, current: Tensor, residual: Tensor) -> Tensor:
+    """Return the sum, whose place in memory is that of the first term if it can be."""
+    return sketch.graph.add(residual, current) if style.residual_first else sketch.graph.add(current, residual)
 
 
 def single_part_layer(

@@ -16,13 +16,18 @@ LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """A way to build layers, and how the architecture departs from it."""
+    """A way to build layers, and how the architecture departs from it.
+
+    `recurrence` takes the place of attention in recurrent layers, or stands beside it with `both`; `flash`: whether the
+    engine lets the architecture have flash attention.
+    """
 
     style: Style = Style()
     attention: Mixer = attention
     recurrence: Mixer | None = None
     layer: LayerBuilder = decoder_layer
-    k_only: bool = False
+    both: bool = False
+    flash: bool = True
 
 
 _LLAMA = Family()

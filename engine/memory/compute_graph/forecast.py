@@ -4,16 +4,17 @@ would."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
+from engine.layout.context_settings import ContextSettings, FlashAttention
 from engine.memory.architectures import Architecture
 from engine.memory.backends import BackendTraits
 from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
-from engine.memory.compute_graph.graph import Tensor, TYPE_SIZES, row_size
+from engine.memory.compute_graph.transformer import single_part_layer
+from engine.memory.compute_graph.graph import TYPE_SIZES, Graph, Tensor, row_size
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, REPACKED, Backend, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
@@ -52,6 +53,13 @@ class GraphTables:
     def n_trunk(self) -> int:
         return len(self.layers)
 
+    def attends(self, index: int) -> bool:
+        """Return whether a layer has attention that can be one operation."""
+        numbers = self.layers[index]
+        if self.family.recurrence is not None and numbers.is_recurrent:
+            return self.family.both
+        return self.family.layer is not single_part_layer or "attn_output" in self.weights[index]
+
 
 @dataclass(frozen=True, slots=True)
 class Part:
@@ -71,9 +79,9 @@ class ComputeForecast:
         self._context = context
         hyper = tables.hyper
         shape = context_shape(context, hyper.n_ctx_train)
-        n_tokens = pad(shape.n_ubatch, shape.n_sequences)
+        self._flash_mode = _flash_mode(context, tables.family)
         self._batch = Batch(
-            n_tokens=n_tokens,
+            n_tokens=pad(shape.n_ubatch, shape.n_sequences),
             n_sequences=shape.n_sequences,
             n_outputs=min(shape.n_ubatch, shape.n_batch),
             n_cells=shape.n_cells,
@@ -81,7 +89,8 @@ class ComputeForecast:
             n_streams=shape.n_streams,
             type_k=context.type_k,
             type_v=context.type_v,
-            flash=context.flash_attn != "off",
+            flash=self._flash_mode != "off",
+            turned_values=self._flash_mode == "off",
             offload_kqv=context.offload_kqv,
         )
         self._found: dict[object, dict[str, int]] = {}
@@ -139,36 +148,64 @@ class ComputeForecast:
         return found
 
     def _simulate(self, placement: Placement, parts: Sequence[Part]) -> dict[str, int]:
-        tables, entries = self._tables, placement.entries
-        traits = {entry: placement.traits[entry] for entry in entries if entry != CPU_ID and entry in placement.traits}
-        backends = [_backend(entry, traits) for entry in entries if entry == CPU_ID or entry in traits]
-        backends.append(_cpu_backend())
-        names = [entry for entry in entries if entry == CPU_ID or entry in traits]
-        names.append(CPU_ID)
-        pins = {name: place for place, name in enumerate(names)} if placement.leading == 0 else {}
-        layers = []
-        for part in parts:
-            for index in part.kept:
-                layers.append(
-                    Placed(
-                        numbers=tables.layers[index],
-                        weights=tables.weights[index],
-                        memory=part.memory,
-                        backend=pins.get(part.device, -1),
-                        is_last=index == tables.n_trunk - 1,
-                    )
-                )
-        sketch = Sketch(tables.numbers, self._batch, tables.outer, _homes(placement), len(backends) - 1)
-        output = HOST if placement.output_device == CPU_ID else placement.output_device
-        graph = build_graph(sketch, tables.family, layers, output, has_cache=tables.has_cache)
+        backends, names = _backends(placement)
         scheduler = Scheduler(
             backends,
             pipeline=placement.pipeline,
             op_offload=self._context.op_offload,
             offload_batch=OFFLOAD_MIN_BATCH,
         )
-        sizes = scheduler.buffer_sizes(graph)
+        batch = self._batch
+        if self._flash_mode == "auto" and not self._flash_stays(placement, parts, scheduler, names):
+            batch = replace(batch, flash=False)
+        sizes = scheduler.buffer_sizes(self._graph(placement, parts, batch, names))
         return {CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}
+
+    def _flash_stays(
+        self, placement: Placement, parts: Sequence[Part], scheduler: Scheduler, names: Sequence[str]
+    ) -> bool:
+        """Return whether flash attention ends up on the device of each layer, in a batch of one token a sequence."""
+        sequences = self._batch.n_sequences
+        probe = replace(self._batch, n_tokens=sequences, n_outputs=sequences)
+        graph = self._graph(placement, parts, probe, names)
+        scheduler.assign(graph)
+        owners = [part.device for part in parts for index in part.kept if self._tables.attends(index)]
+        fused = [node for node in graph.nodes if node.op == "flash_attn"]
+        return all(names[node.backend] == owner for node, owner in zip(fused, owners, strict=True))
+
+    def _graph(self, placement: Placement, parts: Sequence[Part], batch: Batch, names: Sequence[str]) -> Graph:
+        tables = self._tables
+        pinned = placement.leading == 0 or batch.n_tokens < OFFLOAD_MIN_BATCH
+        pins = {name: place for place, name in enumerate(names)} if pinned else {}
+        layers = [
+            Placed(
+                numbers=tables.layers[index],
+                weights=tables.weights[index],
+                memory=part.memory,
+                backend=pins.get(part.device, -1),
+                is_last=index == tables.n_trunk - 1,
+            )
+            for part in parts
+            for index in part.kept
+        ]
+        sketch = Sketch(tables.numbers, batch, tables.outer, _homes(placement), len(names) - 1)
+        output = HOST if placement.output_device == CPU_ID else placement.output_device
+        return build_graph(sketch, tables.family, layers, output, has_cache=tables.has_cache)
+
+
+def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:
+    if not family.flash:
+        return "off"
+    # A V cache of blocks needs flash attention, and then the engine does not ask whether it suits.
+    return "on" if context.flash_attn == "auto" and TYPE_SIZES[context.type_v][0] > 1 else context.flash_attn
+
+
+def _backends(placement: Placement) -> tuple[list[Backend], list[str]]:
+    """Return the backends of the entries and the CPU's, with the device of each."""
+    traits = {entry: found for entry, found in placement.traits.items() if entry != CPU_ID}
+    names = [entry for entry in placement.entries if entry == CPU_ID or entry in traits]
+    names.append(CPU_ID)
+    return [_backend(name, traits) for name in names], names
 
 
 ALL_LAYERS = False

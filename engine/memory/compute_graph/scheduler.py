@@ -57,7 +57,7 @@ class Scheduler:
 
     def buffer_sizes(self, graph: Graph) -> dict[str, int]:
         """Return the bytes of the compute buffer in each memory."""
-        self._assign(graph)
+        self.assign(graph)
         nodes, leafs = self._split(graph)
         shared: dict[str, Buffer] = {}
         buffers = [
@@ -102,7 +102,8 @@ class Scheduler:
                 return backend
         return -1
 
-    def _assign(self, graph: Graph) -> None:
+    def assign(self, graph: Graph) -> None:
+        """Give every node a backend."""
         for leaf in graph.leafs:
             if leaf.backend == -1:
                 leaf.backend = self._natural(leaf)

@@ -12,7 +12,8 @@ from engine.memory.compute_graph.numbers import LayerNumbers, Numbers
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own."""
+    """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `flash`: attention
+    is one operation; `turned_values`: values are kept transposed, as without flash attention from the start."""
 
     n_tokens: int
     n_sequences: int
@@ -23,6 +24,7 @@ class Batch:
     type_k: str
     type_v: str
     flash: bool
+    turned_values: bool
     offload_kqv: bool
 
     @property
@@ -144,7 +146,7 @@ class Sketch:
         """Return the inputs of attention to the full or the sliding cache."""
         batch, new = self.batch, self.graph.new_input
         cells = batch.n_cells_swa if swa else batch.n_cells
-        width = 1 if batch.flash else self.numbers.v_width_max
+        width = self.numbers.v_width_max if batch.turned_values else 1
         k_head, v_head = self.numbers.head_k, self.numbers.head_v
         k_turn = _rotation(batch.type_k, k_head) if rotate else 0
         v_turn = 64 if rotate and _rotation(batch.type_v, v_head) else 0
@@ -172,7 +174,7 @@ class Sketch:
             cells = batch.n_cells_swa if numbers.is_swa else batch.n_cells
             home = self.layer.memory if batch.offload_kqv else "host"
             k = self.graph.stored(home, batch.type_k, numbers.k_width, cells, batch.n_streams)
-            v_width = numbers.v_width if batch.flash else self.numbers.v_width_max
+            v_width = self.numbers.v_width_max if batch.turned_values else numbers.v_width
             v = None if k_only else self.graph.stored(home, batch.type_v, v_width, cells, batch.n_streams)
             found = self.caches[index] = (k, v)
         return found
@@ -275,7 +277,7 @@ class Sketch:
     def _store_v(self, cache: Tensor, v: Tensor, rows: Tensor) -> Tensor:
         graph = self.graph
         width = v.ne[0] * v.ne[1]
-        if self.batch.flash:
+        if not self.batch.turned_values:
             return self._store_k(cache, v, rows)
         if v.nb[2] == row_size(v.type, width):
             flat = graph.reshape(v, width, v.ne[2])

@@ -11,8 +11,8 @@ from types import FrameType
 from typing import Any
 
 
-class TimeIsUp(Exception):
-    """Raised inside `time_limit` when the time has passed."""
+class TimeIsUp(BaseException):
+    """Raised inside `time_limit` when the time has passed; once only, so nothing inside may catch it as an error."""
 
 
 def data_bytes() -> int:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
+from contextlib import suppress
+
 import pytest
 
 from engine.runner.protocol import ChatMessage
 from engine.worker.chat_template import TemplateError, render_chat, render_plain_chat
+from engine.worker.limits import TimeIsUp, time_limit
 
 CHAT = (ChatMessage("system", "Be brief."), ChatMessage("user", "Hi"))
 
@@ -51,12 +55,30 @@ def test_what_templates_of_models_use(template: str, prompt: str) -> None:
         ("{% for i in range(99999) %}xxxxxxxxxxxxxxxxxxxxxx{% endfor %}", "without end"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "memory"),
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "longer than"),
+        ("{{ [1] | slice(100000000) | list | length }}", "longer than|memory"),
+        ("{{ ('a' * 65536) | replace('a', 'b' * 65536) }}", "memory"),
+        ("{{ 'a' | indent(1000000000) }}", "memory"),
+        ("{{ lipsum.__globals__['os'] }}", "unsafe"),
+        ("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "memory"),
         ("x" * (1 << 19), "too long"),
     ],
 )
 def test_what_templates_may_not_do_is_an_error_with_a_reason(template: str, reason: str) -> None:
     with pytest.raises(TemplateError, match=reason):
         render(template)
+
+
+def test_the_time_limit_cannot_be_caught_as_an_error() -> None:
+    """The engine of templates tries constant expressions out and takes any error for "not constant"."""
+
+    def stubborn() -> None:
+        until_seconds = time.monotonic() + 30
+        while time.monotonic() < until_seconds:
+            with suppress(Exception):
+                sorted(range(100))
+
+    with pytest.raises(TimeIsUp), time_limit(0.05):
+        stubborn()
 
 
 def test_the_plain_form_names_every_role_and_ends_with_the_assistant() -> None:

@@ -1,0 +1,51 @@
+"""A runner that loads and unloads all day takes no more of the system at the end than near the beginning."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import psutil
+
+from engine.devices.device import Rig, make_host
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, Run
+from engine.runner.client import LoadJob, RunnerState
+from engine.runner.events import Done, Loaded
+from engine.runner.protocol import Generate
+from engine.units import GIB
+from tests.support.models import write_tiny_llama
+from tests.support.runner_log import RunnerLog
+
+N_CYCLES = 30
+
+
+def held() -> tuple[int, int, int]:
+    """Return (descriptors, threads, children) of this process."""
+    process = psutil.Process()
+    descriptors = process.num_handles() if psutil.WINDOWS else process.num_fds()
+    return descriptors, threading.active_count(), len(process.children(recursive=True))
+
+
+def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
+    model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=1))
+    job = LoadJob(
+        model=model,
+        rig=Rig((), make_host("host", 8 * GIB)),
+        layout=Layout(1, (Run("CPU", 0, 0),), "CPU"),
+        context=ContextSettings(n_ctx=64, n_batch=32, n_ubatch=32, threads=1),
+    )
+    first: tuple[int, int, int] | None = None
+    with RunnerLog() as log:
+        for cycle in range(N_CYCLES):
+            log.runner.load(job)
+            assert isinstance(log.wait_for_endings(2 * cycle + 1)[-1], Loaded)
+            log.runner.generate(Generate(prompt="x", max_tokens=1))
+            assert isinstance(log.wait_for_endings(2 * cycle + 2)[-1], Done)
+            log.runner.unload()
+            log.wait_for_state(RunnerState.STOPPED)
+            # the child's threads see its end, then they end themselves
+            log.wait_until(lambda: not any("worker-" in each.name for each in threading.enumerate()), quietly=True)
+            first = first or held()
+        assert held() == first

@@ -75,6 +75,8 @@ def _devices(window: MainWindow) -> MenuEntries:
         Command("stop_lab", "&Stop Lab Rig", window.session.stop_lab),
         SEPARATOR,
         Command("add_remote", "Add Re&mote Worker…", window.add_remote),
+        SEPARATOR,
+        Command("reset_calibration", "Reset &Calibration", window.session.calibrator.reset),
     )
 
 

@@ -14,7 +14,9 @@ from app.background import Background
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.rig_file import encode_rig, read_rig
 from engine.errors import EngineError, RigError
+from engine.fit.calibration import NO_CALIBRATION, Calibration
 from engine.fit.report import DeviceRow
+from engine.layout.engine_parameters import split_members
 from engine.layout.layout import Layout
 from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
@@ -55,6 +57,7 @@ class RigKeeper(QObject):
         self._sampler = Sampler(self._readings, self._sampled.emit)
         self._held: frozenset[str] = frozenset()
         self._own_bytes: dict[str, int] = {}
+        self._calibration = NO_CALIBRATION
         self._from_file = False
         self._starting_lab = False
         self._here: frozenset[tuple[str, str | None]] = frozenset()
@@ -241,7 +244,14 @@ class RigKeeper(QObject):
             added.append(replace(device, id=device_id))
         self._set_rig(Rig((*self._rig.devices, *added), self._rig.host))
 
+    def set_calibration(self, calibration: Calibration) -> None:
+        """Forecast with the overhead that was measured on the devices."""
+        self._calibration = calibration
+        if calibration.apply(self._rig) != self._rig:
+            self._set_rig(self._rig)
+
     def _set_rig(self, rig: Rig) -> None:
+        rig = self._calibration.apply(rig)
         devices_changed = _identity(rig) != _identity(self._rig)
         self._rig = rig
         if devices_changed:
@@ -252,7 +262,7 @@ class RigKeeper(QObject):
 
     def set_held_endpoints(self, rig: Rig, layout: Layout) -> None:
         """Remember which workers our own load holds: they serve one client and must not be asked."""
-        used = {run.device for run in layout.runs} | {layout.output_device}
+        used = {*layout.devices, *split_members(layout), *(override.device for override in layout.overrides)}
         self._held = frozenset(d.endpoint for d in rig.devices if d.endpoint is not None and d.id in used)
 
     def release_endpoints(self) -> None:

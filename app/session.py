@@ -12,6 +12,7 @@ from typing import Literal
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.background import Background
+from app.calibrator import Calibrator
 from app.document import Edit, LayoutDocument
 from app.engine_bridge import EngineBridge
 from app.rig_keeper import RigKeeper
@@ -27,10 +28,12 @@ from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import split_members
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
 from engine.runner.client import LoadJob
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runner.probe import ProbeRun
+from engine.runner.probe_cache import ProbeCache
 from engine.runner.protocol import ChatMessage, Generate
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
@@ -83,11 +86,13 @@ class Session(QObject):
         self.document = LayoutDocument(self)
         self.rig_keeper = RigKeeper(self.background, self)
         self.bridge = EngineBridge(self)
+        self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
         self.state = SessionState.EMPTY
         self.loaded: LoadedLayout | None = None
         self.loaded_model: ModelFile | None = None
         self._pending: LoadJob | None = None
         self._probe: ProbeRun | None = None
+        self._probe_cache = ProbeCache()
         self._messages: list[ChatMessage] = []
         self._answer: list[str] = []
         self._discard_answer = False
@@ -249,6 +254,7 @@ class Session(QObject):
             model=model, rig=preview.rig, layout=preview.layout, context=preview.context, forecast=preview.report.rows
         )
         self._set_state(SessionState.LOADING)
+        self.calibrator.begin(nothing_loaded=self.loaded is None)
         self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
         self.bridge.load(self._pending)
 
@@ -257,7 +263,7 @@ class Session(QObject):
         if preview.report.violations:
             first = preview.report.violations[0]
             return f"{first.message} {first.remedy}"
-        used = {run.device for run in preview.layout.runs} | {preview.layout.output_device}
+        used = {*preview.layout.devices, *split_members(preview.layout)}
         used |= {override.device for override in preview.layout.overrides}
         missing = [device for device in self.rig_keeper.missing_devices if device in used]
         if not missing:
@@ -296,6 +302,7 @@ class Session(QObject):
             return
         self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
         self._set_state(SessionState.READY)
+        self.calibrator.finish(job, event)
         self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size or job.context.n_ctx))
 
     def _on_progress(self, event: Progress) -> None:
@@ -307,11 +314,13 @@ class Session(QObject):
         if self._is_orphan():
             return
         self._load_wanted = False
-        self.ended.emit(event)
+        still_loaded = self.loaded is not None and self.bridge.runner.is_ready
+        if not (still_loaded and self.state is SessionState.GENERATING):
+            self.ended.emit(event)  # Else it is about an answer only, and is told there.
         if self.state is SessionState.GENERATING and not isinstance(event, Cancelled):
             self._end_answer(event.message)
         self._pending = None
-        if self.loaded is not None and self.bridge.runner.is_ready:
+        if still_loaded:
             self._set_state(SessionState.READY)
         else:
             self._forget_child()
@@ -322,6 +331,7 @@ class Session(QObject):
         return orphan
 
     def _forget_child(self) -> None:
+        self.calibrator.forget()
         self._set_loaded(None, None)
         self._set_state(SessionState.EMPTY)
         self._release()
@@ -349,7 +359,7 @@ class Session(QObject):
         if self.state is not SessionState.EMPTY or not self.rig_keeper.is_real:
             return
         self._cancel_probe()
-        run = self._probe = ProbeRun(model, preview.rig, edit.layout, edit.context)
+        run = self._probe = ProbeRun(model, preview.rig, edit.layout, edit.context, self._probe_cache)
 
         def show(report: FitReport) -> None:
             if self._probe is run:

@@ -20,6 +20,11 @@ def demo_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "demo.gguf"
 
 
+def calibration_path() -> Path:
+    """Return where is kept what loads took besides the forecast."""
+    return user_data_path(APPLICATION, appauthor=False) / "calibration.json"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

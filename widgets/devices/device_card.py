@@ -14,7 +14,14 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.devices.memory_plot import MemoryPlot
-from widgets.devices.readings import NO_READING, device_subtitle, device_total_bytes, row_tool_tip, status_line
+from widgets.devices.readings import (
+    NO_READING,
+    device_subtitle,
+    device_total_bytes,
+    overhead_text,
+    row_tool_tip,
+    status_line,
+)
 
 MIN_WIDTH = 160
 
@@ -40,6 +47,7 @@ class DeviceCard(QFrame):
         self._build()
         self._device = device
         self._last: Sample | None = None
+        self._row: DeviceRow | None = None
         self.set_device(device)
 
     @property
@@ -70,6 +78,7 @@ class DeviceCard(QFrame):
         self.plot.set_limit(device.cap_bytes)
         self.setAccessibleName(f"Device {device.id}, {device_subtitle(device)}")
         self._show_total()
+        self._show_tool_tip()
 
     def add_sample(self, sample: Sample) -> None:
         """Show the reading and append it to the graph."""
@@ -84,7 +93,8 @@ class DeviceCard(QFrame):
 
     def set_row(self, row: DeviceRow | None) -> None:
         """Tell in the tooltip what the layout needs here."""
-        self.setToolTip("" if row is None else row_tool_tip(row))
+        self._row = row
+        self._show_tool_tip()
 
     def context_menu(self) -> QMenu:
         """Return the menu of this device; the caller shows it."""
@@ -128,6 +138,10 @@ class DeviceCard(QFrame):
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
             text += f" (cap {format_bytes(self._device.cap_bytes)})"
         self._total_label.setText(text)
+
+    def _show_tool_tip(self) -> None:
+        lines = ["" if self._row is None else row_tool_tip(self._row), overhead_text(self._device)]
+        self.setToolTip("\n".join(filter(None, lines)))
 
     def _on_context_menu(self, position: QPoint) -> None:
         menu = self.context_menu()

@@ -9,6 +9,7 @@ from engine.devices.device import Device
 from engine.units import GIB, KIB, MIB, format_bytes
 from widgets.common.roles import plain_label
 from widgets.devices.limits import DeviceLimits, parse_limits
+from widgets.devices.readings import overhead_text
 
 
 class LimitsDialog(QDialog):
@@ -33,6 +34,7 @@ class LimitsDialog(QDialog):
         layout = QVBoxLayout(self)
         layout.addWidget(plain_label("Sizes are written like 512MiB or 1.5GiB.", "dim"))
         layout.addLayout(form)
+        layout.addWidget(plain_label(overhead_text(device), "dim", wrap=True))
         layout.addWidget(self.error_label)
         layout.addWidget(buttons)
         self.setMinimumWidth(360)

@@ -56,3 +56,10 @@ def row_tool_tip(row: DeviceRow) -> str:
     if not lines:
         return "The layout puts nothing here."
     return "\n".join([f"The layout needs {format_bytes(row.need_bytes)} here ({row.grade.value}):", *lines])
+
+
+def overhead_text(device: Device) -> str:
+    """Return what earlier loads took on the device besides the forecast; empty where none did."""
+    if device.overhead_bytes is None:
+        return ""
+    return f"Earlier loads took {format_bytes(device.overhead_bytes)} besides the forecast, which is added to it."

@@ -42,12 +42,8 @@ def test_three_percent_or_eight_mebibytes_are_tolerated(estimated_bytes: int, to
 
 
 def test_a_report_reproduces_without_telling_where_things_are() -> None:
-    metadata = {
-        "llama.block_count": N_LAYERS,
-        "llama.long": tuple(range(1000)),
-        "general.url": "https://secret",
-        "x": 1,
-    }
+    metadata: dict[str, MetadataValue] = {"llama.block_count": N_LAYERS, "llama.long": tuple(range(1000))}
+    metadata |= {"general.url": "https://secret", "x": 1}
     model = replace(made_up_model(Path("/home/secret/model.gguf")), name="secret", metadata=metadata)
     text = defect_text(
         model, RIG, single_device(N_LAYERS, "RPC0"), ContextSettings(n_ctx=512), [row(0)], [row(9 * MIB)], "engine 1"

@@ -1,0 +1,88 @@
+"""Learns from every load what devices take besides the forecast, keeps it, and corrects the devices of the rig."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+
+from app.background import Background
+from app.rig_keeper import RigKeeper
+from app.settings import calibration_path
+from engine.devices.device import CPU_ID
+from engine.errors import EngineError
+from engine.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
+from engine.runner.events import Loaded
+from engine.runner.job import LoadJob
+from engine.telemetry.sample import Sample
+
+_log = logging.getLogger("layerdeck.calibration")
+
+
+class Calibrator(QObject):
+    """Compares the samples before and after a load for local devices, and the engine's own numbers for the others."""
+
+    def __init__(
+        self, keeper: RigKeeper, background: Background, path: Path | None = None, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._keeper = keeper
+        self._background = background
+        self._path = path or calibration_path()
+        self._used_bytes: dict[str, int] = {}
+        self._before: dict[str, int] | None = None
+        self._ended: tuple[LoadJob, Loaded] | None = None
+        self.calibration = read_calibration(self._path)
+        keeper.set_calibration(self.calibration)
+        keeper.samples_arrived.connect(self._on_samples)
+
+    def begin(self, *, nothing_loaded: bool) -> None:
+        """A load begins. Where it replaces a model the growth of a device would not be its own."""
+        self._before = dict(self._used_bytes) if nothing_loaded else None
+        self._ended = None
+
+    def finish(self, job: LoadJob, event: Loaded) -> None:
+        """A load has succeeded; the next samples show what it took."""
+        self._ended = (job, event)
+
+    def forget(self) -> None:
+        """Nothing is loaded any more."""
+        self._ended = None
+
+    def reset(self) -> None:
+        """Forget what was learned."""
+        self._keep(NO_CALIBRATION)
+
+    def _on_samples(self, samples: tuple[Sample, ...]) -> None:
+        self._used_bytes = {each.device: each.used_bytes for each in samples if each.used_bytes is not None}
+        if self._ended is None:
+            return
+        (job, event), self._ended = self._ended, None
+        local = {device.id for device in job.rig.devices if not device.is_rpc and device.id != CPU_ID}
+        before = self._before or {}
+        grown = {
+            device: used - before[device]
+            for device, used in self._used_bytes.items()
+            if device in local and device in before
+        }
+        told = [row for row in event.devices if row.id not in local or row.id in grown]
+        self._keep(self.calibration.with_load(job.rig, event.forecast, told, grown))
+
+    def _keep(self, calibration: Calibration) -> None:
+        if calibration == self.calibration:
+            return
+        self.calibration = calibration
+        self._keeper.set_calibration(calibration)
+
+        def fail(error: EngineError) -> None:
+            _log.info("calibration: %s", error.summary())
+
+        path = self._path
+        self._background.run(
+            "Keeping the calibration", lambda: write_calibration(path, calibration), _nothing, fail, quiet=True
+        )
+
+
+def _nothing(_result: None) -> None:
+    """The file is written; nobody need be told."""

@@ -1,0 +1,91 @@
+"""The calibrator: it learns from the samples around a load, corrects the rig, keeps what it learned, and forgets it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.calibrator import Calibrator
+from app.rig_keeper import RigKeeper
+from engine.devices.device import Device, Rig, make_host
+from engine.fit.calibration import read_calibration
+from engine.fit.report import make_row
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.runner.events import Loaded
+from engine.runner.job import LoadJob
+from engine.telemetry.sample import Sample
+from engine.units import GIB, MIB
+from tests.support.jobs import N_LAYERS, made_up_model
+
+CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, pci_bus_id="0000:01:00.0")
+RIG = Rig((CARD,), make_host("host", 8 * GIB))
+FORECAST = (make_row(CARD, DeviceMemory(weights_bytes=GIB, overhead_bytes=400 * MIB), Grade.ESTIMATED),)
+MEASURED = (make_row(CARD, DeviceMemory(weights_bytes=GIB), Grade.MEASURED),)
+JOB = LoadJob(made_up_model(), RIG, single_device(N_LAYERS, "CUDA0"), ContextSettings(), FORECAST)
+EVENT = Loaded(devices=MEASURED, forecast=FORECAST)
+
+
+@pytest.fixture
+def background(qtbot: QtBot) -> Iterator[Background]:
+    background = Background()
+    yield background
+    background.close()
+
+
+def sample(used_bytes: int) -> tuple[Sample, ...]:
+    return (Sample("CUDA0", 0.0, used_bytes, 8 * GIB),)
+
+
+def test_a_load_is_learned_from_kept_and_reset(qtbot: QtBot, background: Background, tmp_path: Path) -> None:
+    keeper, path = RigKeeper(background), tmp_path / "calibration.json"
+    calibrator = Calibrator(keeper, background, path)
+    keeper.samples_arrived.emit(sample(MIB))
+    calibrator.begin(nothing_loaded=True)
+    calibrator.finish(JOB, EVENT)
+    assert calibrator.calibration.overhead_bytes(CARD) is None
+    keeper.samples_arrived.emit(sample(GIB + 601 * MIB))
+    assert calibrator.calibration.overhead_bytes(CARD) == 600 * MIB
+    qtbot.waitUntil(lambda: read_calibration(path) == calibrator.calibration)
+    again = Calibrator(RigKeeper(background), background, path)
+    assert again.calibration.overhead_bytes(CARD) == 600 * MIB
+    again.reset()
+    qtbot.waitUntil(lambda: read_calibration(path).overheads == {})
+
+
+def test_a_load_over_another_model_tells_nothing_of_a_card(
+    qtbot: QtBot, background: Background, tmp_path: Path
+) -> None:
+    calibrator = Calibrator(keeper := RigKeeper(background), background, tmp_path / "calibration.json")
+    keeper.samples_arrived.emit(sample(GIB))
+    calibrator.begin(nothing_loaded=False)
+    calibrator.finish(JOB, EVENT)
+    keeper.samples_arrived.emit(sample(2 * GIB))
+    calibrator.begin(nothing_loaded=True)
+    calibrator.finish(JOB, EVENT)
+    calibrator.forget()
+    keeper.samples_arrived.emit(sample(4 * GIB))
+    assert calibrator.calibration.overheads == {}
+
+
+def test_devices_are_corrected_as_they_come(qtbot: QtBot, background: Background, tmp_path: Path) -> None:
+    calibrator = Calibrator(keeper := RigKeeper(background), background, tmp_path / "calibration.json")
+    calibrator.begin(nothing_loaded=True)
+    calibrator.finish(JOB, EVENT)
+    keeper.samples_arrived.emit(())
+    host = make_row(keeper.rig.host, DeviceMemory(weights_bytes=GIB), Grade.ESTIMATED)
+    taken = make_row(keeper.rig.host, DeviceMemory(weights_bytes=GIB + 7 * MIB), Grade.MEASURED)
+    calibrator.finish(
+        LoadJob(JOB.model, keeper.rig, JOB.layout, JOB.context, (host,)), Loaded(devices=(taken,), forecast=(host,))
+    )
+    with qtbot.waitSignal(keeper.rig_changed):
+        keeper.samples_arrived.emit(())
+    assert keeper.rig.host.overhead_bytes == 7 * MIB
+    with qtbot.waitSignal(keeper.rig_changed):
+        calibrator.reset()
+    assert keeper.rig.host.overhead_bytes is None

@@ -115,7 +115,7 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, metavar="FILE")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
-    command.add_argument("--auto", metavar="STRATEGY", help="not available yet")
+    command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
 
 
 def _add_rig_commands(rig: argparse.ArgumentParser) -> None:

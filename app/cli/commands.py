@@ -40,11 +40,11 @@ def run_plan(options: Namespace) -> int:
     broken = bool(report.violations)
     if not broken and (options.probe or report.probe_only is not None):
         report = probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
-    document = plan_document(inputs.model, inputs.layout, inputs.context, report)
+    document = plan_document(inputs.model, inputs.layout, inputs.context, report, inputs.explanation)
     if options.json:
         print_document(document)
     else:
-        print_line(plan_text(inputs.model, inputs.layout, inputs.context, report))
+        print_line(plan_text(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
     if broken:
         return exit_codes.ARGUMENT
     return exit_codes.OK if report.fits else exit_codes.DOES_NOT_FIT

@@ -11,6 +11,8 @@ from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
 from engine.fit.initial_layout import initial_layout
+from engine.fit.strategies.catalogue import auto_layout, find_strategy
+from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
@@ -21,18 +23,21 @@ from engine.runner.discovery import discover
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """One layout of one model on one rig."""
+    """One layout of one model on one rig; `explanation` is an automatic layout's."""
 
     model: ModelFile
     rig: Rig
     layout: Layout
     context: ContextSettings
+    explanation: str | None = None
 
 
 def read_inputs(options: Namespace) -> PlanInputs:
     """Read what `options` name; without a rig file discover this machine, without a layout make the initial one."""
     if options.auto is not None:
-        raise ArgumentError("--auto is not available yet; leave it out for the initial layout, or give --layout FILE.")
+        find_strategy(options.auto)
+        if options.layout is not None:
+            raise ArgumentError("--auto finds a layout and --layout gives one; leave one of them out.")
     model = read_model(options.file)
     rig = read_rig(options.rig) if options.rig is not None else None
     if options.layout is not None:
@@ -41,6 +46,10 @@ def read_inputs(options: Namespace) -> PlanInputs:
         return PlanInputs(model, rig or discover(), document.layout, context)
     context = _with_overrides(ContextSettings(), options)
     rig = rig or discover()
+    if options.auto is not None:
+        # A context length that was asked for is the longest that strategy context goes to.
+        found = auto_layout(options.auto, model, rig, context, Constraints(max_ctx=getattr(options, "ctx", None)))
+        return PlanInputs(model, rig, found.layout, found.context, found.explanation)
     return PlanInputs(model, rig, initial_layout(model, rig, context), context)
 
 

@@ -28,24 +28,30 @@ _HEADINGS = (
 )
 
 
-def plan_document(model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport) -> dict[str, object]:
-    """Return the document of `layerdeck-cli plan`."""
-    return {
+def plan_document(
+    model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport, explanation: str | None = None
+) -> dict[str, object]:
+    """Return the document of `layerdeck-cli plan`; only an automatic layout has an explanation."""
+    document: dict[str, object] = {
         "layout": layout_document(LayoutFile(model.name, layout, context)),
         "devices": [msgspec.to_builtins(row) for row in report.rows],
         "fits": report.fits,
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
         "advice": [msgspec.to_builtins(each) for each in report.advice],
     }
+    return document if explanation is None else {**document, "explanation": explanation}
 
 
-def plan_text(model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport) -> str:
+def plan_text(
+    model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport, explanation: str | None = None
+) -> str:
     """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
     runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
     lines = [
         f"{model.name or 'model'}: {layout.n_layers} layers, context {context.n_ctx}",
         *runs,
         f"  {'output':>9}  {layout.output_device}",
+        *([] if explanation is None else ["", explanation]),
         "",
         *_table([_HEADINGS, *(_cells(row) for row in report.rows)]),
     ]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
-from engine.fit.strategies.fewest import whole_reason
+from engine.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Candidate, Workbench
 from engine.layout.context_settings import ContextSettings
@@ -15,7 +15,7 @@ from engine.memory.model_memory import ModelMemory
 from engine.units import format_bytes
 
 _SEARCH_STEPS = 20
-_MOVES = 64
+_MOVES = 128
 
 
 def balanced(
@@ -63,23 +63,27 @@ def balanced_layout(bench: Workbench) -> Layout:
             best, low = layout, middle
         else:
             high = middle
-    return _evened(bench, best)
+    spread = None if bench.pinned else capacity_layout(bench, spread=True)
+    starts = [best] if spread is None or not bench.holds_all(spread) else [best, spread]
+    return max((_evened(bench, start) for start in starts), key=lambda layout: _evenness(bench, layout))
+
+
+def _evenness(bench: Workbench, layout: Layout) -> tuple[int, int]:
+    """Return what is to be large: the smallest headroom, then the largest one's negative."""
+    left = _headroom(bench, layout).values()
+    return min(left), -max(left)
 
 
 def _evened(bench: Workbench, layout: Layout) -> Layout:
     """Move boundaries by a layer while that makes the smallest headroom larger, or the differences smaller."""
-
-    def evenness(candidate: Layout) -> tuple[int, int]:
-        left = _headroom(bench, candidate).values()
-        return min(left), -max(left)
-
-    best = evenness(layout)
+    best = _evenness(bench, layout)
     for _ in range(_MOVES):
         tried = [candidate for candidate in _neighbours(bench, layout) if bench.holds_all(candidate)]
-        following = max(tried, key=evenness, default=layout)
-        if evenness(following) <= best:
+        following = max(tried, key=lambda candidate: _evenness(bench, candidate), default=layout)
+        found = _evenness(bench, following)
+        if found <= best:
             break
-        layout, best = following, evenness(following)
+        layout, best = following, found
     return layout
 
 

@@ -10,7 +10,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.proportional import proportional_counts
-from engine.fit.strategies.wording import count_layers, describe_rest, describe_runs
+from engine.fit.strategies.wording import count_layers, describe_runs
 from engine.fit.strategies.workbench import Candidate, Workbench, moved_tensors
 from engine.gguf.blocks import part_of_tensor
 from engine.layout.context_settings import ContextSettings
@@ -126,8 +126,8 @@ def _split_layer(layout: Layout, index: int, stems: list[str]) -> Layout:
     names = "|".join(re.escape(stem) for stem in stems)
     rest: list[Override] = [Override(CPU_ID, pattern=rf"^({names})\.")]
     for each in layout.overrides:
-        layers = each.layers or ()
-        if index not in layers:
+        layers = each.layers
+        if layers is None or index not in layers:
             rest.append(each)
             continue
         parts = ((layers[0], index - 1), (index + 1, layers[-1]))

@@ -33,7 +33,8 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
     searched = None if bench.pinned else capacity_layout(bench, spread=bench.constraints.split)
     filled = _fewest_filled(bench)
     both = [layout for layout in (searched, filled) if layout is not None]
-    both.sort(key=lambda layout: (not bench.holds_all(layout), -bench.placed_bytes(layout), len(layout.devices)))
+    sign = -1 if bench.constraints.split else 1
+    both.sort(key=lambda layout: (not bench.holds_all(layout), -bench.placed_bytes(layout), sign * len(layout.devices)))
     for layout in both:
         yield Candidate(layout, _reason(bench, layout))
 

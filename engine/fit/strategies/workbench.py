@@ -196,14 +196,20 @@ class Workbench:
         return [self.fill(order) for order in orders]
 
     def choose(self, candidates: Iterable[Candidate]) -> AutoLayout:
-        """Return the first candidate that fits and leaves no more on the CPU than filling from the back does."""
+        """Return the first candidate that fits and leaves no more on the CPU than filling from the back does.
+
+        With experts on the CPU buffers are larger, because large batches copy them to a device: up to one layer less
+        is accepted then, for what is read with every token is on devices.
+        """
         listed = list(candidates)
         fillings = [Candidate(layout, _plain_reason(layout)) for layout in self.plain()]
         fitting = [each for each in fillings if self.report(each.layout).fits]
         floor_bytes = max((self.placed_bytes(each.layout) for each in fitting), default=0)
+        largest_bytes = max((layer.weights_bytes for layer in self.layers), default=0)
         fitting.sort(key=lambda each: -self.placed_bytes(each.layout))
         for candidate in (*listed, *fitting):
-            if self.placed_bytes(candidate.layout) >= floor_bytes and self.report(candidate.layout).fits:
+            slack_bytes = largest_bytes if candidate.layout.overrides else 0
+            if self.placed_bytes(candidate.layout) >= floor_bytes - slack_bytes and self.report(candidate.layout).fits:
                 return AutoLayout(candidate.layout, self.context, candidate.reason, fits=True)
         best = min((*listed, *fillings), key=lambda each: self._missing_bytes(each.layout))
         return AutoLayout(best.layout, self.context, f"{best.reason} {self._why_not(best.layout)}", fits=False)

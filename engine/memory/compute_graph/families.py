@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.memory.compute_graph.graph import Graph, Tensor
+from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2
@@ -43,7 +44,43 @@ FAMILIES: dict[str, Family] = {
 }
 
 
+_PLAIN = """
+    afmoe arctic bailingmoe bailingmoe3 chatglm cogvlm cohere2moe dbrx deepseek dots1 dream ernie4_5 exaone-moe falcon
+    gemma glm4 gpt2 granite granite_swa granitemoe grok hrm_text hunyuan-moe hy_v3 internlm2 jais2 laguna llada-moe
+    maincoder mellum minicpm minimax-m2 mistral3 muse-glimmer nemotron olmo2 openelm paddleocr phi2 phimoe pockettts
+    qwen2vl qwen3tts qwen3vlmoe refact rnd1 smallthinker spark2_5 starcoder talkie
+"""
+FAMILIES |= dict.fromkeys(_PLAIN.split(), _LLAMA)
+_MULTI_AXIS = Family(Style(positions=4))
+_NO_LATE_NORM = Family(Style(normalise=None))
 FAMILIES |= {
+    **dict.fromkeys(("glm4", "qwen2vl", "qwen3tts", "paddleocr", "qwen3vlmoe"), _MULTI_AXIS),
+    "qwen3vl": _MULTI_AXIS,
+    "gemma": Family(Style(input_scale=True, scaled_q=True)),
+    "bailingmoe": _NO_LATE_NORM,
+    "dots1": _NO_LATE_NORM,
+    "exaone-moe": Family(Style(normalise=None, rope="sliding")),
+    "deepseek": Family(Style(normalise=False)),
+    "qwen2moe": Family(Style(normalise=False)),
+    "olmoe": Family(Style(normalise=False, qk_norm="flat")),
+    "hy_v3": Family(Style(normalise=None, late_rows="after_norm")),
+    "glm4moe": Family(Style(normalise=None, late_rows="after_norm")),
+    "cohere2moe": Family(Style(parallel="input", normalise=None, late_rows="after_norm", rope="sliding")),
+    "phi2": Family(Style(layer_norm=True, parallel="input", scaled_q=True)),
+    "falcon": Family(Style(layer_norm=True, parallel="input")),
+    "starcoder": Family(Style(layer_norm=True, rope="none", position_table=True)),
+    "gpt2": Family(Style(layer_norm=True, rope="none", position_table=True)),
+    "dbrx": Family(Style(layer_norm=True)),
+    "nemotron": Family(Style(layer_norm=True, steps=2)),
+    "jais2": Family(Style(layer_norm=True, steps=2)),
+    "phimoe": Family(Style(layer_norm=True)),
+    "granite": Family(Style(rope="finetuned")),
+    "granitemoe": Family(Style(rope="finetuned")),
+    "refact": Family(Style(rope="none")),
+    "olmo2": Family(Style(qk_norm="flat")),
+    "hunyuan-moe": Family(Style(qk_norm="after")),
+    "maincoder": Family(Style(qk_norm="after")),
+    "minimax-m2": Family(Style(qk_norm="flat")),
     "deepseek2": Family(Style(normalise=None), attention=latent_attention),
     "mamba": Family(recurrence=mamba),
     "mamba2": Family(recurrence=mamba2),
@@ -60,11 +97,11 @@ def find_family(name: str) -> Family | None:
     return FAMILIES.get(name)
 
 
-def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output: str, *, has_cache: bool) -> Graph:
+def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output: str) -> Graph:
     """Return the graph of `layers` between the embeddings and the output matrix."""
     graph, batch, style = sketch.graph, sketch.batch, family.style
     tokens = graph.new_input("i32", batch.n_tokens)
-    current = graph.get_rows(sketch.outer_weight(sketch.outer["token_embd"], "host"), tokens)
+    current = graph.get_rows(sketch.outer_weight(sketch.outer["token_embd"], HOST), tokens)
     graph.expand(current)
     graph.expand(graph.new_input("f32", sketch.numbers.n_embd, batch.n_tokens))
     if sketch.numbers.scales_embeddings:
@@ -73,7 +110,9 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         current = graph.scale(current)
     sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
-    if has_cache:
+    if style.position_table:
+        current = graph.add(current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions))
+    if sketch.has_cache:
         rows = graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None
         inputs = Inputs(
             positions=positions,

@@ -188,9 +188,10 @@ class ComputeForecast:
             for part in parts
             for index in part.kept
         ]
-        sketch = Sketch(tables.numbers, batch, tables.outer, _homes(placement), len(names) - 1)
+        homes = _homes(placement)
+        sketch = Sketch(tables.numbers, batch, tables.outer, homes, len(names) - 1, has_cache=tables.has_cache)
         output = HOST if placement.output_device == CPU_ID else placement.output_device
-        return build_graph(sketch, tables.family, layers, output, has_cache=tables.has_cache)
+        return build_graph(sketch, tables.family, layers, output)
 
 
 def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:

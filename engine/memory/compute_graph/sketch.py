@@ -63,13 +63,16 @@ class Masks:
 class Sketch:
     """Builds one graph. Methods return tensors; the order of the graph follows from `expand` as in the engine."""
 
-    def __init__(self, numbers: Numbers, batch: Batch, outer: Weights, home_of: HomeOf, cpu_backend: int) -> None:
+    def __init__(
+        self, numbers: Numbers, batch: Batch, outer: Weights, home_of: HomeOf, cpu_backend: int, *, has_cache: bool
+    ) -> None:
         self.graph = Graph()
         self.numbers = numbers
         self.batch = batch
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
         self._home_of = home_of
         self._cpu_backend = cpu_backend
+        self.has_cache = has_cache
         self.outer = outer
         self._rope_factors = next((outer[name] for name in _ROPE_FACTORS if name in outer), None)
         self._factors: dict[str, Tensor] = {}

@@ -21,7 +21,8 @@ class Style:
     layer; `input_scale`: embeddings are scaled; `gated`: attention's output is multiplied by a gate;
     `shared_gate`: the shared expert has one; `late_softmax`: weights of experts are normalised after the choice;
     `normalise`: so are they with a softmax before it, None where the file tells; `residual_first`: sums begin with the
-    residual; `steps`: element-wise steps of an activation without a gate; `positions`: per token.
+    residual; `steps`: element-wise steps of an activation without a gate; `positions`: per token;
+    `position_table`: a learnt embedding of the position is added to the token's.
     """
 
     layer_norm: bool = False
@@ -38,6 +39,7 @@ class Style:
     scaled_q: bool = False
     steps: int = 1
     positions: int = 1
+    position_table: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,9 +81,12 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
         q, k = _norm_if(sketch, q, "attn_q_norm"), _norm_if(sketch, k, "attn_k_norm")
     if style.scaled_q:
         q = graph.scale(q)
+    out = None if gate is not None else "attn_output"
+    if not sketch.has_cache:
+        return sketch.attend_batch(inputs.masks_of(layer), q, k, v, out)
     found = sketch.attend(
         inputs.masks_of(layer), q, k, v, index=index, sliding=inputs.sliding is not None,
-        sinks=sketch.maybe("attn_sinks"), out=None if gate is not None else "attn_output",
+        sinks=sketch.maybe("attn_sinks"), out=out,
     )  # fmt: skip
     if gate is not None:
         found = sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))

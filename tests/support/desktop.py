@@ -15,6 +15,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 60.0
+POLL_S = 0.02
 TOOLS = ("Xvfb", "xdotool", "openbox")
 
 
@@ -30,7 +31,7 @@ class Desktop:
 
     def click(self, x: int, y: int, *, button: int = 1) -> None:
         """Press and release a button at a point of the screen."""
-        self.mouse("mousemove", "--sync", x, y, "click", button)
+        self.mouse("mousemove", x, y, "click", button)
 
     def drag(self, start: tuple[int, int], end: tuple[int, int], *, steps: int = 8) -> None:
         """Press at `start`, move to `end` in steps, release."""
@@ -83,7 +84,9 @@ class Window:
             if time.monotonic() > end:
                 status = self.ask("text", "status_text")
                 raise AssertionError(f"{what} did not happen; the window says: {status!r}")
-            self.process.poll()
+            # Leaves the processor to the window; ends at once when it ends, and then `ask` says so.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.process.wait(POLL_S)
 
     def click(self, path: str) -> None:
         """Click the middle of a widget."""

@@ -1,0 +1,149 @@
+"""People who do not wait: everything at the wrong moment, in the real window, and it stays usable."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.desktop import Desktop, Window, open_desktop, open_window
+from tests.support.models import write_tiny_llama
+from tests.support.window_steps import (
+    LOAD_BUTTON,
+    ask_model,
+    children_of,
+    lab_workers,
+    load,
+    move_range,
+    open_demo,
+    set_context,
+    status,
+)
+
+BADGE = "load_report.badge_text"
+
+
+@pytest.fixture(scope="module")
+def desktop() -> Iterator[Desktop]:
+    with open_desktop("1280x800") as opened:
+        yield opened
+
+
+@pytest.fixture
+def window(desktop: Desktop, tmp_path: Path) -> Iterator[Window]:
+    with open_window(desktop, tmp_path) as opened:
+        open_demo(opened)
+        yield opened
+        assert opened.ask("bugs") == []
+
+
+def wait_for_state(window: Window, state: str) -> None:
+    window.wait_for(state, lambda: window.ask("state") == state)
+
+
+def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Window) -> None:
+    lab = lab_workers(window)
+    window.click(LOAD_BUTTON)
+    window.wait_for("the child", lambda: bool(set(children_of(window)) - lab))
+    (child,) = set(children_of(window)) - lab
+    child.suspend()
+    window.wait_for("progress", lambda: status(window).endswith("…"))
+    window.click("settings_bar.load_buttons.cancel_button")
+    wait_for_state(window, "EMPTY")
+    assert window.ask("text", BADGE) == "CANCELLED"
+    assert not child.is_running()
+    window.desktop.key("ctrl+Return", "ctrl+Return")
+    wait_for_state(window, "READY")
+    assert len(set(children_of(window)) - lab) == 1
+
+
+def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Window) -> None:
+    load(window)
+    ask_model(window, "one")
+    wait_for_state(window, "GENERATING")
+    window.desktop.key("ctrl+u")
+    wait_for_state(window, "EMPTY")
+    assert window.ask("text", "chat.prompt_edit.toPlainText") == "one"
+    window.desktop.key("ctrl+Return")
+    wait_for_state(window, "READY")
+    assert window.ask("text", BADGE) == "LOADED"
+    ask_model(window, "")
+    wait_for_state(window, "GENERATING")
+    move_range(window, 0, 3, "RPC2", "RPC0")
+    window.desktop.key("ctrl+Return")
+    window.wait_for("the other layout", lambda: window.ask("text", "session.is_edited") == "False")
+    wait_for_state(window, "READY")
+    assert window.ask("engine_layout") == [["RPC0", 0, 3], ["RPC2", 4, 15]]
+    assert len(window.ask("text", "chat.messages")) > 20
+
+
+def test_another_model_opened_while_one_loads_is_not_the_loaded_one(window: Window, tmp_path: Path) -> None:
+    first = write_tiny_llama(tmp_path / "first.gguf", n_layers=3)
+    second = write_tiny_llama(tmp_path / "second.gguf", n_layers=5)
+    window.click("chat.prompt_edit")
+    window.desktop.type_text("keep this")
+    window.desktop.key("ctrl+Return", "Return")
+    window.ask("drop", str(first))
+    window.ask("drop", str(second))
+    wait_for_state(window, "READY")
+    window.wait_for("the last one", lambda: window.ask("layout") == [["RPC2", 0, 4]])
+    assert window.ask("text", "chat.prompt_edit.toPlainText") == "keep this"
+    assert window.ask("text", "session.loaded_model.name") == "Layerdeck demo"
+    assert window.ask("text", "settings_bar.load_buttons.load_button.text") == "Reload"
+    assert window.ask("text", "session.is_edited") == "True"
+    window.ask("text", "session.open_demo")
+    window.wait_for("the loaded one", lambda: window.ask("text", "session.is_edited") == "False")
+
+
+def test_a_conversation_too_long_for_the_context_leaves_the_report_alone(window: Window) -> None:
+    set_context(window, 256)
+    load(window)
+    ask_model(window, "far too long " * 40)
+    window.wait_for("the refusal", lambda: "256" in window.ask("last_note"))
+    assert window.ask("state") == "READY"
+    assert window.ask("text", BADGE) == "LOADED"
+    assert window.ask("text", "chat.prompt_edit.toPlainText") != ""
+
+
+def test_the_lab_can_go_under_a_loaded_model_and_comes_once(window: Window) -> None:
+    load(window)
+    ask_model(window, "go on")
+    wait_for_state(window, "GENERATING")
+    window.ask("text", "session.stop_lab")
+    window.wait_for("an empty room", lambda: not children_of(window))
+    assert window.ask("state") == "EMPTY"
+    assert window.ask("text", BADGE) == "LOADED"
+    window.wait_for("what is left", lambda: window.ask("layout") == [["CPU", 0, 15]])
+    window.ask("text", "session.try_demo")
+    window.ask("text", "session.try_demo")
+    window.wait_for("the lab", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    load(window)
+    assert len(lab_ports(window)) == 3
+
+
+def lab_ports(window: Window) -> list[str]:
+    return str(window.ask("text", "session.rig_keeper.lab_endpoints")).split(",")
+
+
+def test_a_remote_worker_is_warned_of_once_and_a_wrong_address_is_explained(window: Window) -> None:
+    keys = window.desktop
+    window.ask("text", "add_remote")
+    window.wait_for("the warning", lambda: window.ask("bugs") == ["Before you add a remote worker"])
+    keys.key("Return")  # Enter alone does not agree
+    window.wait_for("its end", lambda: window.ask("bugs") == [])
+    window.ask("text", "add_remote")
+    window.wait_for("the warning again", lambda: window.ask("bugs") == ["Before you add a remote worker"])
+    keys.key("alt+t")
+    window.wait_for("the question", lambda: window.ask("bugs") == ["Add a remote worker"])
+    keys.type_text("nowhere")
+    keys.key("Return")
+    assert window.ask("bugs") == ["Add a remote worker"]
+    keys.key("ctrl+a")
+    keys.type_text("127.0.0.1:1")
+    keys.key("Return")
+    window.wait_for("the reason", lambda: "127.0.0.1:1 refused" in status(window))
+    window.ask("text", "add_remote")
+    window.wait_for("the question at once", lambda: window.ask("bugs") == ["Add a remote worker"])
+    keys.key("Escape")
+    window.wait_for("the end", lambda: window.ask("bugs") == [])

@@ -1,0 +1,75 @@
+"""What people do in the window, step by step, for end-to-end tests."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import psutil
+
+from tests.support.desktop import Window
+
+LOAD_BUTTON = "settings_bar.load_buttons.load_button"
+SPREAD: list[list[Any]] = [["RPC0", 0, 4], ["CPU", 5, 6], ["RPC1", 7, 11], ["RPC0", 12, 13], ["RPC2", 14, 15]]
+
+
+def status(window: Window) -> str:
+    return str(window.ask("text", "status_text"))
+
+
+def open_demo(window: Window) -> None:
+    """The one click that offers the demo model on a lab rig."""
+    window.wait_for("start", lambda: bool(window.ask("visible", "model_panel.start_panel")))
+    window.click("model_panel.start_panel.try_demo_button")
+    window.wait_for("the proposal", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+
+
+def move_range(window: Window, first: int, last: int, source: str, target: str) -> None:
+    """Select layers by click and Shift+click, and drag them to the lane of `target`."""
+    mouse = window.desktop
+    mouse.click(*window.ask("layer", f"{first}@{source}"))
+    mouse.mouse("keydown", "shift")
+    mouse.click(*window.ask("layer", f"{last}@{source}"))
+    mouse.mouse("keyup", "shift")
+    window.drag_layers((first + last) // 2, source, target)
+
+
+def spread_layers(window: Window) -> None:
+    """Make `SPREAD`: CPU runs between two workers, one of them twice."""
+    window.wait_for("the proposal", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    for device, first, last in SPREAD[:-1]:
+        move_range(window, first, last, "RPC2", device)
+    window.wait_for("the layout", lambda: window.ask("layout") == SPREAD)
+
+
+def load(window: Window) -> None:
+    window.click(LOAD_BUTTON)
+    window.wait_for("the load", lambda: window.ask("state") == "READY")
+
+
+def set_context(window: Window, tokens: int) -> None:
+    window.click("settings_bar.context_editor.n_ctx_box")
+    window.desktop.key("ctrl+a")
+    window.desktop.type_text(str(tokens))
+    window.desktop.key("Return")
+    window.wait_for("the context", lambda: window.ask("text", "session.document.edit.context.n_ctx") == str(tokens))
+
+
+def ask_model(window: Window, question: str) -> None:
+    window.click("chat.prompt_edit")
+    window.desktop.type_text(question)
+    window.desktop.key("Return")
+
+
+def children_of(window: Window) -> list[psutil.Process]:
+    return list(psutil.Process(window.process.pid).children(recursive=True))
+
+
+def lab_workers(window: Window) -> set[psutil.Process]:
+    """The three workers of the lab, once discovery and probes have ended."""
+    window.wait_for("a quiet window", lambda: len(children_of(window)) == 3)
+    return set(children_of(window))
+
+
+def wait_until_gone(processes: list[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert not alive

@@ -23,6 +23,7 @@ from engine.layout.layout import Layout
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar
+from widgets.controls.share_editor import ShareEditor
 from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keys import KEYS
@@ -52,6 +53,7 @@ class MainWindow(QMainWindow):
         self.theme = theme
         self.session = Session(settings, self)
         self.settings_bar = SettingsBar()
+        self.share_editor = ShareEditor()
         self.device_strip = DeviceStrip()
         self.editor = LayoutEditor()
         self.model_panel = ModelPanel()
@@ -86,6 +88,7 @@ class MainWindow(QMainWindow):
         column.setSpacing(8)
         column.addWidget(self.device_strip)
         column.addWidget(self.editor, stretch=1)
+        column.addWidget(self.share_editor)
         self.setCentralWidget(central)
         bar = QToolBar("Settings")
         bar.setObjectName("settings")

@@ -14,8 +14,9 @@ from engine.devices.device import Rig
 from engine.fit.preview import LoadedLayout, Preview
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
-from engine.layout.split_modes import layout_in_mode, split_mode_obstacles
+from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
+from widgets.controls.share_editor import ShareChange
 from widgets.controls.states import LoadState, SplitModeChoice
 from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
@@ -89,6 +90,8 @@ class Presenter(QObject):
         bar.context_changed.connect(session.document.set_context)
         bar.split_mode_changed.connect(self._on_split_mode)
         bar.model_menu_requested.connect(self._show_model_menu)
+        window.share_editor.shares_changed.connect(self._on_shares_changed)
+        window.share_editor.shares_finished.connect(session.document.finish_move)
         editor.boundary_moved.connect(self._on_boundary_moved)
         editor.range_moved.connect(self._on_range_moved)
         editor.output_moved.connect(self._on_output_moved)
@@ -162,7 +165,11 @@ class Presenter(QObject):
             window.settings_bar.set_context(preview.context, trained if isinstance(trained, int) else None)
             obstacles = split_mode_obstacles(preview.rig, model)
             window.settings_bar.set_split_mode(preview.layout.split_mode, obstacles)
+        window.share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
         self._show_load_state()
+
+    def _on_shares_changed(self, change: ShareChange) -> None:
+        self._session.document.move(lambda layout: with_shares(layout, change.shares))
 
     def _on_boundary_moved(self, move: BoundaryMove) -> None:
         self._session.document.move(lambda layout: layout.move_boundary(move.index, move.layer))

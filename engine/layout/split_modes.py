@@ -45,6 +45,15 @@ def with_shares(layout: Layout, shares: tuple[tuple[str, float], ...]) -> Layout
     return _with_runs(layout, leading_cpu_layers(layout), shares, layout.split_mode)
 
 
+def split_shares(layout: Layout, rig: Rig) -> tuple[tuple[str, float], ...]:
+    """Return the shares of the layout, then 0 for every other device that could be a member; empty in mode layer."""
+    if layout.split_mode not in ("tensor", "row"):
+        return ()
+    named = {device for device, _ in layout.tensor_split}
+    others = (device.id for device in rig.devices if device.id not in named and _able(device, layout.split_mode))
+    return (*layout.tensor_split, *((device, 0.0) for device in others))
+
+
 def _with_runs(layout: Layout, leading: int, shares: tuple[tuple[str, float], ...], mode: SplitMode) -> Layout:
     taking = [(device, share) for device, share in shares if share > 0]
     total = sum(share for _, share in taking)

@@ -1,0 +1,136 @@
+"""The shares of a split inside layers: a slider and a number for every device that can be a member."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSlider, QSpinBox, QWidget
+
+from widgets.common.roles import plain_label
+from widgets.common.wrap_layout import WrapLayout
+
+WHOLE = 100
+SLIDER_WIDTH_PX = 120
+
+
+@dataclass(frozen=True, slots=True)
+class ShareChange:
+    """The person wants these shares, in per cent of the whole, of the devices in the order they are shown in."""
+
+    shares: tuple[tuple[str, float], ...]
+
+
+class ShareEditor(QFrame):
+    """Shows shares in per cent of their sum; a change of one is made up for by the others in proportion.
+
+    `shares_changed` comes at each step of a slider, `shares_finished` when it is let go of or a number was entered.
+    """
+
+    shares_changed = Signal(ShareChange)
+    shares_finished = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setObjectName("share-editor")
+        self.setProperty("role", "panel")
+        self._members: dict[str, _Member] = {}
+        self._shares: tuple[tuple[str, float], ...] = ()
+        self._row = WrapLayout(spacing=16)
+        self._row.addWidget(plain_label("Shares", "title"))
+        around = QHBoxLayout(self)
+        around.setContentsMargins(16, 8, 16, 8)
+        around.addLayout(self._row)
+        self.hide()
+
+    @property
+    def shares(self) -> tuple[tuple[str, float], ...]:
+        """The shares as shown, in per cent."""
+        return self._shares
+
+    def set_shares(self, shares: Sequence[tuple[str, float]]) -> None:
+        """Show the devices with their shares of any unit; empty: nothing is split inside layers, and this is hidden."""
+        self._shares = percent_shares(shares)
+        if list(self._members) != [device for device, _ in shares]:
+            self._rebuild([device for device, _ in shares])
+        for device, share in self._shares:
+            self._members[device].set_percent(round(share))
+        self.setVisible(bool(shares))
+
+    def member(self, device: str) -> tuple[QSlider, QSpinBox]:
+        """Return the slider and the number of a device."""
+        return self._members[device].slider, self._members[device].number
+
+    def _rebuild(self, devices: list[str]) -> None:
+        for member in self._members.values():
+            self._row.removeWidget(member)
+            member.deleteLater()
+        self._members = {device: _Member(device, self) for device in devices}
+        for device, member in self._members.items():
+            member.slider.valueChanged.connect(lambda percent, each=device: self._on_changed(each, percent))
+            member.slider.sliderReleased.connect(self.shares_finished)
+            member.number.valueChanged.connect(lambda percent, each=device: self._on_entered(each, percent))
+            self._row.addWidget(member)
+
+    def _on_changed(self, device: str, percent: int) -> None:
+        shares = with_percent(self._shares, device, percent)
+        if shares != self._shares:
+            self.shares_changed.emit(ShareChange(shares))
+        if not self._members[device].slider.isSliderDown():
+            self.shares_finished.emit()
+
+    def _on_entered(self, device: str, percent: int) -> None:
+        self.shares_changed.emit(ShareChange(with_percent(self._shares, device, percent)))
+        self.shares_finished.emit()
+
+
+class _Member(QWidget):
+    """One device."""
+
+    def __init__(self, device: str, parent: QWidget) -> None:
+        super().__init__(parent)
+        self.slider = QSlider(Qt.Orientation.Horizontal)
+        self.slider.setRange(0, WHOLE)
+        self.slider.setFixedWidth(SLIDER_WIDTH_PX)
+        self.slider.setAccessibleName(f"Share of {device}")
+        self.number = QSpinBox()
+        self.number.setRange(0, WHOLE)
+        self.number.setSuffix(" %")
+        self.number.setKeyboardTracking(False)
+        self.number.setAccessibleName(f"Share of {device} in per cent")
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(8)
+        row.addWidget(plain_label(device, "strong"))
+        row.addWidget(self.slider)
+        row.addWidget(self.number)
+
+    def set_percent(self, percent: int) -> None:
+        """Show a share without a word about it."""
+        for control in (self.slider, self.number):
+            blocked = control.blockSignals(True)
+            control.setValue(percent)
+            control.blockSignals(blocked)
+
+
+def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    """Return shares in per cent of their sum."""
+    total = sum(share for _, share in shares)
+    return tuple((device, WHOLE * share / total if total > 0 else 0.0) for device, share in shares)
+
+
+def with_percent(shares: Sequence[tuple[str, float]], device: str, percent: float) -> tuple[tuple[str, float], ...]:
+    """Return shares with `percent` for `device` and the rest for the others, as they were to one another.
+
+    The last one with a share keeps all of it.
+    """
+    others = sum(share for name, share in shares if name != device)
+    if len(shares) < 2:
+        return tuple((name, float(WHOLE)) for name, _ in shares)
+    if others <= 0:
+        even = (WHOLE - percent) / (len(shares) - 1)
+        return tuple((name, float(percent) if name == device else even) for name, _ in shares)
+    return tuple(
+        (name, float(percent) if name == device else share * (WHOLE - percent) / others) for name, share in shares
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import secrets
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -205,7 +206,8 @@ def encode_document(document: dict[str, object]) -> bytes:
 
 
 def _replace_file(target: Path, data: bytes) -> None:
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    # Not the target's name with more: that may be as long as a name can be.
+    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
         with temporary.open("wb") as file:
             file.write(data)

@@ -212,7 +212,7 @@ class ChildProcess:
         if message.protocol != PROTOCOL_VERSION:
             return self._reject(
                 f"it speaks version {message.protocol} of the protocol and this program version {PROTOCOL_VERSION}; "
-                "the installation is incomplete, install it again"
+                "the installation is incomplete, so install it again"
             )
         with self._condition:
             self._greeted = True

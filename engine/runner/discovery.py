@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Sequence
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Capabilities, Device, Rig
-from engine.devices.endpoint import Greeting, GreetingStatus, greet_all
+from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
 from engine.errors import ArgumentError, BusyError, UnreachableError
 from engine.runner.host import host_device
 from engine.runner.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
@@ -35,18 +36,28 @@ def discover(
         UnreachableError: for an endpoint that does not answer as it should; `BusyError` where it serves somebody else.
         EngineError: where the child failed.
     """
-    if len(set(rpc_endpoints)) != len(rpc_endpoints):
-        raise ArgumentError("The same RPC endpoint was given twice; give each once.")
-    try:
-        greetings = greet_all(rpc_endpoints, cancel=cancel)
-    except ValueError as error:
-        raise ArgumentError(f"{str(error)[:1].upper()}{str(error)[1:]}.") from None
+    endpoints = _endpoints(rpc_endpoints)
+    greetings = greet_all(endpoints, cancel=cancel)
     raise_if_cancelled(cancel)
     for greeting in greetings.values():
         _check(greeting)
-    request = ListDevices(endpoints=tuple(rpc_endpoints))
+    request = ListDevices(endpoints=endpoints)
     answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
     return Rig(_devices(answer.devices), host_device())
+
+
+def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the endpoints as the engine writes them; it would abort for a stray blank."""
+    endpoints: list[str] = []
+    for text in texts:
+        try:
+            host, port = parse_endpoint(text)
+        except ValueError as error:
+            raise ArgumentError(f"{error}.") from None
+        if f"{host}:{port}" in endpoints:
+            raise ArgumentError(f"The RPC endpoint {host}:{port} was given twice; give each once.")
+        endpoints.append(f"{host}:{port}")
+    return tuple(endpoints)
 
 
 def _check(greeting: Greeting) -> None:
@@ -60,7 +71,7 @@ def _devices(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
     """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
     taken = {device.id for device in local}
-    ids = (name for number in range(len(taken) + 100_000) if (name := f"RPC{number}") not in taken)
+    ids = (name for number in itertools.count() if (name := f"RPC{number}") not in taken)
     remote = [_remote_device(next(ids), each) for each in found if each.endpoint is not None]
     return (*local, *remote)
 

@@ -14,6 +14,7 @@ from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import ArgumentError, EngineError, WorkerStalledError
 from engine.runner.child import ChildProcess
 from engine.runner.host import host_device
+from engine.runner.one_shot import error_of
 from engine.runner.outcome import ProcessOutcome
 from engine.runner.protocol import SERVE_ENVIRONMENT, AnyMessage, Failure, Serve, Serving
 from engine.units import MIB
@@ -69,11 +70,11 @@ class ServingChild:
         with self._condition:
             self._condition.wait_for(self._is_settled, max(0.0, deadline_s - time.monotonic()))
             if self._failure is not None:
-                raise ArgumentError(self._failure.message)
+                raise error_of(self._failure, self._request)
             if self._outcome is not None:
                 raise self._outcome.error()
             if self._serving is None:
-                raise WorkerStalledError(f"It did not begin to serve within {START_TIMEOUT_S:g} s.")
+                raise WorkerStalledError("It did not begin to serve in time; close other programs and try again.")
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:

@@ -46,6 +46,7 @@ from engine.runner.protocol import (
 from engine.runner.reports import (
     crash_event,
     done_event,
+    failed_event,
     loaded_event,
     lost_event,
     out_of_memory_event,
@@ -388,7 +389,7 @@ class Lifecycle:
             case AllocationFailure():
                 self._conclude(load, out_of_memory_event(load.job.rig, message))
             case Failure():
-                self._conclude(load, Failed(kind=message.kind, message=message.message))
+                self._conclude(load, failed_event(message))
             case Stopped():
                 self._conclude(load, Cancelled(stage=message.stage))
 
@@ -421,7 +422,7 @@ class Lifecycle:
             case AllocationFailure() if self._child_job is not None:
                 self._finish_generation(out_of_memory_event(self._child_job.rig, message, generating=True))
             case Failure():
-                self._finish_generation(Failed(kind=message.kind, message=message.message))
+                self._finish_generation(failed_event(message))
 
     def _finish_generation(self, ending: GenerationEnding) -> None:
         self._inbox.forget_later()

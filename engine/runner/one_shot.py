@@ -23,6 +23,7 @@ from engine.errors import (
 from engine.runner.child import ChildProcess
 from engine.runner.outcome import ProcessOutcome
 from engine.runner.protocol import AnyMessage, AnyRequest, Failure, Load, Message, Probe
+from engine.runner.reports import failed_event
 
 DEFAULT_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
@@ -65,11 +66,13 @@ def ask_child(
                 try:
                     message = arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
                 except queue.Empty:
-                    raise WorkerStalledError(f"The engine process gave no answer within {timeout_s:g} s.") from None
+                    raise WorkerStalledError(
+                        f"The engine process gave no answer within {timeout_s:g} s. Close other programs and try again."
+                    ) from None
                 if isinstance(message, answer_type):
                     return message
                 if isinstance(message, Failure):
-                    raise _error_of(message, request)
+                    raise error_of(message, request)
                 if isinstance(message, ProcessOutcome):
                     raise message.error()
                 raise_if_cancelled(cancel)
@@ -84,9 +87,10 @@ def raise_if_cancelled(cancel: CancelToken | None) -> None:
         raise EngineError("The question to the engine was cancelled.")
 
 
-def _error_of(failure: Failure, request: AnyRequest) -> EngineError:
+def error_of(failure: Failure, request: AnyRequest) -> EngineError:
     """Return the error of the failure's kind."""
+    message = failed_event(failure).message
     if failure.kind == "model_file" and isinstance(request, Load | Probe):
         path = Path(request.path)
-        return ModelFileError(path, failure.message.removeprefix(f"{path.name}: "))
-    return _ERRORS.get(failure.kind, EngineError)(failure.message)
+        return ModelFileError(path, message.removeprefix(f"{path.name}: "))
+    return _ERRORS.get(failure.kind, EngineError)(message)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
+from engine.gguf.quoting import clean
 
 # Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
 _RPC_LOSS = re.compile(
@@ -16,6 +17,8 @@ _RPC_LOSS = re.compile(
 )
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
 _SHOWN_STDERR_LINES = 4
+_SHOWN_LINE = 400
+_TRY_AGAIN = " Try again; if it happens again, try another layout and report this."
 
 
 class EndReason(StrEnum):
@@ -57,16 +60,22 @@ class ProcessOutcome:
 
     @property
     def sentence(self) -> str:
-        """One or two sentences for people, with the last words of the child where it ended by itself."""
+        """Sentences for people: what happened, what to do, and the last words of the child where it had some."""
         match self.reason:
             case EndReason.STOPPED:
                 return "The engine process was ended on request."
             case EndReason.STALLED:
-                return f"The engine process showed no progress for {self.detail} and was ended.{self._last_words()}"
+                return (
+                    f"The engine process showed no progress for {self.detail} and was ended. "
+                    f"Check the disk and the devices that it uses, then try again.{self._last_words()}"
+                )
             case EndReason.BROKEN:
-                return f"The engine process was ended: {self.detail}.{self._last_words()}"
+                return f"The engine process was ended: {self.detail}.{_TRY_AGAIN}{self._last_words()}"
             case EndReason.NOT_STARTED:
-                return f"The engine process could not be started: {self.detail}."
+                return (
+                    f"The engine process could not be started: {self.detail}. "
+                    "Close other programs; if that does not help, install this program again."
+                )
             case EndReason.ITSELF:
                 return f"The engine process {self._how()}.{self._hint()}{self._last_words()}"
 
@@ -97,13 +106,13 @@ class ProcessOutcome:
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
             return " A model file that became shorter while it was mapped does that; check the file."
-        return ""
+        return _TRY_AGAIN
 
     def _last_words(self) -> str:
         if self.abort_text:
-            return f" Its last words: {self.abort_text.strip()}"
-        lines = [line for line in self.stderr_tail if line.strip()][-_SHOWN_STDERR_LINES:]
-        return f" Its last words: {' / '.join(line.strip() for line in lines)}" if lines else ""
+            return f" Its last words: {clean(self.abort_text, _SHOWN_LINE)}"
+        lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]
+        return f" Its last words: {' / '.join(lines)}" if lines else ""
 
 
 def _signal_name(number: int) -> str:

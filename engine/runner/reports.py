@@ -6,16 +6,18 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus
+from engine.gguf.quoting import clean
 from engine.memory.estimate import Grade
 from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
 from engine.runner.job import LoadJob
 from engine.runner.measured import member_estimate, rows_from_parts
 from engine.runner.outcome import EndReason, ProcessOutcome
-from engine.runner.protocol import AllocationFailure, Generated, LoadedModel, Part, StageProgress
+from engine.runner.protocol import AllocationFailure, Failure, Generated, LoadedModel, Part, StageProgress
 from engine.units import format_bytes
 
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 _GENERATING = "while generating"
+_MAX_MESSAGE = 2000
 
 
 class StageTracker:
@@ -69,6 +71,11 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: boo
     )
 
 
+def failed_event(message: Failure) -> Failed:
+    """Return the child's own ending; it may quote a foreign file, which must not steer a terminal."""
+    return Failed(kind=message.kind, message=clean(message.message, _MAX_MESSAGE))
+
+
 def done_event(message: Generated) -> Done:
     """Return the end of a generation; the prompt's speed counts what was decoded, not what was still cached."""
     return Done(
@@ -92,9 +99,7 @@ def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[De
 
 def crash_event(outcome: ProcessOutcome) -> Failed | Crashed:
     """Return the ending for a child that went without its last word, where no device is to blame."""
-    if outcome.reason is EndReason.STALLED:
-        return Failed(kind="stalled", message=outcome.sentence)
-    if outcome.reason is EndReason.STOPPED:
+    if outcome.reason in (EndReason.STALLED, EndReason.STOPPED):
         return Failed(kind="stalled", message=outcome.sentence)
     if outcome.reason is not EndReason.ITSELF:
         return Failed(kind="internal", message=outcome.sentence)

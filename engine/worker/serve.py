@@ -35,7 +35,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
     device = engine.cpu_device() if request.device == CPU_ID else engine.device_by_name(request.device.encode())
     if not device:
         names = ", ".join(engine.device_name(known) for known in engine.devices())
-        raise failure("unreachable", f"There is no device {request.device} to serve; this machine has {names}.")
+        raise failure("argument", f"There is no device {request.device} to serve; choose one of {names}.")
     port = request.port or _free_port(request.host)
     _check_address(request.host, port)
     ended = threading.Event()

@@ -131,6 +131,7 @@ def test_any_bytes_give_a_rig_or_a_rig_error(data: bytes) -> None:
 def test_files_are_written_and_read(tmp_path: Path) -> None:
     rig = parse(CUDA, RPC)
     write_rig(tmp_path / "r.json", rig)
+    write_rig(tmp_path / f"{'r' * 250}.json", rig)  # as long as a name may be
     assert read_rig(tmp_path / "r.json") == rig
     with pytest.raises(RigError, match=r"nothing\.json: the rig file cannot be read"):
         read_rig(tmp_path / "nothing.json")

@@ -52,10 +52,16 @@ def test_endpoints_that_do_not_answer() -> None:
         discover((f"127.0.0.1:{silent.getsockname()[1]}",))
 
 
-@pytest.mark.parametrize("endpoints", [("nowhere",), ("127.0.0.1:1", "127.0.0.1:1")])
+@pytest.mark.parametrize("endpoints", [("nowhere",), ("127.0.0.1:1", "127.0.0.1:1"), ("127.0.0.1:1", " 127.0.0.1:01")])
 def test_endpoints_that_make_no_sense(endpoints: tuple[str, ...]) -> None:
     with pytest.raises(ArgumentError):
         discover(endpoints)
+
+
+def test_blanks_around_an_endpoint_do_not_reach_the_engine() -> None:
+    with rpc_server() as endpoint:
+        rig = discover((f" {endpoint}\n",), argv=fake_worker_argv("normal"))
+    assert {device.endpoint for device in rig.devices if device.is_rpc} == {endpoint}
 
 
 def test_a_child_that_crashes_or_says_nothing() -> None:

@@ -144,7 +144,7 @@ def test_serving_on_a_port_in_use_says_so() -> None:
 
 
 def test_serving_an_unknown_device_says_so() -> None:
-    with pytest.raises(EngineError, match="CUDA77"):
+    with pytest.raises(ArgumentError, match=r"CUDA77.*choose one of.*CPU"):
         serve(port=0, device="CUDA77")
 
 

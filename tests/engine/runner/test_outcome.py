@@ -10,7 +10,8 @@ from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.runner.events import Crashed, Failed
 from engine.runner.outcome import EndReason, ProcessOutcome
-from engine.runner.reports import crash_event, lost_event
+from engine.runner.protocol import Failure
+from engine.runner.reports import crash_event, failed_event, lost_event
 from tests.support.jobs import worker_device
 
 LOST = "ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response"
@@ -76,6 +77,22 @@ def test_sentences(outcome: ProcessOutcome, error: type[EngineError], words: str
     assert type(outcome.error()) is error
     assert words in outcome.sentence
     assert outcome.sentence.startswith("The engine process")
+
+
+def test_every_unwanted_end_says_what_to_do() -> None:
+    reasons = [reason for reason in EndReason if reason is not EndReason.STOPPED]
+    sentences = [ProcessOutcome(reason, exit_code=1, detail="x").sentence for reason in reasons]
+    assert all("try again" in sentence.lower() or "install" in sentence for sentence in sentences)
+
+
+def test_what_a_child_says_does_not_steer_a_terminal() -> None:
+    hostile = "name \x1b]0;owned\x07\r\x9b31m"
+    outcome = ProcessOutcome(EndReason.ITSELF, exit_code=1, stderr_tail=(hostile, "\x1b[2J"))
+    aborted_outcome = aborted(hostile)
+    failed = failed_event(Failure(kind="model_file", message=hostile))
+    for text in (outcome.sentence, aborted_outcome.sentence, failed.message):
+        assert "owned" in text
+        assert text.isprintable()
 
 
 def test_a_crash_carries_signal_or_exit_code() -> None:

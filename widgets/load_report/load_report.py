@@ -128,6 +128,10 @@ class LoadReport(QWidget):
         self._show_table(outcome)
 
     def _show_table(self, outcome: Outcome | None) -> None:
+        # What to do about a failure comes before the numbers, a remark on a success after them.
+        self._column.removeWidget(self._detail)
+        is_bad = outcome is not None and outcome.tone == "bad"
+        self._column.insertWidget(0 if is_bad else self._column.indexOf(self._rows_title) + 1, self._detail)
         if self._table is not None:
             self._column.removeWidget(self._table)
             self._table.hide()

@@ -1,0 +1,115 @@
+"""Automatic layouts on random lab rigs, loaded for real: what was called fitting has to load."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from engine.devices.device import Rig
+from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
+from engine.fit.strategies.constraints import AutoLayout, Constraints
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.memory.model_memory import ModelMemory
+from engine.runner.client import LoadJob, RunnerState
+from engine.runner.events import AnyEvent, Loaded
+from engine.runner.lab import LabRig
+from engine.units import MIB
+from tests.support.models import write_tiny_llama, write_tiny_moe
+from tests.support.runner_log import RunnerLog
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One strategy for one model on some workers of a lab."""
+
+    strategy: str
+    memory: ModelMemory
+    rig: Rig
+    result: AutoLayout
+
+    def __str__(self) -> str:
+        caps = ", ".join(f"{device.id} {device.total_bytes} less {device.margin_bytes}" for device in self.rig.devices)
+        return f"{self.strategy} of {self.memory.model.name} on {caps}: {self.result}"
+
+
+def write_models(folder: Path) -> tuple[ModelMemory, ...]:
+    """Write models of 10 to 60 MB, dense and with experts."""
+    wide = {"n_embd": 256, "n_head": 4, "n_ff": 768, "n_vocab": 4096}
+    paths = (
+        write_tiny_llama(folder / "deep.gguf", n_layers=18, n_ctx_train=8192, **wide),
+        write_tiny_llama(folder / "tied.gguf", n_layers=7, n_ctx_train=16384, tied=True, **wide),
+        write_tiny_llama(folder / "small.gguf", n_layers=12, n_ctx_train=4096, file_type="Q8_0", **wide),
+        write_tiny_moe(folder / "mixture.gguf", n_layers=9, n_expert=8, n_ctx_train=8192, **wide),
+    )
+    return tuple(ModelMemory(read_model(path)) for path in paths)
+
+
+def random_caps(random_numbers: random.Random) -> list[int]:
+    """Return the caps of one to four workers, from hardly a layer to all of a model."""
+    return [random_numbers.randint(6, 72) * MIB for _ in range(random_numbers.randint(1, 4))]
+
+
+def random_trials(
+    lab: Rig, models: Sequence[ModelMemory], random_numbers: random.Random, count: int
+) -> Iterator[Trial]:
+    """Yield `count` trials: some of the workers in any order, with margins, settings and constraints of any kind."""
+    for _ in range(count):
+        workers = random_numbers.sample(lab.devices, random_numbers.randint(1, len(lab.devices)))
+        margins = [random_numbers.choice((0, 0, random_numbers.randint(0, 8) * MIB)) for _ in workers]
+        rig = Rig(
+            tuple(replace(worker, margin_bytes=margin) for worker, margin in zip(workers, margins, strict=True)),
+            lab.host,
+        )
+        context = ContextSettings(
+            n_ctx=random_numbers.choice((256, 1000, 2048, 4096)),
+            n_ubatch=random_numbers.choice((64, 256, 512)),
+            type_k=random_numbers.choice(("f16", "q8_0")),
+            type_v=random_numbers.choice(("f16", "q8_0")),
+            offload_kqv=random_numbers.random() < 0.9,
+            load_mode=random_numbers.choice(("auto", "none")),
+        )
+        constraints = Constraints(
+            order=tuple(random_numbers.sample(rig.ids, len(rig.ids))), split=random_numbers.random() < 0.3
+        )
+        strategy = random_numbers.choice(tuple(STRATEGIES))
+        memory = random_numbers.choice(models)
+        yield Trial(strategy, memory, rig, auto_layout(strategy, memory, rig, context, constraints))
+
+
+def load(trial: Trial) -> AnyEvent:
+    """Load the layout for real and free it again; return how the load ended."""
+    job = LoadJob(trial.memory.model, trial.rig, trial.result.layout, trial.result.context)
+    with RunnerLog() as log:
+        log.runner.load(job)
+        ending = log.wait_for_endings(1)[0]
+        log.runner.unload()
+        log.wait_until(lambda: log.runner.state in (RunnerState.STOPPED, RunnerState.FAILED))
+    return ending
+
+
+@dataclass(slots=True)
+class Tally:
+    """What came of all trials; `failures` are those that were called fitting and did not load."""
+
+    loaded: int
+    not_fitting: int
+    failures: list[str]
+
+
+def run_trials(caps: Sequence[int], models: Sequence[ModelMemory], random_numbers: random.Random, count: int) -> Tally:
+    """Start a lab of workers with these caps, and load every layout that is called fitting."""
+    tally = Tally(0, 0, [])
+    with LabRig(caps) as lab:
+        for trial in random_trials(lab.rig, models, random_numbers, count):
+            if not trial.result.fits:
+                tally.not_fitting += 1
+                continue
+            ending = load(trial)
+            if isinstance(ending, Loaded):
+                tally.loaded += 1
+            else:
+                tally.failures.append(f"{ending}\n  {trial}")
+    return tally

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from itertools import accumulate
 
-import msgspec
-
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.architectures import Architecture, find_architecture
-from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, HOST_RULE, SizeRule
-from engine.memory.compute import ComputeTables
+from engine.memory.backends import HOST_RULE, SizeRule
+from engine.memory.compute_graph.forecast import ComputeForecast, GraphTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
-from engine.memory.feed_forward import FeedForward, read_feed_forward
 from engine.memory.hyper_parameters import (
     HyperParameters,
     MissingNumberError,
@@ -44,7 +41,7 @@ class ModelMemory:
         self.probe_only: str | None = None
         self.unknown: tuple[Part, ...] = ()
         self._state: tuple[HyperParameters, Architecture] | None = None
-        self._feed_forward: tuple[FeedForward, ...] | None = None
+        self._graphs: GraphTables | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
@@ -54,7 +51,7 @@ class ModelMemory:
             self.unknown = ("state", "compute")
             return
         try:
-            self._feed_forward = _read_compute(model, self._state[1])
+            self._graphs = GraphTables(model, *self._state)
         except MissingNumberError as error:
             self.probe_only = f"{error}; only a probe can tell the compute buffers"
             self.unknown = ("compute",)
@@ -65,20 +62,9 @@ class ModelMemory:
             return None
         last = self._last
         if last is None or (last[0] is not context and last[0] != context):
-            last = (context, ContextMemory(*self._state, self._feed_forward, self.weights, context))
+            last = (context, ContextMemory(*self._state, self._graphs, context))
             self._last = last
         return last[1]
-
-    def _resolve_flash_attention(self, context: ContextSettings, placement: Placement) -> ContextSettings:
-        """Return the settings with flash attention off where `auto` ends so: a card that cannot do this head size."""
-        if context.flash_attn != "auto" or self._state is None:
-            return context
-        hyper = self._state[0]
-        heads = {*hyper.head_k, *hyper.head_v}
-        if hyper.latent or (len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES):
-            return context
-        on_cuda = any(placement.traits[entry].converts_kv for entry in placement.entries if entry in placement.traits)
-        return msgspec.structs.replace(context, flash_attn="off") if on_cuda else context
 
     def _refusal(self, layout: Layout) -> str | None:
         """Return why nothing at all can be said about `layout`, None if something can."""
@@ -97,7 +83,7 @@ class ModelMemory:
         if refusal is not None:
             return _nothing_known(rig, refusal)
         placement = place(layout, rig, context)
-        tables = self.for_context(self._resolve_flash_attention(context, placement))
+        tables = self.for_context(context)
         try:
             members = self._member_tables(placement)
             on_device, host = self._weights(placement, members)
@@ -153,8 +139,7 @@ class ContextMemory:
         self,
         hyper: HyperParameters,
         architecture: Architecture,
-        feed_forward: tuple[FeedForward, ...] | None,
-        weights: WeightTables,
+        graphs: GraphTables | None,
         context: ContextSettings,
     ) -> None:
         self._context = context
@@ -166,9 +151,7 @@ class ContextMemory:
         shape = context_shape(context, hyper.n_ctx_train)
         self.output_buffer_bytes = hyper.n_vocab * _LOGIT_BYTES * shape.n_sequences
         """The logits that the host keeps: one row per sequence until a batch asks for more."""
-        self.compute = (
-            None if feed_forward is None else ComputeTables(hyper, feed_forward, architecture, weights, context)
-        )
+        self.compute = None if graphs is None else ComputeForecast(graphs, context)
 
     def state_bytes(
         self, placement: Placement, members: MemberTables | None = None
@@ -222,12 +205,6 @@ def _read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
     if architecture.refused is not None:
         raise MissingNumberError(f'the engine decides about "{model.architecture}": {architecture.refused}')
     return read_hyper_parameters(model, architecture), architecture
-
-
-def _read_compute(model: ModelFile, architecture: Architecture) -> tuple[FeedForward, ...]:
-    if not architecture.computed:
-        raise MissingNumberError(f'the arithmetic of the compute buffers of "{model.architecture}" is not known yet')
-    return read_feed_forward(model)
 
 
 def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:

@@ -48,6 +48,20 @@ class GraphTables:
         ]
         known: dict[object, int] = {}
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
+        self._try_graph(model)
+
+    def _try_graph(self, model: ModelFile) -> None:
+        """Build one layer of each kind, so that tensors which do not fit show here and not while somebody drags."""
+        batch = Batch(2, 1, 2, 256, 256, 1, "f16", "f16", flash=False, turned_values=True, offload_kqv=True)
+        sketch = Sketch(self.numbers, batch, self.outer, lambda _, memory: memory, 0, has_cache=self.has_cache)
+        firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
+        layers = [Placed(self.layers[index], self.weights[index], HOST, -1, False) for index in sorted(firsts.values())]
+        try:
+            build_graph(sketch, self.family, layers, HOST)
+        except (ArithmeticError, LookupError, AssertionError, ValueError) as error:
+            raise MissingNumberError(
+                f"the tensors of the file do not make a graph of {model.architecture} ({error})"
+            ) from error
 
     @property
     def n_trunk(self) -> int:

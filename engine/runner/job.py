@@ -40,12 +40,12 @@ class LoadJob:
     def load_request(self) -> Load:
         """Return the request of a real load; raises as `parameters` does, and `ModelFileError` for its path."""
         parameters = self.parameters()
-        return Load(path=self._path(), devices=_refs(self.rig), parameters=parameters, context=self.context)
+        return Load(path=self._path(), devices=device_refs(self.rig), parameters=parameters, context=self.context)
 
     def probe_request(self) -> Probe:
         """Return the request of a no-alloc load; raises as `load_request` does."""
         parameters = self.parameters()
-        return Probe(path=self._path(), devices=_refs(self.rig), parameters=parameters, context=self.context)
+        return Probe(path=self._path(), devices=device_refs(self.rig), parameters=parameters, context=self.context)
 
     def _path(self) -> str:
         path = self.model.paths[0]
@@ -65,7 +65,7 @@ class LoadJob:
         return endpoints
 
 
-def _refs(rig: Rig) -> tuple[DeviceRef, ...]:
+def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
     """Describe the rig's devices to the child. A local device's id is ggml's own name unless somebody renamed it."""
     return tuple(
         DeviceRef(

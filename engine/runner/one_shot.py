@@ -6,6 +6,7 @@ import queue
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import TracebackType
 from typing import TypeVar
 
 from engine.cancellation import CancelToken
@@ -40,6 +41,59 @@ _ERRORS: Mapping[str, Callable[[str], EngineError]] = {
 }
 
 
+class Questions:
+    """A child for some questions, one after another; it is gone when this is left."""
+
+    def __init__(
+        self,
+        *,
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        argv: Sequence[str] | None = None,
+        cancel: CancelToken | None = None,
+        name: str = "question",
+    ) -> None:
+        self._arrived: queue.SimpleQueue[AnyMessage | ProcessOutcome | None] = queue.SimpleQueue()
+        self._timeout_s = timeout_s
+        self._cancel = cancel or CancelToken()
+        self._child = ChildProcess(
+            self._arrived.put, self._arrived.put, argv=argv, stall_timeout_s=timeout_s, name=name
+        )
+
+    def __enter__(self) -> Questions:
+        self._child.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._child.stop()
+        self._child.wait(_END_TIMEOUT_S)
+
+    def ask(self, request: AnyRequest, answer_type: type[_Answer]) -> _Answer:
+        """Send `request` and return the answer.
+
+        Raises:
+            EngineError: the child's `Failure` by its kind, its crash, a silence, or the cancel.
+        """
+        self._child.send(request)
+        deadline_s = time.monotonic() + self._timeout_s
+        with self._cancel.waking(lambda: self._arrived.put(None)):
+            while True:
+                try:
+                    message = self._arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
+                except queue.Empty:
+                    raise WorkerStalledError(
+                        f"The engine process gave no answer within {self._timeout_s:g} s."
+                    ) from None
+                if isinstance(message, answer_type):
+                    return message
+                if isinstance(message, Failure):
+                    raise error_of(message, request)
+                if isinstance(message, ProcessOutcome):
+                    raise message.error()
+                raise_if_cancelled(self._cancel)
+
+
 def ask_child(
     request: AnyRequest,
     answer_type: type[_Answer],
@@ -52,33 +106,10 @@ def ask_child(
     """Start a child, send `request`, return the answer; the child is gone when this returns or raises.
 
     Raises:
-        EngineError: the child's `Failure` by its kind, its crash, a silence of `timeout_s`, or the cancel.
+        EngineError: as `Questions.ask`.
     """
-    arrived: queue.SimpleQueue[AnyMessage | ProcessOutcome | None] = queue.SimpleQueue()
-    cancel = cancel or CancelToken()
-    child = ChildProcess(arrived.put, arrived.put, argv=argv, stall_timeout_s=timeout_s, name=name)
-    child.start()
-    child.send(request)
-    deadline_s = time.monotonic() + timeout_s
-    try:
-        with cancel.waking(lambda: arrived.put(None)):
-            while True:
-                try:
-                    message = arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
-                except queue.Empty:
-                    raise WorkerStalledError(
-                        f"The engine process gave no answer within {timeout_s:g} s. Close other programs and try again."
-                    ) from None
-                if isinstance(message, answer_type):
-                    return message
-                if isinstance(message, Failure):
-                    raise error_of(message, request)
-                if isinstance(message, ProcessOutcome):
-                    raise message.error()
-                raise_if_cancelled(cancel)
-    finally:
-        child.stop()
-        child.wait(_END_TIMEOUT_S)
+    with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name) as child:
+        return child.ask(request, answer_type)
 
 
 def raise_if_cancelled(cancel: CancelToken | None) -> None:

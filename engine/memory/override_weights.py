@@ -24,7 +24,7 @@ def weights_with_overrides(
     tables: WeightTables, placement: Placement, members: MemberTables | None = None
 ) -> tuple[dict[str, int], HostWeights]:
     """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
-    rules = _compile(placement.overrides)
+    rules = usable_rules(placement.overrides)
     on_device: dict[str, int] = {}
     plain: list[TensorInfo] = []
     repacked_bytes = 0
@@ -59,7 +59,7 @@ def weights_with_overrides(
     return on_device, HostWeights(repacked_bytes, mapped_bytes)
 
 
-def _compile(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
+def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
     """Return usable patterns; one that is not a regex is a broken rule and moves nothing here."""
     rules = []
     for override in overrides:

@@ -10,17 +10,21 @@ from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings, FlashAttention
 from engine.memory.architectures import Architecture
-from engine.memory.backends import BackendTraits
+from engine.layout.engine_parameters import TensorOverride
+from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, BackendTraits
 from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
 from engine.memory.compute_graph.transformer import single_part_layer
 from engine.memory.compute_graph.graph import TYPE_SIZES, Graph, Tensor, row_size
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
-from engine.memory.compute_graph.scheduler import HOST, REPACKED, Backend, Scheduler
+from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
 from engine.memory.kv_cache import context_shape, pad, window_cells
+from engine.memory.override_weights import usable_rules
 from engine.memory.placement import Placement
+
+_MOST_REMEMBERED = 1024
 
 OFFLOAD_MIN_BATCH = 32
 """Smallest batch whose host weights a device takes over (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
@@ -63,6 +67,28 @@ class GraphTables:
                 f"the tensors of the file do not make a graph of {model.architecture} ({error})"
             ) from error
 
+    def kinds_with(self, overrides: tuple[TensorOverride, ...]) -> tuple[int, ...]:
+        """Return the kind of each layer, told apart by where overrides send its weights too."""
+        known: dict[object, int] = {}
+        found = []
+        home = _homes(overrides)
+        for kind, weights in zip(self.kinds, self.weights, strict=True):
+            key = (kind, tuple(home(facts, "") for facts in weights.values()))
+            found.append(known.setdefault(key, len(known)))
+        return tuple(found)
+
+    def largest(self, kinds: Sequence[int], kind: int, first: int, last: int) -> Weights:
+        """Return the weights of a layer kind, each as large as the largest between `first` and `last`: a device that
+        borrows weights from the host makes room for that one."""
+        merged: Weights = {}
+        for index in range(first, last + 1):
+            if kinds[index] == kind:
+                for name, facts in self.weights[index].items():
+                    known = merged.get(name)
+                    if known is None or facts.n_bytes > known.n_bytes:
+                        merged[name] = facts
+        return merged
+
     @property
     def n_trunk(self) -> int:
         return len(self.layers)
@@ -77,11 +103,14 @@ class GraphTables:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Neighbouring layers on one backend: `kept` are the places of those that stand for all of them."""
+    """Neighbouring layers on one device: `kept` are the places of those that stand for all of them, with the weights
+    that they have; `kinds` tells them apart from the layers of another part."""
 
     device: str
     memory: str
     kept: tuple[int, ...]
+    kinds: tuple[int, ...]
+    weights: tuple[Weights, ...]
     sizes: tuple[tuple[int, ...], ...]
 
 
@@ -108,58 +137,74 @@ class ComputeForecast:
             offload_kqv=context.offload_kqv,
         )
         self._found: dict[object, dict[str, int]] = {}
-        self._kept: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._parts: dict[object, Part] = {}
+        self._kinds: dict[tuple[TensorOverride, ...], tuple[int, ...]] = {(): tables.kinds}
 
     def device_bytes(self, placement: Placement) -> dict[str, int]:
         """Return the compute buffer of each device, the CPU's under its id."""
-        parts = self._parts(placement)
-        offloads = self._offloads(placement)
+        parts = self._split(placement)
         key = (
-            tuple((part.device, part.memory, tuple(self._tables.kinds[index] for index in part.kept)) for part in parts),
-            tuple(part.kept for part in parts) if placement.overrides or offloads else None,
-            placement.output_device, placement.entries, placement.overrides, placement.pipeline, placement.leading == 0,
+            tuple((part.device, part.kinds, part.sizes) for part in parts),
+            placement.output_device, placement.entries, placement.overrides, placement.pipeline,
         )  # fmt: skip
         found = self._found.get(key)
         if found is None:
-            if len(self._found) > 512:
-                self._found.clear()
+            _make_room(self._found)
             found = self._found[key] = self._simulate(placement, parts)
         return found
 
-    def _offloads(self, placement: Placement) -> bool:
-        return self._context.op_offload and any(
-            placement.traits[entry].op_offload for entry in placement.entries if entry in placement.traits
-        )
-
-    def _parts(self, placement: Placement) -> list[Part]:
+    def _split(self, placement: Placement) -> list[Part]:
+        """Return the layers before those of multi-token prediction, by device."""
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
-        parts = []
+        end = self._tables.n_trunk - 1
+        found = []
         for device, first, last in runs:
-            last = min(last, self._tables.n_trunk - 1)
-            if first <= last:
-                memory = HOST if device == CPU_ID else device
-                parts.append(Part(device, memory, self._representatives(first, last, placement), ()))
-        return parts
-
-    def _representatives(self, first: int, last: int, placement: Placement) -> tuple[int, ...]:
-        """Return layers that show every neighbourhood of layer kinds between `first` and `last`."""
-        if placement.overrides or ALL_LAYERS or any(self._tables.hyper.recurrent):
-            return tuple(range(first, last + 1))
-        key = first, last
-        found = self._kept.get(key)
-        if found is None:
-            kinds = self._tables.kinds
-            seen: set[tuple[int, int, int]] = set()
-            kept = []
-            for index in range(first, last + 1):
-                before = kinds[index - 1] if index > first else -1
-                after = kinds[index + 1] if index < last else -1
-                if (before, kinds[index], after) not in seen:
-                    seen.add((before, kinds[index], after))
-                    kept.append(index)
-            found = self._kept[key] = tuple(kept)
+            if first <= end:
+                key = (device, first, last, placement.overrides)
+                part = self._parts.get(key)
+                if part is None:
+                    _make_room(self._parts)
+                    part = self._parts[key] = self._part(device, first, min(last, end), placement.overrides)
+                found.append(part)
         return found
+
+    def _part(self, device: str, first: int, last: int, overrides: tuple[TensorOverride, ...]) -> Part:
+        tables = self._tables
+        kinds = self._kinds.get(overrides)
+        if kinds is None:
+            kinds = self._kinds[overrides] = tables.kinds_with(overrides)
+        kept = self._representatives(kinds, first, last)
+        lends = self._context.op_offload and (device == CPU_ID or any(each.device == CPU_ID for each in overrides))
+        weights = tuple(
+            tables.largest(kinds, kinds[index], first, last) if lends else tables.weights[index] for index in kept
+        )
+        return Part(
+            device=device,
+            memory=HOST if device == CPU_ID else device,
+            kept=kept,
+            kinds=tuple(kinds[index] for index in kept),
+            weights=weights,
+            sizes=tuple(tuple(facts.n_bytes for facts in each.values()) for each in weights) if lends else (),
+        )
+
+    def _representatives(self, kinds: Sequence[int], first: int, last: int) -> tuple[int, ...]:
+        """Return layers that show every neighbourhood of layer kinds between `first` and `last`.
+
+        All of them where layers keep a state: blocks of no size that their graphs leave behind gather in the
+        allocator, so that the buffer depends on how many there are.
+        """
+        if ALL_LAYERS or any(self._tables.hyper.recurrent):
+            return tuple(range(first, last + 1))
+        seen: set[tuple[int, int, int]] = set()
+        kept = []
+        for index in range(first, last + 1):
+            before = kinds[index - 1] if index > first else -1
+            after = kinds[index + 1] if index < last else -1
+            if (before, kinds[index], after) not in seen:
+                seen.add((before, kinds[index], after))
+                kept.append(index)
+        return tuple(kept)
 
     def _simulate(self, placement: Placement, parts: Sequence[Part]) -> dict[str, int]:
         backends, names = _backends(placement)
@@ -170,10 +215,18 @@ class ComputeForecast:
             offload_batch=OFFLOAD_MIN_BATCH,
         )
         batch = self._batch
-        if self._flash_mode == "auto" and not self._flash_stays(placement, parts, scheduler, names):
+        if self._flash_mode == "auto" and not self._suits_flash(placement) and not self._flash_stays(placement, parts, scheduler, names):
             batch = replace(batch, flash=False)
         sizes = scheduler.buffer_sizes(self._graph(placement, parts, batch, names))
         return {CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}
+
+    def _suits_flash(self, placement: Placement) -> bool:
+        """Return whether nothing stands against flash attention, so that the graph need not be asked."""
+        hyper, context = self._tables.hyper, self._context
+        if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
+            return False
+        heads = {*hyper.head_k, *hyper.head_v}
+        return len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES - {512}
 
     def _flash_stays(
         self, placement: Placement, parts: Sequence[Part], scheduler: Scheduler, names: Sequence[str]
@@ -194,15 +247,15 @@ class ComputeForecast:
         layers = [
             Placed(
                 numbers=tables.layers[index],
-                weights=tables.weights[index],
+                weights=weights,
                 memory=part.memory,
                 backend=pins.get(part.device, -1),
                 is_last=index == tables.n_trunk - 1,
             )
             for part in parts
-            for index in part.kept
+            for index, weights in zip(part.kept, part.weights, strict=True)
         ]
-        homes = _homes(placement)
+        homes = _homes(placement.overrides)
         sketch = Sketch(tables.numbers, batch, tables.outer, homes, len(names) - 1, has_cache=tables.has_cache)
         output = HOST if placement.output_device == CPU_ID else placement.output_device
         return build_graph(sketch, tables.family, layers, output)
@@ -226,12 +279,17 @@ def _backends(placement: Placement) -> tuple[list[Backend], list[str]]:
 ALL_LAYERS = False
 
 
-def _homes(placement: Placement) -> Callable[[WeightFacts, str], str]:
-    if not placement.overrides:
-        return lambda facts, memory: memory
-    import re
+def _make_room(known: dict[object, Part] | dict[object, dict[str, int]]) -> None:
+    """Forget what was remembered before it becomes much."""
+    if len(known) >= _MOST_REMEMBERED:
+        known.clear()
 
-    rules = [(re.compile(override.pattern), override.device) for override in placement.overrides]
+
+def _homes(overrides: tuple[TensorOverride, ...]) -> Callable[[WeightFacts, str], str]:
+    """Return what tells the memory of a weight, given that of its layer."""
+    if not overrides:
+        return lambda _, memory: memory
+    rules = usable_rules(overrides)
 
     def home(facts: WeightFacts, memory: str) -> str:
         for regex, device in rules:

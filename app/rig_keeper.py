@@ -11,6 +11,8 @@ from typing import TypeVar
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
+from app.settings import demo_path, self_test_path
+from engine.demo.writer import is_current_demo, write_demo_model
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.rig_file import encode_rig, read_rig
 from engine.errors import EngineError, RigError
@@ -20,6 +22,7 @@ from engine.layout.engine_parameters import split_members
 from engine.layout.layout import Layout
 from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
+from engine.runner.self_test import keep_verdict, read_verdicts, try_repeated, with_verdicts
 from engine.telemetry.readings import DeviceReadings
 from engine.telemetry.rpc_worker import WorkerProcess
 from engine.telemetry.sample import Sample
@@ -116,7 +119,36 @@ class RigKeeper(QObject):
             local = tuple(_with_limits_of(device, known.get(device.id)) for device in found.devices)
             self._set_rig(Rig((*local, *workers), found.host))
 
-        self._run("Looking for devices", discover, show)
+        def find() -> Rig:
+            return with_verdicts(discover(), read_verdicts(self_test_path()))
+
+        self._run("Looking for devices", find, show)
+
+    def test_repeats(self) -> None:
+        """Try whether local devices are safe as several entries of a layout, one for each backend, and say so."""
+        rig = self._rig
+        tested = {device.backend: device for device in rig.devices if not device.is_rpc}
+        if not tested:
+            self.said.emit("There is no local GPU to test; CPU and remote devices may always come twice.")
+            return
+
+        def test() -> str:
+            model, path = demo_path(), self_test_path()
+            if not is_current_demo(model):
+                write_demo_model(model)
+            sentences = []
+            for device in tested.values():
+                result = try_repeated(rig, device.id, model)
+                keep_verdict(path, device, result)
+                verdict = "may" if result.passed else "cannot"
+                sentences.append(f"{device.backend} devices {verdict} come twice in a layout.")
+            return " ".join(sentences)
+
+        def show(sentence: str) -> None:
+            self.said.emit(sentence)
+            self.refresh()
+
+        self._run("Testing devices", test, show)
 
     def open_rig(self, path: Path) -> None:
         """Use the devices that the rig file `path` describes."""

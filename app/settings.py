@@ -25,6 +25,11 @@ def calibration_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "calibration.json"
 
 
+def self_test_path() -> Path:
+    """Return where is kept which backends may be several entries of one layout."""
+    return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

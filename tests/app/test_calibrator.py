@@ -89,3 +89,10 @@ def test_devices_are_corrected_as_they_come(qtbot: QtBot, background: Background
     with qtbot.waitSignal(keeper.rig_changed):
         calibrator.reset()
     assert keeper.rig.host.overhead_bytes is None
+
+
+def test_without_a_local_card_there_is_nothing_to_test(qtbot: QtBot, background: Background) -> None:
+    keeper = RigKeeper(background)
+    with qtbot.waitSignal(keeper.said) as said:
+        keeper.test_repeats()
+    assert "no local GPU" in said.args[0]

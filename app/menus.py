@@ -76,6 +76,7 @@ def _devices(window: MainWindow) -> MenuEntries:
         SEPARATOR,
         Command("add_remote", "Add Re&mote Worker…", window.add_remote),
         SEPARATOR,
+        Command("test_repeats", "&Test Repeated Devices", keeper.test_repeats),
         Command("reset_calibration", "Reset &Calibration", window.session.calibrator.reset),
     )
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from engine.runner.board import Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runner.events import AnyEvent
 from engine.runner.job import LoadJob
-from engine.runner.lifecycle import STOP_TIMEOUT_S, Lifecycle, Receivers, RunnerOptions
+from engine.runner.lifecycle import STOP_TIMEOUT_S, Lifecycle, RunnerOptions
 from engine.runner.protocol import DeviceMemoryReading, Generate
 from engine.runner.runs import LoadedInfo, RunnerState
 

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
 
 from engine.errors import ArgumentError, EngineError
+from engine.runner.board import Board, Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.runner.events import (
-    AnyEvent,
     Cancelled,
     Crashed,
-    Done,
     Failed,
     GenerationEnding,
     LoadEnding,
     Stage,
     Token,
 )
-from engine.runner.greeter import Greeter, Greetings
+from engine.runner.greeter import Greetings
 from engine.runner.inbox import Inbox
 from engine.runner.job import LoadJob
 from engine.runner.outcome import EndReason, ProcessOutcome
@@ -31,7 +28,6 @@ from engine.runner.protocol import (
     AllocationFailure,
     AnyMessage,
     DeviceMemoryQuery,
-    DeviceMemoryReading,
     DeviceMemoryReadings,
     Failure,
     Generate,
@@ -44,16 +40,15 @@ from engine.runner.protocol import (
     Stopped,
 )
 from engine.runner.reports import (
+    NOTHING_GENERATED,
     crash_event,
     done_event,
     failed_event,
     loaded_event,
-    lost_event,
     out_of_memory_event,
     refusal,
 )
 from engine.runner.runs import (
-    Diagnosis,
     GenerationRun,
     LoadedInfo,
     LoadPhase,
@@ -61,6 +56,7 @@ from engine.runner.runs import (
     RunnerState,
     WaitingLoad,
 )
+from engine.runner.search import Diagnosis, EndpointSearch
 
 STOP_TIMEOUT_S = 2.0
 """From asking for an end until the child has been killed, if that is what it takes."""
@@ -70,18 +66,6 @@ _KILL_S = 0.2
 _CLOSE_TIMEOUT_S = 10.0
 _MAX_WAITING_MESSAGES = 256
 """More than this and the child's pipe is held up, instead of our memory growing."""
-
-_T = TypeVar("_T")
-_log = logging.getLogger("layerdeck.engine")
-
-
-@dataclass(frozen=True, slots=True)
-class Receivers:
-    """Who is told what, in the runner's thread. Their exceptions are logged and go no further."""
-
-    event: Callable[[AnyEvent], None]
-    state: Callable[[RunnerState], None] | None = None
-    device_memory: Callable[[tuple[DeviceMemoryReading, ...]], None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +81,11 @@ class Lifecycle:
     """State and child of a runner. `put_*`, `close` and what is public are for any thread, all else for the inbox's."""
 
     def __init__(self, receivers: Receivers, options: RunnerOptions) -> None:
-        self._receivers = receivers
+        self._board = Board(receivers)
         self._options = options
         self._inbox = Inbox("runner", is_over=self._is_over, on_bug=self._end_after_bug)
-        self._greeter = Greeter()
+        self._search = EndpointSearch(self._inbox)
         self._room = threading.Semaphore(_MAX_WAITING_MESSAGES)
-        # Guarded by the lock, because a caller claims the loaded model for a generation in its own thread.
-        self._lock = threading.Lock()
-        self._state = RunnerState.STOPPED
-        self._generation: GenerationRun | None = None
         # Replaced whole, so that they may be read anywhere.
         self.loaded: LoadedInfo | None = None
         self.context_used: int | None = None
@@ -114,14 +94,12 @@ class Lifecycle:
         self._last_child: ChildProcess | None = None
         self._load: LoadRun | None = None
         self._waiting: deque[WaitingLoad] = deque()
-        self._diagnosis: Diagnosis | None = None
         self._unload_wanted = False
         self._closing = False
 
     @property
     def state(self) -> RunnerState:
-        with self._lock:
-            return self._state
+        return self._board.state
 
     # ------------------------------------------------------------------ from any thread
 
@@ -130,16 +108,9 @@ class Lifecycle:
             raise ArgumentError("The runner is closed and loads nothing any more.")
 
     def put_generate(self, request: Generate) -> None:
-        with self._lock:
-            if self._state is RunnerState.GENERATING:
-                raise ArgumentError("An answer is being written; stop it first.")
-            generation = GenerationRun()
-            if self._state is not RunnerState.READY or not self._inbox.put(
-                partial(self._do_generate, generation, request)
-            ):
-                raise ArgumentError("No model is loaded; load one first.")
-            self._generation = generation
-            self._state = RunnerState.GENERATING
+        self._board.begin_generation(
+            lambda generation: self._inbox.put(partial(self._do_generate, generation, request))
+        )
 
     def put_stop(self) -> None:
         self._inbox.put(self._do_stop)
@@ -156,39 +127,15 @@ class Lifecycle:
             return
         if self._last_child is not None:
             self._last_child.wait(1.0)
-        self._greeter.join()
+        self._search.join()
 
-    # ------------------------------------------------------------------ state and telling
+    # ------------------------------------------------------------------ commands
 
     def _is_idle(self) -> bool:
-        return self._load is None and self._generation is None and self._diagnosis is None
+        return self._load is None and self._board.generation is None and not self._search.is_diagnosing
 
     def _is_over(self) -> bool:
         return self._closing and self._is_idle() and self._child is None and not self._waiting
-
-    def _set_state(self, state: RunnerState) -> None:
-        with self._lock:
-            changed, self._state = self._state is not state, state
-        if changed:
-            self._tell_state(state)
-
-    def _claim(self, state: RunnerState) -> bool:
-        """Leave READY for `state`, unless a caller has just claimed the model for a generation."""
-        with self._lock:
-            if self._generation is not None:
-                return False
-            self._state = state
-        self._tell_state(state)
-        return True
-
-    def _tell_state(self, state: RunnerState) -> None:
-        if self._receivers.state is not None:
-            _tell(self._receivers.state, state)
-
-    def _emit(self, event: AnyEvent) -> None:
-        _tell(self._receivers.event, event)
-
-    # ------------------------------------------------------------------ commands
 
     def _do_load(self, job: LoadJob) -> None:
         self._waiting.append(WaitingLoad(job))
@@ -196,13 +143,13 @@ class Lifecycle:
         self._advance()
 
     def _do_generate(self, generation: GenerationRun, request: Generate) -> None:
-        if generation is not self._generation or self._diagnosis is not None:
+        if generation is not self._board.generation or self._search.is_diagnosing:
             return  # The child ended in between; that was, or is about to be, this generation's end as well.
         if generation.stopping:
-            self._finish_generation(_NOTHING_GENERATED)
+            self._finish_generation(NOTHING_GENERATED)
             return
         assert self._child is not None
-        self._tell_state(RunnerState.GENERATING)
+        self._board.tell_state(RunnerState.GENERATING)
         generation.sent = True
         self._child.watch(True)
         self._child.send(request)
@@ -227,7 +174,7 @@ class Lifecycle:
         self._advance()
 
     def _kill_generation(self, generation: GenerationRun) -> None:
-        if generation is self._generation and self._child is not None:
+        if generation is self._board.generation and self._child is not None:
             generation.killed = True
             self._child.stop(ask_s=0.0, terminate_s=_TERMINATE_S)
 
@@ -235,22 +182,19 @@ class Lifecycle:
 
     def _end_what_runs(self) -> None:
         """Ask what runs to end. Its ending comes when the child has answered or is gone; a diagnosis ends at once."""
-        self._greeter.cancel()
-        if self._diagnosis is not None:
-            # That was all that ran; with its ending a load that waited may have begun, and is not meant.
-            self._on_diagnosed(self._diagnosis, {})
-            return
-        load, generation = self._load, self._generation
+        if self._search.cut_short():
+            return  # That was all that ran; with its ending a load that waited may have begun, and is not meant.
+        load, generation = self._load, self._board.generation
         if load is not None and not load.cancelled:
             load.cancelled = True
             if load.phase is LoadPhase.CHECKING:
                 self._finish_load(Cancelled(stage=load.tracker.stage))
             elif load.phase is LoadPhase.RUNNING:
-                self._set_state(RunnerState.STOPPING)
+                self._board.set_state(RunnerState.STOPPING)
                 self._stop_child(Stop())
         if generation is not None and not generation.stopping:
             generation.stopping = True
-            self._set_state(RunnerState.STOPPING)
+            self._board.set_state(RunnerState.STOPPING)
             if generation.sent and self._child is not None:
                 self._inbox.call_later(self._ask_s(), partial(self._kill_generation, generation))
                 self._child.send(Stop())
@@ -272,7 +216,7 @@ class Lifecycle:
         if self._child is None:
             self._unload_wanted = False
         elif self._unload_wanted or self._closing:
-            if self._claim(RunnerState.STOPPING):
+            if self._board.claim(RunnerState.STOPPING):
                 self._stop_child()
             else:
                 self._end_what_runs()
@@ -280,8 +224,8 @@ class Lifecycle:
         while self._waiting:
             if self._waiting[0].cancelled or len(self._waiting) > 1:
                 self._waiting.popleft()
-                self._emit(Cancelled(stage="header"))
-            elif self._claim(RunnerState.STARTING):
+                self._board.tell(Cancelled(stage="header"))
+            elif self._board.claim(RunnerState.STARTING):
                 self._begin(self._waiting.popleft().job)
                 return
             else:
@@ -292,8 +236,8 @@ class Lifecycle:
 
     def _begin(self, job: LoadJob) -> None:
         load = self._load = LoadRun(job)
-        self._emit(load.tracker.enter("header"))
-        self._emit(load.tracker.enter("fit"))
+        self._board.tell(load.tracker.enter("header"))
+        self._board.tell(load.tracker.enter("fit"))
         try:
             load.request = job.load_request()
         except EngineError as error:
@@ -306,7 +250,7 @@ class Lifecycle:
 
     def _check(self, load: LoadRun, endpoints: Sequence[str]) -> None:
         if endpoints:
-            self._greet(endpoints, partial(self._on_checked, load))
+            self._search.greet(endpoints, partial(self._on_checked, load))
         else:
             self._on_checked(load, {})
 
@@ -344,16 +288,16 @@ class Lifecycle:
         """Keep the child's last word on this load and end it; the ending follows when its memory is free again."""
         if load.ending is None:
             load.ending = ending
-            self._set_state(RunnerState.STOPPING)
+            self._board.set_state(RunnerState.STOPPING)
             self._stop_child()
 
     def _finish_load(self, ending: LoadEnding) -> None:
         self._load = None
         if self._child is not None:
-            self._set_state(RunnerState.READY)  # Refused before it replaced what is loaded.
+            self._board.set_state(RunnerState.READY)  # Refused before it replaced what is loaded.
         else:
-            self._set_state(RunnerState.STOPPED if isinstance(ending, Cancelled) else RunnerState.FAILED)
-        self._emit(ending)
+            self._board.set_state(RunnerState.STOPPED if isinstance(ending, Cancelled) else RunnerState.FAILED)
+        self._board.tell(ending)
         self._advance()
 
     # ------------------------------------------------------------------ the child's messages
@@ -371,19 +315,19 @@ class Lifecycle:
         if load is not None and load.phase is LoadPhase.RUNNING:
             if not load.cancelled:
                 self._take_loading(load, message)
-        elif self._generation is not None and self._generation.sent and not self._generation.killed:
+        elif self._board.generation is not None and self._board.generation.sent and not self._board.generation.killed:
             self._take_generating(message)
-        if isinstance(message, DeviceMemoryReadings) and self._receivers.device_memory is not None:
-            _tell(self._receivers.device_memory, message.readings)
+        if isinstance(message, DeviceMemoryReadings):
+            self._board.tell_device_memory(message.readings)
 
     def _take_loading(self, load: LoadRun, message: AnyMessage) -> None:
         match message:
             case Hello():
-                self._set_state(RunnerState.LOADING)
+                self._board.set_state(RunnerState.LOADING)
             case StageProgress():
                 progress = load.tracker.advance(message)
                 if progress is not None and load.ending is None:
-                    self._emit(progress)
+                    self._board.tell(progress)
             case LoadedModel() if load.ending is None:
                 self._become_ready(load, message)
             case AllocationFailure():
@@ -408,14 +352,14 @@ class Lifecycle:
         self._load = None
         if self._child is not None:
             self._child.watch(False)
-        self._set_state(RunnerState.READY)
-        self._emit(event)
+        self._board.set_state(RunnerState.READY)
+        self._board.tell(event)
         self._advance()
 
     def _take_generating(self, message: AnyMessage) -> None:
         match message:
             case Piece() if message.text:  # An empty one is a sign of progress with the prompt.
-                self._emit(Token(text=message.text))
+                self._board.tell(Token(text=message.text))
             case Generated():
                 self.context_used = message.context_used
                 self._finish_generation(done_event(message))
@@ -429,11 +373,8 @@ class Lifecycle:
         if self._child is not None:
             self._child.watch(False)
         state = RunnerState.FAILED if self._child is None else RunnerState.READY
-        with self._lock:
-            self._generation = None
-            self._state = state
-        self._tell_state(state)
-        self._emit(ending)
+        self._board.end_generation(state)
+        self._board.tell(ending)
         self._advance()
 
     # ------------------------------------------------------------------ the child's end
@@ -466,12 +407,13 @@ class Lifecycle:
     def _end_loaded(self, outcome: ProcessOutcome) -> None:
         """The child of a loaded model ended: on our wish, while generating, or without being asked."""
         wanted = self._unload_wanted or self._closing
-        if self._claim(RunnerState.STOPPED if wanted else RunnerState.STOPPING):
+        generation = self._board.generation
+        if self._board.claim(RunnerState.STOPPED if wanted else RunnerState.STOPPING):
             if wanted:
                 self._advance()
             else:
                 self._diagnose(outcome, None, self._lose_idle)
-        elif self._generation is not None and self._generation.killed and outcome.reason is EndReason.STOPPED:
+        elif generation is not None and generation.killed and outcome.reason is EndReason.STOPPED:
             self._finish_generation(
                 Failed(
                     kind="stalled",
@@ -483,8 +425,8 @@ class Lifecycle:
             self._diagnose(outcome, None, self._finish_generation)
 
     def _lose_idle(self, ending: Failed | Crashed) -> None:
-        self._set_state(RunnerState.FAILED)
-        self._emit(ending)
+        self._board.set_state(RunnerState.FAILED)
+        self._board.tell(ending)
         self._advance()
 
     def _diagnose(
@@ -495,21 +437,10 @@ class Lifecycle:
         if not devices or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
             finish(crash_event(outcome))
             return
-        self._diagnosis = diagnosis = Diagnosis(outcome, stage, devices, finish)
-        self._set_state(RunnerState.STOPPING)
+        self._board.set_state(RunnerState.STOPPING)
+        self._search.diagnose(Diagnosis(outcome, stage, devices, finish))
         if self._closing:
-            self._on_diagnosed(diagnosis, {})
-        else:
-            self._greet(list(devices), partial(self._on_diagnosed, diagnosis))
-
-    def _on_diagnosed(self, diagnosis: Diagnosis, greetings: Greetings) -> None:
-        if diagnosis is self._diagnosis:
-            self._diagnosis = None
-            diagnosis.finish(lost_event(diagnosis.outcome, diagnosis.stage, diagnosis.devices, greetings))
-
-    def _greet(self, endpoints: Sequence[str], then: Callable[[Greetings], None]) -> None:
-        """Say hello without waiting; `then` is called in our thread."""
-        self._greeter.greet(endpoints, lambda greetings: self._inbox.put_result(partial(then, greetings)))
+            self._search.cut_short()
 
     def _end_after_bug(self) -> None:
         """Give what runs its ending after an error of ours, and go on without the child."""
@@ -519,22 +450,6 @@ class Lifecycle:
             self._finish_load(ending)
         elif load is not None:
             self._conclude(load, ending)
-        elif self._generation is not None:
+        elif self._board.generation is not None:
             self._unload_wanted = True
             self._finish_generation(ending)
-
-
-_NOTHING_GENERATED = Done(
-    prompt_tokens=0,
-    generated_tokens=0,
-    prompt_tokens_per_second=0.0,
-    generation_tokens_per_second=0.0,
-    stop_reason="stopped",
-)
-
-
-def _tell(receiver: Callable[[_T], None], value: _T) -> None:
-    try:
-        receiver(value)
-    except Exception:
-        _log.exception("a receiver of the runner's news failed")

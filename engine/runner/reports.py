@@ -16,6 +16,15 @@ from engine.runner.protocol import AllocationFailure, Failure, Generated, Loaded
 from engine.units import format_bytes
 
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
+NOTHING_GENERATED = Done(
+    prompt_tokens=0,
+    generated_tokens=0,
+    prompt_tokens_per_second=0.0,
+    generation_tokens_per_second=0.0,
+    stop_reason="stopped",
+)
+"""The end of a generation that was stopped before it began."""
+
 _GENERATING = "while generating"
 _MAX_MESSAGE = 2000
 

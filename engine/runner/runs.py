@@ -1,15 +1,12 @@
-"""What the runner keeps about a load, a generation and a diagnosis that have begun and not ended."""
+"""What the runner keeps about loads and generations that have begun and not ended."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.devices.device import Device
-from engine.runner.events import Crashed, Failed, LoadEnding, Stage
+from engine.runner.events import LoadEnding
 from engine.runner.job import LoadJob
-from engine.runner.outcome import ProcessOutcome
 from engine.runner.protocol import Load
 from engine.runner.reports import StageTracker
 
@@ -67,16 +64,6 @@ class GenerationRun:
     sent: bool = False
     stopping: bool = False
     killed: bool = False
-
-
-@dataclass(eq=False, slots=True)
-class Diagnosis:
-    """A child went down over RPC and the endpoints are asked which of them is gone."""
-
-    outcome: ProcessOutcome
-    stage: Stage | None
-    devices: Mapping[str, tuple[Device, ...]]
-    finish: Callable[[Failed | Crashed], None]
 
 
 @dataclass(eq=False, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QKeySequence
@@ -13,6 +14,17 @@ if TYPE_CHECKING:
     from app.main_window import MainWindow
 
 _Key = QKeySequence.StandardKey
+
+_AUTO_LAYOUTS = {
+    "fewest": ("&Fewest Devices", "Use as few devices as hold the model"),
+    "priority": ("One &after Another", "Fill the first device before the next, in the order of the rig"),
+    "balanced": ("&Balanced", "Leave the same memory free on every device"),
+    "proportional": ("Pr&oportional", "Give each device layers by its free memory"),
+    "experts": ("E&xperts Last", "Dense parts on devices first, experts where room is left"),
+    "context": ("Longest &Context", "Find the longest context that fits"),
+    "fastest": ("Fas&test", "Find the least predicted time per token"),
+}
+"""What the menu calls each strategy, and what it is for."""
 
 
 def make_menus(window: MainWindow) -> tuple[tuple[str, MenuEntries], ...]:
@@ -63,6 +75,11 @@ def _layout(window: MainWindow) -> MenuEntries:
     return (
         Command("propose", "&Propose a Layout", window.session.use_initial_layout, "Ctrl+I"),
         Command("split_evenly", "Split &Evenly over Devices", even, "Ctrl+E"),
+        SEPARATOR,
+        *(
+            Command(f"auto_{name}", f"Auto Layout: {text}", partial(window.session.use_auto_layout, name), tip=tip)
+            for name, (text, tip) in _AUTO_LAYOUTS.items()
+        ),
     )
 
 

@@ -12,6 +12,7 @@ from app.session import ContextUse, SessionState
 from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.fit.preview import LoadedLayout, Preview
+from engine.fit.strategies.catalogue import STRATEGIES
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
@@ -147,6 +148,7 @@ class Presenter(QObject):
             open_layout=model is not None,
             propose=model is not None,
             split_evenly=model is not None,
+            **{f"auto_{name}": model is not None for name in STRATEGIES},
         )
         self._show_load_state()
 

@@ -24,6 +24,8 @@ from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
 from engine.fit.preview import LoadedLayout, Preview
 from engine.fit.report import FitReport
+from engine.fit.strategies.catalogue import auto_layout
+from engine.fit.strategies.constraints import AutoLayout
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
@@ -181,6 +183,21 @@ class Session(QObject):
         model, edit = self.document.model, self.document.edit
         if model is not None and edit is not None:
             self.document.set_layout(initial_layout(model, self.rig_keeper.rig, edit.context), "propose layout")
+
+    def use_auto_layout(self, strategy: str) -> None:
+        """Go to the layout that `strategy` finds for the devices as they are now, and say why it is so."""
+        model, edit, rig = self.document.model, self.document.edit, self.rig_keeper.rig
+        if model is None or edit is None:
+            return
+
+        def apply(found: AutoLayout) -> None:
+            if self.document.model is model:
+                self.document.replace(Edit(found.layout, found.context), f"auto layout {strategy}")
+                self._say(found.explanation, bad=not found.fits)
+
+        self.background.run(
+            "Finding a layout", lambda: auto_layout(strategy, model, rig, edit.context), apply, self._tell
+        )
 
     def _open(self, what: str, read: Callable[[], ModelFile], path: Path) -> None:
         """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""

@@ -140,6 +140,7 @@ def test_a_restart_remembers_the_window_and_the_models(desktop: Desktop, tmp_pat
     with open_window(desktop, tmp_path) as window:
         window.wait_for("the list", lambda: "remembered" in window.ask("text", "model_panel.visible_titles"))
         assert not window.ask("visible", "load_report")
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         x, y, width, _ = window.ask("rect", "model_panel.list_view")
         desktop.click(x + width // 2, y + 20)
         window.wait_for("the reason", lambda: "remembered.gguf" in status(window))

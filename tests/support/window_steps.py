@@ -19,6 +19,7 @@ def status(window: Window) -> str:
 def open_demo(window: Window) -> None:
     """The one click that offers the demo model on a lab rig."""
     window.wait_for("start", lambda: bool(window.ask("visible", "model_panel.start_panel")))
+    window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
     window.click("model_panel.start_panel.try_demo_button")
     window.wait_for("the proposal", lambda: window.ask("layout") == [["RPC2", 0, 15]])
 

@@ -30,6 +30,9 @@ class Window:
     only_with_layers: int | None = None
 
 
+COMPRESSED_RATIOS = (4, 128)
+"""What DeepSeek 4 compresses by: layers of the first ratio have an indexer."""
+
 RecurrentLayers = Literal["all", "no_kv_heads", "no_kv_heads_no_ffn", "interval"]
 """Which layers are recurrent: all, those without key heads (and feed-forward), all but every n-th."""
 
@@ -70,6 +73,8 @@ class Architecture:
 
     `latent`: keys and values are one compressed vector where the file has lengths for it (MLA).
     `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
+    `compressed`: beside their window layers keep compressed keys, by the ratios that the file lists;
+    `hashed`: some layers keep the inputs of a hash of tokens; `looped`: the file tells how often its layers run.
     `ties_output`: a file without an output matrix uses the token embedding for it.
     `refused`: why the arithmetic leaves the state to the probe.
     `parallel`, `positions`, `computed` are about compute buffers: attention and feed-forward read the same input;
@@ -83,6 +88,9 @@ class Architecture:
     latent: bool = False
     n_kv_layers: int | None = None
     shares_kv: bool = False
+    compressed: bool = False
+    hashed: bool = False
+    looped: bool = False
     ties_output: bool = True
     refused: str | None = None
     parallel: bool = False
@@ -97,7 +105,7 @@ _MAMBA2 = Recurrence("no_kv_heads", "mamba_groups")
 _DELTA_NET = Architecture(recurrence=Recurrence("interval", "mamba_groups"))
 _KDA = Architecture(latent=True, recurrence=Recurrence("no_kv_heads", "kda"))
 _RWKV = Architecture(recurrence=Recurrence("all", "rwkv"))
-_OTHER_LAYERS = "the engine makes other layers of it than the file has"
+OTHER_LAYERS = "the engine makes other layers of it than the file has"
 
 _PLAIN = """
     apertus arcee arctic baichuan bailingmoe2 bloom chameleon codeshell cogvlm command-r dbrx deci deepseek
@@ -114,6 +122,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(_PLAIN.split(), Architecture()),
     **dict.fromkeys(_ENCODERS.split(), Architecture(has_cache=False, ties_output=False)),
     **dict.fromkeys(_DIFFUSION.split(), Architecture(has_cache=False)),
+    "nanbeige": Architecture(looped=True),
     "bitnet": Architecture(ties_output=False),
     "eagle3": Architecture(ties_output=False),
     "bailingmoe": _LLAMA,
@@ -172,6 +181,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "glm-dsa": Architecture(latent=True, indexer=Indexer("listed", default=True)),
     "hy_v4": Architecture(latent=True, indexer=Indexer("listed", optional=True)),
     "dots3note": Architecture(latent=True, window=Window(), indexer=Indexer("listed")),
+    "deepseek4": Architecture(window=Window(1), indexer=Indexer(), compressed=True),
     "minimax-m3": Architecture(indexer=Indexer("after_dense", with_values=True)),
     # recurrent and hybrid
     "mamba": Architecture(recurrence=Recurrence("all", "mamba")),
@@ -191,6 +201,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": _DELTA_NET,
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET,
+    "qwen4exp": Architecture(recurrence=Recurrence("interval", "mamba_groups"), indexer=Indexer(), hashed=True),
     "minimax-01": Architecture(recurrence=Recurrence("interval", "lightning", interval=8)),
     "kimi-linear": _KDA,
     "kimi-k3": _KDA,
@@ -201,12 +212,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         indexer=Indexer("listed", default=True, pooled=True),
     ),
     # left to the probe
-    "deepseek4": Architecture(refused="its compressed caches are not in the arithmetic"),
-    "qwen4exp": Architecture(refused="its hashed embeddings are not in the arithmetic"),
     "dflash": Architecture(refused="it only runs beside another model"),
     "gemma4-assistant": Architecture(refused="it only runs beside another model"),
-    "graniteswitch": Architecture(refused=_OTHER_LAYERS),
-    "nanbeige": Architecture(refused=_OTHER_LAYERS),
+    "graniteswitch": Architecture(refused=OTHER_LAYERS),
 }
 
 

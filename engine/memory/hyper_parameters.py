@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.gguf.model_file import MetadataValue, ModelFile
-from engine.memory.architectures import Architecture, Window
+from engine.memory.architectures import OTHER_LAYERS, Architecture, Window
 
 _LARGEST = 1 << 31
 _MOST_LAYERS = 512
@@ -22,7 +22,8 @@ class HyperParameters:
     """Per-layer tuples have an entry for each block of the file, multi-token prediction (MTP) included.
 
     Widths are in elements: `k_widths` and `v_widths` of one token's keys and values over all heads, `indexer_widths`
-    of an indexer's key (0 where a layer has none), `recurrent_widths` of the two states of one sequence.
+    of an indexer's key (0 where a layer has none), `recurrent_widths` of the two states of one sequence,
+    `hashed_widths` of hashed inputs. `ratios`: by what layers compress their keys (0: not at all).
     `n_trunk_layers`: blocks before those of MTP; `caching`: layers that own a cache of keys and values;
     `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector.
     """
@@ -42,6 +43,8 @@ class HyperParameters:
     recurrent_widths: tuple[int, int]
     latent: bool
     indexer_widths: tuple[int, ...]
+    hashed_widths: tuple[int, ...] = ()
+    ratios: tuple[int, ...] = ()
 
     @property
     def n_layers(self) -> int:
@@ -72,6 +75,8 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:
         raise MissingNumberError(f"the file has {n_layers} layers and the engine takes 1 to {_MOST_LAYERS}")
+    if architecture.looped and number(model, "num_loops", 1) > 1:
+        raise MissingNumberError(OTHER_LAYERS)
     n_trunk = n_layers - count_skipped_blocks(model)
     has_attention = architecture.recurrence is None or architecture.recurrence.layers != "all"
     has_attention = has_attention or bool(architecture.recurrence and architecture.recurrence.beside_attention)
@@ -82,6 +87,8 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         raise MissingNumberError(f"{model.architecture}.attention.head_count is 0")
     recurrent = _recurrent_layers(model, architecture, n_head_kv, n_trunk)
     window, sliding = _window(model, architecture.window, recurrent, n_trunk)
+    if architecture.compressed:
+        sliding = (True,) * n_layers
     hyper = HyperParameters(
         n_embd=n_embd,
         n_vocab=_vocabulary(model, architecture),
@@ -97,7 +104,9 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         caching=_caching_layers(model, architecture, recurrent, n_trunk),
         recurrent_widths=_recurrent_widths(model, architecture, n_embd, n_head[0]),
         latent=architecture.latent and _has_latent_lengths(model),
-        indexer_widths=_indexer_widths(model, architecture, recurrent, sliding, n_trunk),
+        indexer_widths=_indexer_widths(model, architecture, recurrent, n_trunk),
+        hashed_widths=_hashed_widths(model, n_embd) if architecture.hashed else (),
+        ratios=_per_layer(model, "attention.compress_ratios", n_layers, None) if architecture.compressed else (),
     )
     _check_attention(model, hyper)
     return hyper
@@ -198,6 +207,8 @@ def _caching_layers(
     if not architecture.has_cache:
         return (False,) * model.n_layers
     end = min(n_trunk, _owners(model, architecture))
+    if architecture.compressed:
+        return (True,) * model.n_layers
     rule = architecture.recurrence
     without_ffn = (True,) * model.n_layers
     if rule is not None and rule.layers == "no_kv_heads_no_ffn":
@@ -239,7 +250,7 @@ def _window(
 
 
 def _indexer_widths(
-    model: ModelFile, architecture: Architecture, recurrent: tuple[bool, ...], sliding: tuple[bool, ...], n_trunk: int
+    model: ModelFile, architecture: Architecture, recurrent: tuple[bool, ...], n_trunk: int
 ) -> tuple[int, ...]:
     rule, n_layers = architecture.indexer, model.n_layers
     nothing = (0,) * n_layers
@@ -312,6 +323,15 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
     inner, state = number(model, "ssm.inner_size"), number(model, "ssm.state_size")
     n_groups = number(model, "ssm.group_count", least=0) if kind == "mamba_groups" else 0
     return max(0, kernel - 1) * (inner + 2 * n_groups * state), state * inner
+
+
+def _hashed_widths(model: ModelFile, n_embd: int) -> tuple[int, ...]:
+    layers = _value(model, "ple.layers")
+    if not isinstance(layers, tuple):
+        return (0,) * model.n_layers
+    rows = (number(model, "ple.conv_kernel") - 1) * number(model, "ple.ngram_size")
+    width = rows * number(model, "hyper_connection.count") * n_embd
+    return tuple(width if index in layers else 0 for index in range(model.n_layers))
 
 
 # ---------------------------------------------------------------------- tensors against header

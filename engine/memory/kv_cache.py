@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.layout.context_settings import ContextSettings, KvType
-from engine.memory.architectures import Architecture
+from engine.memory.architectures import COMPRESSED_RATIOS, Architecture
 from engine.memory.backends import ROW_PADDING, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
 
@@ -69,7 +69,7 @@ def row_bytes(kv_type: KvType, n_elements: int) -> int:
 class CacheTensor:
     """One tensor of a layer's state: `n_rows` of `width` elements. `name`: k, v, an indexer's, or recurrent r and s."""
 
-    name: Literal["k", "v", "indexer", "r", "s"]
+    name: Literal["k", "v", "indexer", "compressed", "r", "s", "hashed"]
     kind: KvType
     width: int
     n_rows: int
@@ -105,6 +105,8 @@ def layer_states(
     """Return the state of each block of the file, nothing for those of multi-token prediction."""
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers
+    if architecture.compressed:
+        return compressed_states(hyper, context)
     shape = context_shape(context, hyper.n_ctx_train)
     in_window = window_cells(hyper, context)
     # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
@@ -132,4 +134,36 @@ def _recurrent_state(hyper: HyperParameters, shape: ContextShape, index: int) ->
     if not hyper.recurrent[index] or index >= hyper.n_trunk_layers:
         return ()
     rolling, state = hyper.recurrent_widths
-    return (CacheTensor("r", "f32", rolling, shape.n_sequences), CacheTensor("s", "f32", state, shape.n_sequences))
+    found = (CacheTensor("r", "f32", rolling, shape.n_sequences), CacheTensor("s", "f32", state, shape.n_sequences))
+    if hyper.hashed_widths and hyper.hashed_widths[index]:
+        return (*found, CacheTensor("hashed", "f32", hyper.hashed_widths[index], shape.n_sequences))
+    return found
+
+
+def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple[LayerState, ...]:
+    """Return the state of layers that keep a window of keys and, compressed, all of them (DeepSeek 4).
+
+    Every sequence has a stream of its own, even where the cache is unified otherwise. Compression needs rows of what it
+    has not yet compressed: two vectors, overlapping, for the lower ratio.
+    """
+    shape = context_shape(context, hyper.n_ctx_train)
+    low_ratio, high_ratio = COMPRESSED_RATIOS
+    in_window = pad(min(shape.n_cells, hyper.window + shape.n_ubatch), CELL_PADDING)
+    n_window_rows = (shape.n_cells if context.swa_full else in_window) * shape.n_sequences
+    states = []
+    for index, ratio in enumerate(hyper.ratios):
+        width, head = hyper.k_widths[index], hyper.head_k[0]
+        cache = [CacheTensor("k", context.type_k, width, n_window_rows)]
+        pending: list[CacheTensor] = []
+        if ratio in COMPRESSED_RATIOS:
+            n_rows = pad(max(1, -(-shape.n_cells // ratio)), CELL_PADDING) * shape.n_sequences
+            cache.append(CacheTensor("compressed", context.type_k, width, n_rows))
+        if ratio == low_ratio:
+            indexer = hyper.indexer_widths[index]
+            cache.append(CacheTensor("indexer", context.type_k, indexer, n_rows))
+            for each in (head, indexer):
+                pending += [CacheTensor("compressed", "f32", 2 * each, 2 * ratio * shape.n_sequences)] * 2
+        elif ratio == high_ratio:
+            pending += [CacheTensor("compressed", "f32", head, ratio * shape.n_sequences)] * 2
+        states.append(LayerState(tuple(cache), tuple(pending) if index < hyper.n_trunk_layers else ()))
+    return tuple(states)

@@ -31,7 +31,7 @@ _MIRRORED_STATE = frozenset({"lfm2", "lfm2moe"})
 _ALL_MIRRORED = frozenset({"hrm_text"})
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
-                "s", "ffn", "ffn_up", "gate_up", "output"]  # fmt: skip
+                "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
 _OUT, _SSM_OUT, _DOWN = ("attn_output.weight",), ("ssm_out.weight",), ("ffn_down.weight", "ffn_down_exps.weight")
 
 
@@ -73,6 +73,17 @@ _BLOCK_RULES = (
     _rule(r"ffn_gate_up(_exps)?\.weight", 1, "gate_up", _DOWN),
     _rule(r"ffn_down(_exps)?\.weight", 0, "ffn", _DOWN),
 )
+_OUT_A, _SHARED_DOWN = ("attn_output_a.weight",), ("ffn_down_shexp.weight",)
+_GROUPED_RULES = (
+    _rule(r"attn_sinks\.weight", 0, "group_heads", _OUT_A),
+    _rule(r"attn_q_b\.weight", 1, "group_q", _OUT_A),
+    _rule(r"attn_output_a\.weight", 2, "group"),
+    _rule(r"attn_output_b\.weight", 0, "group_rank"),
+    _rule(r"ffn_(up|gate)_shexp\.weight", 1, "ffn", _SHARED_DOWN),
+    _rule(r"ffn_down_shexp\.weight", 0, "ffn", _SHARED_DOWN),
+    *(rule for rule in _BLOCK_RULES if rule.kind in ("ffn", "ffn_up", "gate_up")),
+)
+"""Of models whose heads are projected in groups, for which state and output are mirrored."""
 _OUTPUT_RULES = (_rule(r"output\.weight", 1, "output"), _rule(r"output\.bias", 0, "output"))
 _STATE_LIKE = {"k": _OUT, "v": _OUT, "r": _SSM_OUT, "s": _SSM_OUT}
 
@@ -106,12 +117,10 @@ class TensorSplit:
         parts = tensor.name.split(".", 2)
         in_block = parts[0] == "blk" and len(parts) == 3 and parts[1].isdecimal()
         layer = int(parts[1]) if in_block else None
-        if self._model.architecture in _ALL_MIRRORED or (layer is not None and layer >= self._hyper.n_layers):
-            rule = None
-        else:
+        rule = None
+        if layer is None or layer < self._hyper.n_layers:
             name = parts[2] if in_block else tensor.name
-            candidates = _BLOCK_RULES if in_block else _OUTPUT_RULES
-            rule = next((each for each in candidates if each.pattern.fullmatch(name)), None)
+            rule = next((each for each in self._candidates(layer) if each.pattern.fullmatch(name)), None)
         if rule is None or rule.axis >= len(tensor.shape):
             return [padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, each) for each in rules]
         block_elements = self._block_elements(layer, rule.like, tensor.type_name)
@@ -127,7 +136,8 @@ class TensorSplit:
     def state_bytes(self, tensor: CacheTensor, layer: int, rules: Sequence[SizeRule]) -> list[int]:
         """Return what each device has of one tensor of a layer's state."""
         like = _STATE_LIKE.get(tensor.name)
-        mirrored = self._model.architecture in _ALL_MIRRORED or like is None or not tensor.width
+        grouped = bool(self._hyper.ratios)
+        mirrored = grouped or self._model.architecture in _ALL_MIRRORED or like is None or not tensor.width
         if mirrored or (tensor.name in ("r", "s") and self._model.architecture in _MIRRORED_STATE):
             return [tensor.size_bytes(rule) for rule in rules]
         kind: _Kind = tensor.name  # type: ignore[assignment]
@@ -139,6 +149,13 @@ class TensorSplit:
         ]
 
     # ------------------------------------------------------------------ cuts
+
+    def _candidates(self, layer: int | None) -> tuple[_Rule, ...]:
+        if self._model.architecture in _ALL_MIRRORED:
+            return ()
+        if self._hyper.ratios:
+            return () if layer is None else _GROUPED_RULES
+        return _OUTPUT_RULES if layer is None else _BLOCK_RULES
 
     def _block_elements(self, layer: int | None, like: tuple[str, ...], own_type: str) -> int:
         if not like:
@@ -246,6 +263,8 @@ class TensorSplit:
     ) -> tuple[int, ...]:
         """Keep groups of query heads with their key head, and heads in whole blocks."""
         hyper = self._hyper
+        if kind.startswith("group"):
+            return (self._group_granularity(kind, layer),)
         n_head_kv, head_k, head_v = hyper.n_head_kv[layer], hyper.head_k[layer], hyper.head_v[layer]
         group = hyper.n_head[layer] // n_head_kv if n_head_kv else 0
         group_width = group * head_k
@@ -264,6 +283,12 @@ class TensorSplit:
         gate = heads if extent == hyper.n_head[layer] else q
         found: dict[_Kind, int] = {"sinks": heads, "q": gated_q, "out": heads * head_v, "gate": gate, "k": k, "v": v}
         return (found.get(kind, 1),) * n_segments
+
+    def _group_granularity(self, kind: _Kind, layer: int) -> int:
+        heads = self._hyper.n_head[layer] // number(self._model, "attention.output_group_count")
+        if kind == "group_rank":
+            return number(self._model, "attention.output_lora_rank")
+        return {"group_heads": heads, "group_q": heads * self._hyper.head_k[layer]}.get(kind, 1)
 
 
 def _with(shape: tuple[int, ...], axis: int, extent: int) -> tuple[int, ...]:

@@ -376,7 +376,7 @@ class Library:
         self.device_buffer_type = bind(base, "ggml_backend_dev_buffer_type", pointer, pointer)
         self.cpu_buffer_type = bind(base, "ggml_backend_cpu_buffer_type", pointer)
         cpu_by_type = bind(ggml, "ggml_backend_dev_by_type", pointer, ctypes.c_int)
-        self.cpu_device = lambda: cpu_by_type(0)
+        self.cpu_device: Any = lambda: cpu_by_type(0)
         self.breakdown = bind(llama, "_Z26llama_get_memory_breakdownPK13llama_context", None, pointer, pointer)
         add_server = bind(rpc, "ggml_backend_rpc_add_server", pointer, ctypes.c_char_p)
         register = bind(ggml, "ggml_backend_register", None, pointer)

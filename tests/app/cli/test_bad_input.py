@@ -19,6 +19,8 @@ from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, rpc_server, se
 
 N_LAYERS = 8
 PROBED_ARCHITECTURE = "nanbeige"
+PROBED_METADATA = {"nanbeige.num_loops": 2}
+"""The engine runs its layers twice, each time with a cache of its own."""
 """Like llama in all but name, and none that the arithmetic covers."""
 BAD_FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "empty"),
@@ -343,7 +345,9 @@ def test_probing_on_an_endpoint_that_is_no_free_worker(
     endpoint, kind, word = bad_endpoint
     rig = write_json(tmp_path / "rig.json", rig_document(endpoint=endpoint))
     layout = write_json(tmp_path / "l.json", {"version": 1, "runs": [{"device": "RPC1", "layers": "0-3"}]})
-    unknown = write_tiny_llama(tmp_path / "unknown.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE)
+    unknown = write_tiny_llama(
+        tmp_path / "unknown.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE, extra_metadata=PROBED_METADATA
+    )
     answer = run_here(capsys, "plan", unknown, "--rig", rig, "--layout", layout, "--json")
     check_refusal(answer, 6, kind, "RPC1", endpoint, word)
 

@@ -10,12 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from engine.memory.architectures import find_architecture
 from engine.units import GIB, MIB
 from tests.support.command_line import run_cli, run_here
 from tests.support.models import write_header_only, write_tiny_llama, write_tiny_moe
 
 PROBED_ARCHITECTURE = "nanbeige"
+PROBED_METADATA = {"nanbeige.num_loops": 2}
+"""The engine runs its layers twice, each time with a cache of its own."""
 """Like llama in all but name, and none that the arithmetic covers."""
 INSPECT_KEYS = [
     "architecture", "name", "file_type", "n_layer", "n_ctx_train", "n_vocab", "n_parameters", "size_bytes", "parts",
@@ -179,15 +180,14 @@ def test_a_layout_from_plan_is_a_layout_file(tmp_path: Path, tiny: Path, capsys:
 def test_an_architecture_without_arithmetic_is_probed_unasked(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    record = find_architecture(PROBED_ARCHITECTURE)
-    assert record is not None
-    assert record.refused is not None
-    model = write_tiny_llama(tmp_path / "odd.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE)
+    model = write_tiny_llama(
+        tmp_path / "odd.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE, extra_metadata=PROBED_METADATA
+    )
     answer = run_here(capsys, "plan", model, "--json")
     assert answer.code == 0
     host = answer.document["devices"][-1]
     assert host["grade"] == "probed"
-    assert host["kv_cache_bytes"] == 8192 * 2 * 2 * 16 * 2 * 4
+    assert host["kv_cache_bytes"] == 8192 * 2 * 2 * 16 * 2 * 4 * 2
     assert host["compute_bytes"] > 0
 
 

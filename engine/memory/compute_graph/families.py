@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.latent import latent_attention
-from engine.memory.compute_graph.recurrent import mamba, mamba2
+from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
+from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 
 LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
@@ -31,65 +32,77 @@ class Family:
     flash: bool = True
 
 
-_LLAMA = Family()
+_LAYER_NORM = Style(layer_norm=True)
+_FILE_DECIDES = Style(normalise=None)
+_UNWEIGHTED = Style(normalise=False)
+_MULTI_AXIS = Style(positions=4)
+_GEMMA = Style(input_scale=True, scaled_q=True)
+_PHI = Style(scaled_q=True, residual_first="second")
+_COHERE = Style(layer_norm=True, parallel="input", parallel_sum="ffn input attention")
+_NO_ROPE_LAYER_NORM = Style(layer_norm=True, rope="none", position_table=True)
+_AS_LLAMA = """
+    arcee apertus baichuan bailingmoe2 bitnet chatglm deci dream ernie4_5 ernie4_5-moe exaone granitemoe internlm2
+    llada llama llama-embed mellum minicpm mistral3 nanbeige pangu-embedded plm pockettts qwen qwen2 qwen3 qwen3moe rnd1
+    seed_oss xverse
+"""
+
+STYLES: dict[str, Style] = {
+    **dict.fromkeys(_AS_LLAMA.split(), Style()),
+    **dict.fromkeys(("dbrx", "orion", "starcoder2"), _LAYER_NORM),
+    **dict.fromkeys(("nemotron", "jais2"), Style(layer_norm=True, steps=2)),
+    **dict.fromkeys(("glm4", "qwen2vl", "qwen3tts", "paddleocr", "qwen3vl", "qwen3vlmoe"), _MULTI_AXIS),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3"), _GEMMA),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "dots1"), _FILE_DECIDES),
+    **dict.fromkeys(("deepseek", "llada-moe", "qwen2moe"), _UNWEIGHTED),
+    **dict.fromkeys(("phi3", "phimoe"), _PHI),
+    **dict.fromkeys(("starcoder", "gpt2"), _NO_ROPE_LAYER_NORM),
+    **dict.fromkeys(("hunyuan-moe", "hunyuan-dense", "maincoder"), Style(qk_norm="after")),
+    "afmoe": Style(input_scale=True, normalise=None, rope="but_fourth", late_rows="after_post_norm"),
+    "cogvlm": Style(late_rows="never"),
+    "cohere2": replace(_COHERE, rope="sliding"),
+    "cohere2moe": replace(_COHERE, rope="sliding", normalise=None, late_rows="after_norm"),
+    "command-r": _COHERE,
+    "exaone-moe": Style(normalise=None, rope="sliding"),
+    "exaone4": Style(rope="sliding"),
+    "falcon": Style(layer_norm=True, parallel="input", parallel_sum="ffn attention input"),
+    "glm4moe": Style(normalise=None, post_norm=False),
+    "gpt-oss": Style(normalise=False, late_softmax=True, late_rows="before_norm", post_norm=False),
+    "granite": Style(rope="finetuned"),
+    "granite_swa": Style(),
+    "hy_v3": Style(normalise=None, late_rows="after_norm"),
+    "laguna": Style(normalise=None),
+    "minimax-m2": Style(qk_norm="flat"),
+    "mpt": _NO_ROPE_LAYER_NORM,
+    "muse-glimmer": Style(input_scale=True, rope="sliding"),
+    "olmo2": Style(qk_norm="flat"),
+    "olmoe": Style(qk_norm="flat", normalise=False),
+    "openelm": Style(residual_first="first"),
+    "phi2": Style(layer_norm=True, parallel="input", scaled_q=True),
+    "refact": Style(rope="none"),
+    "seed_oss": Style(post_norm=False),
+    "smallthinker": Style(early_router=True),
+    "smollm3": Style(rope="but_fourth"),
+    "spark2_5": Style(),
+}
 
 FAMILIES: dict[str, Family] = {
-    "llama": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen3": _LLAMA,
-    "qwen3moe": _LLAMA,
-    "gemma2": Family(Style(input_scale=True, scaled_q=True)),
-    "gemma3": Family(Style(input_scale=True, scaled_q=True)),
-    "gpt-oss": Family(Style(normalise=False, late_softmax=True, late_rows="before_norm", post_norm=False)),
-}
-
-
-_PLAIN = """
-    afmoe arctic bailingmoe bailingmoe3 chatglm cogvlm cohere2moe dbrx deepseek dots1 dream ernie4_5 exaone-moe falcon
-    gemma glm4 gpt2 granite granite_swa granitemoe grok hrm_text hunyuan-moe hy_v3 internlm2 jais2 laguna llada-moe
-    maincoder mellum minicpm minimax-m2 mistral3 muse-glimmer nemotron olmo2 openelm paddleocr phi2 phimoe pockettts
-    qwen2vl qwen3tts qwen3vlmoe refact rnd1 smallthinker spark2_5 starcoder talkie
-"""
-FAMILIES |= dict.fromkeys(_PLAIN.split(), _LLAMA)
-_MULTI_AXIS = Family(Style(positions=4))
-_NO_LATE_NORM = Family(Style(normalise=None))
-FAMILIES |= {
-    **dict.fromkeys(("glm4", "qwen2vl", "qwen3tts", "paddleocr", "qwen3vlmoe"), _MULTI_AXIS),
-    "qwen3vl": _MULTI_AXIS,
-    "gemma": Family(Style(input_scale=True, scaled_q=True)),
-    "bailingmoe": _NO_LATE_NORM,
-    "dots1": _NO_LATE_NORM,
-    "exaone-moe": Family(Style(normalise=None, rope="sliding")),
-    "deepseek": Family(Style(normalise=False)),
-    "qwen2moe": Family(Style(normalise=False)),
-    "olmoe": Family(Style(normalise=False, qk_norm="flat")),
-    "hy_v3": Family(Style(normalise=None, late_rows="after_norm")),
-    "glm4moe": Family(Style(normalise=None, late_rows="after_norm")),
-    "cohere2moe": Family(Style(parallel="input", normalise=None, late_rows="after_norm", rope="sliding")),
-    "phi2": Family(Style(layer_norm=True, parallel="input", scaled_q=True)),
-    "falcon": Family(Style(layer_norm=True, parallel="input")),
-    "starcoder": Family(Style(layer_norm=True, rope="none", position_table=True)),
-    "gpt2": Family(Style(layer_norm=True, rope="none", position_table=True)),
-    "dbrx": Family(Style(layer_norm=True)),
-    "nemotron": Family(Style(layer_norm=True, steps=2)),
-    "jais2": Family(Style(layer_norm=True, steps=2)),
-    "phimoe": Family(Style(layer_norm=True)),
-    "granite": Family(Style(rope="finetuned")),
-    "granitemoe": Family(Style(rope="finetuned")),
-    "refact": Family(Style(rope="none")),
-    "olmo2": Family(Style(qk_norm="flat")),
-    "hunyuan-moe": Family(Style(qk_norm="after")),
-    "maincoder": Family(Style(qk_norm="after")),
-    "minimax-m2": Family(Style(qk_norm="flat")),
-    "deepseek2": Family(Style(normalise=None), attention=latent_attention),
+    **{name: Family(style) for name, style in STYLES.items()},
+    "deepseek2": Family(_FILE_DECIDES, attention=latent_attention),
+    "mistral4": Family(_FILE_DECIDES, attention=latent_attention),
     "mamba": Family(recurrence=mamba),
     "mamba2": Family(recurrence=mamba2),
-    "jamba": Family(Style(rope="none", normalise=False, residual_first=True), recurrence=mamba),
+    "jamba": Family(Style(rope="none", normalise=False, residual_first="both"), recurrence=mamba),
     "granitehybrid": Family(Style(rope="finetuned"), recurrence=mamba2),
     "nemotron_h": Family(
-        Style(rope="none", late_rows="after_norm", steps=2), recurrence=mamba2, layer=single_part_layer
+        Style(rope="none", late_rows="after_norm", steps=2, normalise=None), recurrence=mamba2, layer=single_part_layer
     ),
+    "grok": Family(layer=grok_layer, flash=False),
+    "arctic": Family(layer=arctic_layer),
+    "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
+    "lfm2": Family(recurrence=short_convolution),
+    "lfm2moe": Family(recurrence=short_convolution),
 }
+FAMILIES["nemotron_h_moe"] = FAMILIES["nemotron_h"]
 
 
 def find_family(name: str) -> Family | None:
@@ -110,7 +123,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         current = graph.scale(current)
     sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
-    if style.position_table:
+    if style.position_table and "position_embd" in sketch.outer:
         current = graph.add(current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions))
     if sketch.has_cache:
         rows = graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None
@@ -140,7 +153,8 @@ def _finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: 
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)
     current = sketch.raw_norm(current, layer_norm=style.layer_norm)
-    for name, operation in (("output_norm", graph.mul), ("output_norm.bias", graph.add)):
+    norm = "output_norm" if "output_norm" in outer else "token_embd_norm"
+    for name, operation in ((norm, graph.mul), (f"{norm}.bias", graph.add)):
         if name in outer:
             current = operation(current, sketch.outer_weight(outer[name], output))
     if style.late_rows == "after_norm":

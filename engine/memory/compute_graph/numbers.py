@@ -153,7 +153,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 is_recurrent=hyper.recurrent[index],
                 n_experts_used=n_used,
                 owns_cache=hyper.caching[index],
-                has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index]),
+                has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
             )
         )
     return tuple(found)

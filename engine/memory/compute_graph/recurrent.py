@@ -119,5 +119,22 @@ def mamba2(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Te
     return sketch.linear("ssm_out", graph.reshape(y, size.inner, tokens * sequences))
 
 
+def short_convolution(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return a gated convolution over a few tokens (LFM2)."""
+    graph, batch, width = sketch.graph, sketch.batch, sketch.numbers.n_embd
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    states = States(sketch, inputs)
+    kept = sketch.numbers.state.rolling_width // width
+    joined = sketch.linear("shortconv.in_proj", graph.reshape(current, current.ne[0], tokens, sequences))
+    third = (width, tokens, sequences)
+    b, c, x = (graph.view(joined, third, joined.nb) for _ in range(3))
+    mixed = graph.transpose(graph.mul(b, x))
+    rolling = graph.reshape(states.read(states.rolling), kept, width, sequences)
+    window = graph.concat(rolling, mixed, 0)
+    states.write(states.rolling, graph.view(window, (kept, width, sequences), window.nb))
+    found = graph.new("ssm_conv", third, window, sketch.weight("shortconv.conv"))
+    return _flat(sketch, sketch.linear("shortconv.out_proj", graph.mul(c, found)))
+
+
 def _flat(sketch: Sketch, source: Tensor) -> Tensor:
     return sketch.graph.reshape(source, source.ne[0], sketch.batch.n_tokens)

@@ -16,9 +16,11 @@ class Style:
     """How an architecture's graph departs from llama's.
 
     `layer_norm`: norms that subtract the mean, which need a tensor of their own; `rope`: see `Rope`; `qk_norm`: where norms of queries and keys come, "flat" being before heads are told apart;
-    `parallel`: feed-forward reads the layer's "input" norm beside attention, or has its "own" norm of the input;
+    `parallel`: feed-forward reads the layer's "input" norm beside attention, or has its "own" norm of the input, and
+    `parallel_sum` is the order in which the three are added;
     `post_norm`: the norm behind attention is applied to its output; `late_rows`: wanted rows are picked after the last
-    layer; `input_scale`: embeddings are scaled; `gated`: attention's output is multiplied by a gate;
+    layer and not in it, before or after its norm, or in it behind the norm of attention's output, or never;
+    `early_router`: experts are chosen by what the layer gets; `input_scale`: embeddings are scaled; `gated`: attention's output is multiplied by a gate;
     `shared_gate`: the shared expert has one; `late_softmax`: weights of experts are normalised after the choice;
     `normalise`: so are they with a softmax before it, None where the file tells; `residual_first`: sums begin with the
     residual; `steps`: element-wise steps of an activation without a gate; `positions`: per token;
@@ -29,12 +31,14 @@ class Style:
     rope: Rope = "all"
     qk_norm: Literal["before", "after", "flat"] = "before"
     parallel: Literal["", "input", "own"] = ""
+    parallel_sum: Literal["attention ffn input", "ffn attention input", "ffn input attention"] = "attention ffn input"
     post_norm: bool = True
-    late_rows: Literal["", "before_norm", "after_norm"] = ""
+    late_rows: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
+    early_router: bool = False
     input_scale: bool = False
     late_softmax: bool = False
     normalise: bool | None = True
-    residual_first: bool = False
+    residual_first: Literal["", "first", "second", "both"] = ""
     weigh_first: bool = False
     scaled_q: bool = False
     steps: int = 1
@@ -64,7 +68,7 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
     numbers = layer.numbers
     if style.qk_norm == "flat":
         q, k, v = sketch.projections(current, flat=True)
-        q, k = _norm_if(sketch, q, "attn_q_norm"), _norm_if(sketch, k, "attn_k_norm")
+        q, k = _normed_pair(sketch, style, q, k)
         q = graph.reshape(q, numbers.head_k, numbers.n_head, q.ne[1])
         k = graph.reshape(k, numbers.head_k, numbers.n_head_kv, k.ne[1])
         v = graph.reshape(v, numbers.head_v, numbers.n_head_kv, v.ne[1])
@@ -74,11 +78,11 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
     if sketch.has("attn_gate"):
         gate = graph.mul_mat(sketch.weight("attn_gate"), current)
     if style.qk_norm == "before":
-        q, k = _norm_if(sketch, q, "attn_q_norm"), _norm_if(sketch, k, "attn_k_norm")
+        q, k = _normed_pair(sketch, style, q, k)
     if numbers.has_rope:
         q, k = sketch.rope(q, inputs.positions), sketch.rope(k, inputs.positions)
     if style.qk_norm == "after":
-        q, k = _norm_if(sketch, q, "attn_q_norm"), _norm_if(sketch, k, "attn_k_norm")
+        q, k = _normed_pair(sketch, style, q, k)
     if style.scaled_q:
         q = graph.scale(q)
     out = None if gate is not None else "attn_output"
@@ -93,23 +97,38 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
     return found
 
 
-def _norm_if(sketch: Sketch, source: Tensor, stem: str) -> Tensor:
-    return sketch.norm(source, stem) if sketch.has(stem) else source
+def _normed_pair(sketch: Sketch, style: Style, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries and keys, normalised where the layer has weights for it."""
+    layer_norm = style.layer_norm
+    return (
+        _norm_if(sketch, q, "attn_q_norm", layer_norm=layer_norm),
+        _norm_if(sketch, k, "attn_k_norm", layer_norm=layer_norm),
+    )
 
 
-def feed_forward(sketch: Sketch, style: Style, current: Tensor) -> Tensor:
-    """Return the feed-forward part: dense, or experts with those that every token takes."""
+def _norm_if(sketch: Sketch, source: Tensor, stem: str, *, layer_norm: bool) -> Tensor:
+    return sketch.norm(source, stem, layer_norm=layer_norm) if sketch.has(stem) else source
+
+
+def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor | None = None) -> Tensor:
+    """Return the feed-forward part: dense, or experts with those that every token takes; `logits`: of the router."""
     graph = sketch.graph
-    if not sketch.has("ffn_gate_inp"):
+    if not sketch.has("ffn_down_exps"):
         return sketch.feed_forward(current, steps=style.steps)
     normalise = sketch.numbers.normalises_experts if style.normalise is None else style.normalise
+    narrow = current
+    if sketch.has("ffn_latent_down"):
+        logits = sketch.linear("ffn_gate_inp", current)
+        narrow = graph.mul_mat(sketch.weight("ffn_latent_down"), current)
     found = sketch.experts(
-        current,
+        narrow, logits=logits,
         late_softmax=style.late_softmax,
         normalise=normalise,
         weigh_first=style.weigh_first,
         activations=style.steps,
     )
+    if sketch.has("ffn_latent_up"):
+        found = graph.mul_mat(sketch.weight("ffn_latent_up"), found)
     if sketch.has("ffn_down_shexp"):
         gate = None
         if sketch.has("ffn_gate_inp_shexp"):
@@ -130,30 +149,31 @@ def decoder_layer(
     sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
 ) -> Tensor:
     """Return the output of one layer: `mixer`, then feed-forward if the layer has one."""
-    graph, layer = sketch.graph, sketch.layer
-    picks = layer.is_last and not style.late_rows
-    residual = previous
-    normed = previous
+    graph = sketch.graph
+    picks = sketch.layer.is_last and style.late_rows in ("", "after_post_norm")
+    logits = sketch.linear("ffn_gate_inp", previous) if style.early_router else None
+    residual = normed = previous
     if sketch.has("attn_norm"):
         normed = sketch.norm(previous, "attn_norm", layer_norm=style.layer_norm)
     current = normed
     if sketch.has("attn_norm_2"):
         current = sketch.norm(previous, "attn_norm_2", layer_norm=style.layer_norm)
     current = mixer(sketch, style, inputs, index, current)
+    if style.late_rows == "after_post_norm":
+        current = sketch.norm(current, "post_attention_norm")
     if picks:
         current = graph.get_rows(current, inputs.output_rows)
         residual = graph.get_rows(residual, inputs.output_rows)
         if style.parallel == "input":
             normed = graph.get_rows(normed, inputs.output_rows)
+        if logits is not None:
+            logits = graph.get_rows(logits, inputs.output_rows)
     if style.parallel:
-        if style.parallel == "own":
-            normed = sketch.norm(residual, "ffn_norm", layer_norm=style.layer_norm)
-        found = feed_forward(sketch, style, normed)
-        return graph.add(graph.add(found, current), residual)
-    if style.post_norm and sketch.has("post_attention_norm"):
+        return _parallel_sum(sketch, style, current, normed, residual)
+    if style.post_norm and style.late_rows != "after_post_norm" and sketch.has("post_attention_norm"):
         current = sketch.norm(current, "post_attention_norm")
     scales = sketch.numbers.scales_residuals
-    joined = _sum(sketch, style, graph.scale(current) if scales else current, residual)
+    joined = _sum(sketch, style.residual_first in ("first", "both"), graph.scale(current) if scales else current, residual)
     if not any(sketch.has(stem) for stem in ("ffn_up", "ffn_down", "ffn_down_exps")):
         return joined
     current = joined
@@ -162,15 +182,23 @@ def decoder_layer(
         stems.append("post_attention_norm")
     if stems:
         current = sketch.norm(joined, *stems, layer_norm=style.layer_norm)
-    current = feed_forward(sketch, style, current)
+    current = feed_forward(sketch, style, current, logits)
     if sketch.has("post_ffw_norm"):
         current = sketch.norm(current, "post_ffw_norm", pin=False)
-    return _sum(sketch, style, graph.scale(current) if scales else current, joined)
+    return _sum(sketch, style.residual_first in ("second", "both"), graph.scale(current) if scales else current, joined)
 
 
-def _sum(sketch: Sketch, style: Style, current: Tensor, residual: Tensor) -> Tensor:
+def _parallel_sum(sketch: Sketch, style: Style, attended: Tensor, normed: Tensor, residual: Tensor) -> Tensor:
+    if style.parallel == "own":
+        normed = sketch.norm(residual, "ffn_norm", layer_norm=style.layer_norm)
+    terms = {"ffn": feed_forward(sketch, style, normed), "attention": attended, "input": residual}
+    first, second, third = (terms[name] for name in style.parallel_sum.split())
+    return sketch.graph.add(sketch.graph.add(first, second), third)
+
+
+def _sum(sketch: Sketch, residual_first: bool, current: Tensor, residual: Tensor) -> Tensor:
     """Return the sum, whose place in memory is that of the first term if it can be."""
-    return sketch.graph.add(residual, current) if style.residual_first else sketch.graph.add(current, residual)
+    return sketch.graph.add(residual, current) if residual_first else sketch.graph.add(current, residual)
 
 
 def single_part_layer(

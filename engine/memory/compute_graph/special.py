@@ -1,0 +1,54 @@
+"""Layers of single architectures that no style describes."""
+
+from __future__ import annotations
+
+from engine.memory.compute_graph.graph import Tensor
+from engine.memory.compute_graph.recurrent import mamba2
+from engine.memory.compute_graph.sketch import Sketch
+from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, feed_forward
+
+
+def _pick(sketch: Sketch, inputs: Inputs, *tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return the wanted rows of tensors in the last layer, the tensors themselves in others."""
+    if not sketch.layer.is_last:
+        return tensors
+    return tuple(sketch.graph.get_rows(tensor, inputs.output_rows) for tensor in tensors)
+
+
+def grok_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return a layer whose experts stand beside a dense part, all with norms behind them."""
+    graph = sketch.graph
+    current = mixer(sketch, style, inputs, index, sketch.norm(previous, "attn_norm"))
+    current, residual = _pick(sketch, inputs, current, previous)
+    joined = graph.add(sketch.norm(current, "attn_output_norm"), residual)
+    normed = sketch.norm(joined, "ffn_norm")
+    current = feed_forward(sketch, style, normed)
+    if sketch.has("ffn_up"):
+        current = graph.scale(graph.add(sketch.feed_forward(normed), current))
+    return graph.add(sketch.norm(current, "post_ffw_norm", "layer_output_norm"), joined)
+
+
+def arctic_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return a layer whose experts read the layer's input, beside a dense part behind attention."""
+    graph = sketch.graph
+    current = mixer(sketch, style, inputs, index, sketch.norm(previous, "attn_norm"))
+    current, residual = _pick(sketch, inputs, current, previous)
+    joined = graph.add(current, residual)
+    dense = graph.add(sketch.feed_forward(sketch.norm(joined, "ffn_norm")), joined)
+    return graph.add(feed_forward(sketch, style, sketch.norm(residual, "ffn_norm_exps")), dense)
+
+
+def parallel_hybrid_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = mamba2
+) -> Tensor:
+    """Return a layer with attention and a recurrent scan side by side (Falcon H1)."""
+    graph = sketch.graph
+    attended = attention(sketch, style, inputs, index, sketch.norm(previous, "attn_norm"))
+    scanned = mixer(sketch, style, inputs, index, sketch.norm(previous, "attn_norm"))
+    joined = graph.add(graph.add(attended, scanned), previous)
+    (joined,) = _pick(sketch, inputs, joined)
+    return graph.add(sketch.feed_forward(sketch.norm(joined, "ffn_norm")), joined)

@@ -33,18 +33,23 @@ class Calibrator(QObject):
         self._used_bytes: dict[str, int] = {}
         self._before: dict[str, int] | None = None
         self._ended: tuple[LoadJob, Loaded] | None = None
+        self._learns = True
         self.calibration = read_calibration(self._path)
         keeper.set_calibration(self.calibration)
         keeper.samples_arrived.connect(self._on_samples)
 
-    def begin(self, *, nothing_loaded: bool) -> None:
-        """A load begins. Where it replaces a model the growth of a device would not be its own."""
+    def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
+        """A load begins. Where it replaces a model the growth of a device would not be its own.
+
+        Where the forecast is not whole (only a probe could tell) there is nothing to learn.
+        """
         self._before = dict(self._used_bytes) if nothing_loaded else None
+        self._learns = forecast_is_whole
         self._ended = None
 
     def finish(self, job: LoadJob, event: Loaded) -> None:
         """A load has succeeded; the next samples show what it took."""
-        self._ended = (job, event)
+        self._ended = (job, event) if self._learns else None
 
     def forget(self) -> None:
         """Nothing is loaded any more."""

@@ -271,7 +271,8 @@ class Session(QObject):
             model=model, rig=preview.rig, layout=preview.layout, context=preview.context, forecast=preview.report.rows
         )
         self._set_state(SessionState.LOADING)
-        self.calibrator.begin(nothing_loaded=self.loaded is None)
+        whole = preview.report.probe_only is None
+        self.calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=whole)
         self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
         self.bridge.load(self._pending)
 

@@ -70,6 +70,9 @@ def test_a_load_over_another_model_tells_nothing_of_a_card(
     calibrator.finish(JOB, EVENT)
     calibrator.forget()
     keeper.samples_arrived.emit(sample(4 * GIB))
+    calibrator.begin(nothing_loaded=True, forecast_is_whole=False)
+    calibrator.finish(JOB, EVENT)
+    keeper.samples_arrived.emit(sample(6 * GIB))
     assert calibrator.calibration.overheads == {}
 
 

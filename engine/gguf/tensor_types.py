@@ -51,3 +51,5 @@ TENSOR_TYPES: dict[int, TensorType] = {
     41: TensorType("Q1_0", 128, 18),
     42: TensorType("Q2_0", 64, 18),
 }
+TYPES_BY_NAME: dict[str, TensorType] = {kind.name.lower(): kind for kind in TENSOR_TYPES.values()}
+"""By the names that settings and people use, in lower case."""

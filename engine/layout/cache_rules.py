@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings, KvType
+from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.layout.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.layout.violation import Violation
 
-KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {
-    "f32": 1, "f16": 1, "bf16": 1, "q8_0": 32, "q5_1": 32, "q5_0": 32, "q4_1": 32, "q4_0": 32, "iq4_nl": 32,
-}  # fmt: skip
+KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_elements for kind in KV_TYPES}
 """Elements in one block of a cache type, `ggml_blck_size`; a row of the cache is whole blocks."""
 MAX_SEQUENCES = 256
 """LLAMA_MAX_SEQ."""

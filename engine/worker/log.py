@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
-TAIL_LINES = 200
 ERROR_LINES = 40
 
 BufferUse = Literal["model", "kv", "rs", "compute", "output"]

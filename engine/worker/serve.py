@@ -7,6 +7,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from engine.runner.protocol import Serve, Serving
@@ -83,22 +84,34 @@ def _check_address(host: str, port: int) -> None:
 
 def _wait_until_listening(host: str, port: int, ended: threading.Event) -> None:
     deadline = time.monotonic() + START_SECONDS
-    while not _is_listening(host, port):
+    while not is_listening(host, port):
         if ended.wait(0.005):
             raise failure("internal", f"The RPC server on {host}:{port} ended as it started.")
         if time.monotonic() > deadline:
             raise failure("internal", f"The RPC server on {host}:{port} did not start in {START_SECONDS:.0f} s.")
 
 
-def _is_listening(host: str, port: int) -> bool:
-    """Look in the system's table: a connection would take the server's one place in the queue."""
+def is_listening(host: str, port: int) -> bool:
+    """Tell whether this process listens there, by the system's table: a connection would take the server's one place
+    in the queue."""
     table = Path("/proc/net/tcp")
     if sys.platform.startswith("linux") and table.exists():
         lines = table.read_text(encoding="ascii").splitlines()[1:]
         fields = [line.split() for line in lines]
-        return any(row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port for row in fields)
+        listening = {row[9] for row in fields if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port}
+        # another process may have been quicker to take the port that was free a moment ago
+        return not listening.isdisjoint(_own_sockets())
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex((host, port)) == 0
+
+
+def _own_sockets() -> set[str]:
+    """Return the inodes of this process's sockets."""
+    links = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):  # closed by now
+            links.add(str(entry.readlink()))
+    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
 
 
 def _slack_bytes(cap_bytes: int, n_threads: int) -> int:

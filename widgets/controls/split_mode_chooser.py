@@ -53,6 +53,10 @@ class SplitModeChooser(QWidget):
             button.setEnabled(candidate not in disabled)
             button.setToolTip(plain_tool_tip(disabled.get(candidate, LABELS[candidate][1])))
 
+    @property
+    def tensor_button(self) -> QToolButton:
+        return self._buttons["tensor"]
+
     def button(self, mode: SplitMode) -> QToolButton:
         """Return the segment of `mode`."""
         return self._buttons[mode]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.gguf.tensor_types import TYPES_BY_NAME
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.memory.architectures import COMPRESSED_RATIOS, Architecture
 from engine.memory.backends import ROW_PADDING, SizeRule
@@ -12,19 +13,6 @@ from engine.memory.hyper_parameters import HyperParameters
 
 CELL_PADDING = 256
 """The engine rounds the cells of a sequence up to this (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""
-
-_BLOCKS: dict[KvType, tuple[int, int]] = {
-    "f32": (1, 4),
-    "f16": (1, 2),
-    "bf16": (1, 2),
-    "q8_0": (32, 34),
-    "q5_1": (32, 24),
-    "q5_0": (32, 22),
-    "q4_1": (32, 20),
-    "q4_0": (32, 18),
-    "iq4_nl": (32, 18),
-}
-"""Cache type -> elements and bytes of a block."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +44,13 @@ def context_shape(context: ContextSettings, n_ctx_train: int) -> ContextShape:
 
 def is_quantised(kv_type: KvType) -> bool:
     """Return whether the cache type packs elements in blocks."""
-    return _BLOCKS[kv_type][0] > 1
+    return TYPES_BY_NAME[kv_type].block_elements > 1
 
 
 def row_bytes(kv_type: KvType, n_elements: int) -> int:
     """Return the bytes of `n_elements` in one row of the cache."""
-    per_block, block_bytes = _BLOCKS[kv_type]
-    return n_elements // per_block * block_bytes
+    kind = TYPES_BY_NAME[kv_type]
+    return n_elements // kind.block_elements * kind.block_bytes
 
 
 @dataclass(frozen=True, slots=True)

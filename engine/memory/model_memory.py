@@ -77,8 +77,10 @@ class ModelMemory:
             return self.probe_only
         return None
 
-    def estimate(self, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:
-        """Return what `layout` takes on every device of `rig`."""
+    def estimate(
+        self, layout: Layout, context: ContextSettings, rig: Rig, *, with_compute: bool = True
+    ) -> MemoryEstimate:
+        """Return what `layout` takes on every device of `rig`; without compute buffers on request, which is quicker."""
         refusal = self._refusal(layout)
         if refusal is not None:
             return _nothing_known(rig, refusal)
@@ -90,7 +92,8 @@ class ModelMemory:
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
             return _nothing_known(rig, f"{error}; only a probe can tell its memory")
-        compute = tables.compute.device_bytes(placement) if tables and tables.compute and members is None else {}
+        forecast = tables.compute if tables and with_compute and members is None else None
+        compute = forecast.device_bytes(placement) if forecast else {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from engine.memory.compute_graph.graph import Graph, Tensor
-from engine.memory.compute_graph.scheduler import HOST
-from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
+from engine.memory.compute_graph.scheduler import HOST
+from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 
@@ -24,7 +24,7 @@ class Family:
     engine lets the architecture have flash attention.
     """
 
-    style: Style = Style()
+    style: Style = field(default_factory=Style)
     attention: Mixer = attention
     recurrence: Mixer | None = None
     layer: LayerBuilder = decoder_layer
@@ -124,7 +124,9 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
     sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
     if style.position_table and "position_embd" in sketch.outer:
-        current = graph.add(current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions))
+        current = graph.add(
+            current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions)
+        )
     if sketch.has_cache:
         rows = graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None
         inputs = Inputs(

@@ -9,16 +9,16 @@ from dataclasses import dataclass, replace
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings, FlashAttention
-from engine.memory.architectures import Architecture
 from engine.layout.engine_parameters import TensorOverride
+from engine.memory.architectures import Architecture
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, BackendTraits
 from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
-from engine.memory.compute_graph.transformer import single_part_layer
 from engine.memory.compute_graph.graph import TYPE_SIZES, Graph, Tensor, row_size
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
+from engine.memory.compute_graph.transformer import single_part_layer
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.override_weights import usable_rules
@@ -123,10 +123,14 @@ class ComputeForecast:
         hyper = tables.hyper
         shape = context_shape(context, hyper.n_ctx_train)
         self._flash_mode = _flash_mode(context, tables.family)
+        n_tokens = shape.n_ubatch
+        if not tables.has_cache:
+            # Without a cache the batch is what was asked for, and the context after its padding is the limit.
+            n_tokens = min(shape.n_cells * shape.n_streams, max(1, context.n_batch), max(1, context.n_ubatch))
         self._batch = Batch(
-            n_tokens=pad(shape.n_ubatch, shape.n_sequences),
+            n_tokens=pad(n_tokens, shape.n_sequences),
             n_sequences=shape.n_sequences,
-            n_outputs=min(shape.n_ubatch, shape.n_batch),
+            n_outputs=n_tokens,
             n_cells=shape.n_cells,
             n_cells_swa=window_cells(hyper, context) if any(hyper.sliding) else shape.n_cells,
             n_streams=shape.n_streams,
@@ -215,7 +219,11 @@ class ComputeForecast:
             offload_batch=OFFLOAD_MIN_BATCH,
         )
         batch = self._batch
-        if self._flash_mode == "auto" and not self._suits_flash(placement) and not self._flash_stays(placement, parts, scheduler, names):
+        if (
+            self._flash_mode == "auto"
+            and not self._suits_flash(placement)
+            and not self._flash_stays(placement, parts, scheduler, names)
+        ):
             batch = replace(batch, flash=False)
         sizes = scheduler.buffer_sizes(self._graph(placement, parts, batch, names))
         return {CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}
@@ -337,10 +345,10 @@ def _cuda_supports(node: Tensor) -> bool:
     if node.op == "ssm_conv":
         return node.src[0].ne[1] % 128 == 0
     if node.op == "ssm_scan":
-        state, decay, group = node.src[0], node.src[3], node.src[4]
+        state, decay, matrix = node.src[0], node.src[3], node.src[4]
         if decay.ne[0] == 1:
             return state.ne[0] in (96, 128, 256) and state.ne[1] % 16 == 0
-        return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and group.ne[1] == 1
+        return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and matrix.ne[1] == 1
     return True
 
 

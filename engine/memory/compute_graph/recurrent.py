@@ -17,7 +17,8 @@ class States:
 
     def __init__(self, sketch: Sketch, inputs: Inputs) -> None:
         graph, batch, state = sketch.graph, sketch.batch, sketch.numbers.state
-        assert inputs.state_rows is not None and inputs.unused_rows is not None
+        assert inputs.state_rows is not None
+        assert inputs.unused_rows is not None
         self._graph = graph
         self._sequences = batch.n_sequences
         self._rows, self._unused = inputs.state_rows, inputs.unused_rows

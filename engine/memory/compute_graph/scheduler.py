@@ -91,16 +91,15 @@ class Scheduler:
             return self._last
         if node.op in ("rope", "flash_attn"):
             return -1
-        for source in node.src:
-            if source.is_weight:
-                backend = self._from_home(source, node)
-                if self._op_offload and backend == self._last and source.home == HOST:
-                    if offload_batch(node) >= self._offload_batch:
-                        for index in range(self._last):
-                            if self._backends[index].offloads and self._backends[index].supports(node):
-                                return index
-                return backend
-        return -1
+        weight = next((source for source in node.src if source.is_weight), None)
+        if weight is None:
+            return -1
+        backend = self._from_home(weight, node)
+        lends = self._op_offload and backend == self._last and weight.home == HOST
+        if lends and offload_batch(node) >= self._offload_batch:
+            takers = (index for index in range(self._last) if self._backends[index].offloads)
+            return next((index for index in takers if self._backends[index].supports(node)), backend)
+        return backend
 
     def assign(self, graph: Graph) -> None:
         """Give every node a backend."""
@@ -153,10 +152,10 @@ class Scheduler:
         memory = self._backends[node.backend].memory
         for index in range(node.backend):
             backend = self._backends[index]
-            if backend.memory == memory and backend.supports(node):
-                if all(self._reaches(source, index) for source in node.src):
-                    node.backend = index
-                    return
+            able = backend.memory == memory and backend.supports(node)
+            if able and all(self._reaches(source, index) for source in node.src):
+                node.backend = index
+                return
 
     def _reaches(self, tensor: Tensor, backend: int) -> bool:
         """Return whether `backend` can read `tensor` where it is."""
@@ -176,7 +175,7 @@ class Scheduler:
         ordered: list[tuple[Tensor, int]] = []
         leafs: list[tuple[Tensor, int]] = []
         pending: list[Tensor] = []
-        split_inputs: list[tuple[Tensor, int]] = []
+        split_inputs: list[tuple[Tensor, Tensor]] = []
         current = -1
         n_inputs = 0
 
@@ -190,7 +189,6 @@ class Scheduler:
             pending.clear()
 
         copied: list[tuple[Tensor, int]] = []
-        split_inputs = []
         for node in graph.nodes:
             if node.op in VIEW_OPS:
                 pending.append(node)

@@ -243,7 +243,8 @@ class Sketch:
             if part is not None:
                 graph.expand(part)
         k_cache, v_cache = self.cache(index, self.layer.numbers)
-        assert v_cache is not None and masks.v_rows is not None
+        assert v_cache is not None
+        assert masks.v_rows is not None
         if k is not None:
             graph.expand(self._store_k(k_cache, k, masks.k_rows))
         if v is not None:
@@ -282,10 +283,8 @@ class Sketch:
         width = v.ne[0] * v.ne[1]
         if not self.batch.turned_values:
             return self._store_k(cache, v, rows)
-        if v.nb[2] == row_size(v.type, width):
-            flat = graph.reshape(v, width, v.ne[2])
-        else:
-            flat = graph.cont(v, width, v.ne[2])
+        merges = v.nb[2] == row_size(v.type, width)
+        flat = graph.reshape(v, width, v.ne[2]) if merges else graph.cont(v, width, v.ne[2])
         if width < cache.ne[0]:
             flat = graph.new("pad", (cache.ne[0], v.ne[2]), flat)
         n_elements = cache.ne[0] * cache.ne[1] * cache.ne[2]

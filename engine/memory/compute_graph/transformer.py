@@ -15,16 +15,18 @@ from engine.memory.compute_graph.sketch import Masks, Placed, Sketch
 class Style:
     """How an architecture's graph departs from llama's.
 
-    `layer_norm`: norms that subtract the mean, which need a tensor of their own; `rope`: see `Rope`; `qk_norm`: where norms of queries and keys come, "flat" being before heads are told apart;
-    `parallel`: feed-forward reads the layer's "input" norm beside attention, or has its "own" norm of the input, and
-    `parallel_sum` is the order in which the three are added;
-    `post_norm`: the norm behind attention is applied to its output; `late_rows`: wanted rows are picked after the last
-    layer and not in it, before or after its norm, or in it behind the norm of attention's output, or never;
-    `early_router`: experts are chosen by what the layer gets; `input_scale`: embeddings are scaled; `gated`: attention's output is multiplied by a gate;
-    `shared_gate`: the shared expert has one; `late_softmax`: weights of experts are normalised after the choice;
-    `normalise`: so are they with a softmax before it, None where the file tells; `residual_first`: sums begin with the
-    residual; `steps`: element-wise steps of an activation without a gate; `positions`: per token;
-    `position_table`: a learnt embedding of the position is added to the token's.
+    `layer_norm`: norms subtract the mean, which needs a tensor of its own; `rope`: see `Rope`;
+    `qk_norm`: whether norms of queries and keys come before or after turning, "flat" is before heads are told apart;
+    `parallel`: feed-forward stands beside attention and reads the layer's "input" norm or has its "own";
+    `parallel_sum`: the order in which the three terms of such a layer are added;
+    `post_norm`: the norm behind attention is applied to its output, not to the sum with the residual;
+    `late_rows`: wanted rows are picked after the last layer, before or behind the last norm, or in the last layer
+    behind the norm of attention's output, or never; by default in the last layer right behind attention;
+    `early_router`: experts are chosen by what the layer gets; `residual_first`: which sums begin with the residual;
+    `input_scale`: embeddings are scaled or normalised; `scaled_q`: queries are scaled before attention;
+    `late_softmax`: weights of experts are made after the choice; `weigh_first`: they are applied to the input;
+    `normalise`: they are made to add up to 1, None where the file tells; `steps`: operations of an activation without
+    a gate; `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's.
     """
 
     layer_norm: bool = False
@@ -121,7 +123,8 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor |
         logits = sketch.linear("ffn_gate_inp", current)
         narrow = graph.mul_mat(sketch.weight("ffn_latent_down"), current)
     found = sketch.experts(
-        narrow, logits=logits,
+        narrow,
+        logits=logits,
         late_softmax=style.late_softmax,
         normalise=normalise,
         weigh_first=style.weigh_first,
@@ -173,7 +176,9 @@ def decoder_layer(
     if style.post_norm and style.late_rows != "after_post_norm" and sketch.has("post_attention_norm"):
         current = sketch.norm(current, "post_attention_norm")
     scales = sketch.numbers.scales_residuals
-    joined = _sum(sketch, style.residual_first in ("first", "both"), graph.scale(current) if scales else current, residual)
+    joined = _sum(
+        sketch, style.residual_first in ("first", "both"), graph.scale(current) if scales else current, residual
+    )
     if not any(sketch.has(stem) for stem in ("ffn_up", "ffn_down", "ffn_down_exps")):
         return joined
     current = joined

@@ -5,13 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
+from functools import partial
+from itertools import accumulate
 
 from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.proportional import proportional_counts
 from engine.fit.strategies.wording import count_layers, describe_runs
-from engine.fit.strategies.workbench import Candidate, Workbench, moved_tensors
+from engine.fit.strategies.workbench import Candidate, Workbench, largest, moved_tensors
 from engine.gguf.blocks import part_of_tensor
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override
@@ -45,7 +47,7 @@ def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 
 def _bases(bench: Workbench, with_experts: Iterable[int]) -> Iterator[Layout]:
-    """Yield layouts with all experts on the CPU: ranges in proportion to room, and devices filled one by one."""
+    """Yield layouts with all experts on the CPU: ranges in proportion to room if they go, else devices filled."""
     overrides = _overrides(bench, with_experts)
     ids = bench.in_layer_order(bench.devices)
     if ids:
@@ -57,6 +59,7 @@ def _bases(bench: Workbench, with_experts: Iterable[int]) -> Iterator[Layout]:
         shared = bench.layout(places, overrides=overrides)
         if not bench.shortfalls(shared):
             yield shared
+            return
     yield bench.fill(ids, overrides=overrides)
 
 
@@ -84,21 +87,28 @@ def _with_experts(bench: Workbench, base: Layout) -> Layout:
     def layout_with(kept_away: set[int]) -> Layout:
         return bench.layout(places, base.output_device, _overrides(bench, kept_away))
 
+    def goes(before: set[int], own: list[int], count: int) -> bool:
+        return not bench.shortfalls(layout_with(before - set(own[len(own) - count :])))
+
     for device_id in dict.fromkeys(places):
         own = [index for index in range(bench.n_layers) if index in away and places[index] == device_id]
-        low, high = 0, len(own)
-        while low < high:
-            middle = (low + high + 1) // 2
-            if bench.shortfalls(layout_with(away - set(own[len(own) - middle :]))):
-                high = middle - 1
-            else:
-                low = middle
-        away -= set(own[len(own) - low :])
-    sizes = {bench.layers[index].expert_bytes for index in away}
-    if len(sizes) > 1:
-        for index in sorted(away, key=lambda each: -bench.layers[each].expert_bytes):
-            if not bench.shortfalls(layout_with(away - {index})):
-                away.discard(index)
+        room = bench.usable.get(device_id, 0) - bench.need(layout_with(away))[device_id].need_bytes
+        sums = accumulate(bench.layers[index].expert_bytes for index in reversed(own))
+        count = largest(
+            len(own),
+            partial(goes, away, own),
+            sum(size <= room for size in sums),
+        )
+        away -= set(own[len(own) - count :])
+    too_large: dict[str, int] = {}
+    for index in sorted(away, key=lambda each: -bench.layers[each].expert_bytes):
+        size = bench.layers[index].expert_bytes
+        if size >= too_large.get(places[index], size + 1):
+            continue
+        if bench.shortfalls(layout_with(away - {index})):
+            too_large[places[index]] = size
+        else:
+            away.discard(index)
     return layout_with(away)
 
 

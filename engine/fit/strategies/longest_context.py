@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 
 import msgspec
 
 from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
-from engine.fit.strategies.fewest import fewest
+from engine.fit.strategies.fewest import fewest, fewest_candidates
+from engine.fit.strategies.workbench import Workbench, largest
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.memory.model_memory import ModelMemory
 
@@ -20,7 +22,7 @@ CONTEXT_STEP = 256
 @dataclass(frozen=True, slots=True)
 class _Found:
     n_ctx: int
-    found: AutoLayout
+    settings: ContextSettings
 
 
 def longest_context(
@@ -36,52 +38,49 @@ def longest_context(
     for cache_type in types:
         base = context if cache_type is None else _with_types(context, cache_type)
 
-        def at(n_ctx: int, base: ContextSettings = base) -> AutoLayout:
-            return fewest(memory, rig, msgspec.structs.replace(base, n_ctx=n_ctx), constraints)
-
-        found = _longest(at, limit, lambda layout: layout.fits)
-        if found is not None and (best is None or found.n_ctx > best.n_ctx):
-            best = found
+        n_ctx = _longest(limit, partial(_fits, memory, rig, base, constraints))
+        if n_ctx and (best is None or n_ctx > best.n_ctx):
+            best = _Found(n_ctx, base)
         if best is not None and best.n_ctx == limit:
             break
     if best is None:
         least = msgspec.structs.replace(context, n_ctx=min(CONTEXT_STEP, limit))
         refused = fewest(memory, rig, least, constraints)
         return replace(refused, explanation=f"Not even the shortest context fits. {refused.explanation}")
-    return replace(best.found, explanation=_explain(memory, rig, constraints, best, limit))
+    found = fewest(memory, rig, msgspec.structs.replace(best.settings, n_ctx=best.n_ctx), constraints)
+    return replace(found, explanation=_explain(memory, rig, constraints, found, limit))
 
 
-def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, best: _Found, limit: int) -> str:
-    context = best.found.context
+def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: AutoLayout, limit: int) -> str:
+    context = found.context
     cache = context.type_k if context.type_k == context.type_v else f"{context.type_k} and {context.type_v}"
     why = "as long as is wanted" if constraints.max_ctx == limit else "what the model was trained for"
-    reach = why if best.n_ctx == limit else f"the longest that fits; {limit} would not"
-    text = f"{best.n_ctx} tokens are {reach}, with cache type {cache}. {best.found.explanation}"
-    if CPU_ID not in best.found.layout.devices:
+    reach = why if context.n_ctx == limit else f"the longest that fits; {limit} would not"
+    text = f"{context.n_ctx} tokens are {reach}, with cache type {cache}. {found.explanation}"
+    if CPU_ID not in found.layout.devices:
         return text
 
-    def at(n_ctx: int) -> AutoLayout:
-        return fewest(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+    def without_cpu(n_ctx: int) -> bool:
+        bench = Workbench(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+        layout = bench.fill(bench.in_layer_order(bench.devices))
+        return CPU_ID not in layout.devices and bench.report(layout).fits
 
-    free = _longest(at, best.n_ctx, lambda found: found.fits and CPU_ID not in found.layout.devices)
-    return text if free is None else f"{text} Up to {free.n_ctx} tokens the CPU would hold no layers."
+    n_ctx = _longest(context.n_ctx, without_cpu)
+    return f"{text} Up to {n_ctx} tokens the CPU would hold no layers." if n_ctx else text
 
 
-def _longest(at: Callable[[int], AutoLayout], limit: int, holds: Callable[[AutoLayout], bool]) -> _Found | None:
-    """Return the longest context up to `limit` for which `holds`; None if there is none of a whole step."""
-    whole = at(limit)
-    if holds(whole):
-        return _Found(limit, whole)
-    best: _Found | None = None
-    low, high = 0, (limit - 1) // CONTEXT_STEP
-    while low < high:
-        middle = (low + high + 1) // 2
-        tried = at(middle * CONTEXT_STEP)
-        if holds(tried):
-            best, low = _Found(middle * CONTEXT_STEP, tried), middle
-        else:
-            high = middle - 1
-    return best
+def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Constraints, n_ctx: int) -> bool:
+    context = msgspec.structs.replace(base, n_ctx=n_ctx)
+    bench = Workbench(memory, rig, context, constraints)
+    return bench.fits_plainly() or bench.choose(fewest_candidates(bench)).fits
+
+
+def _longest(limit: int, holds: Callable[[int], bool]) -> int:
+    """Return the longest context up to `limit` for which `holds`, in whole steps below it; 0 if there is none."""
+    if holds(limit):
+        return limit
+    steps = (limit - 1) // CONTEXT_STEP
+    return CONTEXT_STEP * largest(steps, lambda count: holds(count * CONTEXT_STEP), (steps + 1) // 2)
 
 
 def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constraints) -> int:

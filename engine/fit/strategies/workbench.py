@@ -7,7 +7,7 @@ out from the last to the first, as the engine does: what does not go on a device
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from engine.devices.device import CPU_ID, Device, Rig
@@ -56,6 +56,7 @@ class Workbench:
         self.context = context
         self.constraints = constraints
         self.n_layers = memory.model.n_layers
+        self._needs: dict[Layout, Mapping[str, DeviceMemory]] = {}
         preview = make_preview(PreviewTables(memory), rig, single_device(self.n_layers, CPU_ID), context)
         self.layers = preview.layers
         self.output_bytes = preview.output_weights_bytes
@@ -87,8 +88,11 @@ class Workbench:
     # ------------------------------------------------------------------ judging
 
     def need(self, layout: Layout) -> Mapping[str, DeviceMemory]:
-        """Return what `layout` takes on each device."""
-        return self.memory.estimate(layout, self.context, self.rig).devices
+        """Return what `layout` takes on each device; fillings ask for the same layouts again and again."""
+        found = self._needs.get(layout)
+        if found is None:
+            found = self._needs[layout] = self.memory.estimate(layout, self.context, self.rig).devices
+        return found
 
     def shortfalls(self, layout: Layout, headroom_bytes: int = 0) -> dict[str, int]:
         """Return the devices that would be left with less than `headroom_bytes`, and how much is missing."""
@@ -158,18 +162,18 @@ class Workbench:
 
         def most(device_id: str, start: int, end: int, *, from_end: bool) -> int:
             """Put as many of the layers `start` to `end` on the device as it takes, and return their number."""
-            low, high = 0, end - start
-            while low < high:
-                middle = (low + high + 1) // 2
-                span = range(end - middle, end) if from_end else range(start, start + middle)
-                tried = [device_id if index in span else place for index, place in enumerate(places)]
-                if self.shortfalls(self.layout(tried, output, overrides), headroom_bytes):
-                    high = middle - 1
-                else:
-                    low = middle
-            for index in range(end - low, end) if from_end else range(start, start + low):
-                places[index] = device_id
-            return low
+
+            def tried(count: int) -> list[str]:
+                span = range(end - count, end) if from_end else range(start, start + count)
+                return [device_id if index in span else place for index, place in enumerate(places)]
+
+            def goes(count: int) -> bool:
+                return not self.shortfalls(self.layout(tried(count), output, overrides), headroom_bytes)
+
+            nearest = range(end - 1, start - 1, -1) if from_end else range(start, end)
+            count = largest(end - start, goes, self._guess(device_id, nearest, headroom_bytes, dense=bool(overrides)))
+            places[:] = tried(count)
+            return count
 
         end = self.n_layers
         while end:
@@ -186,14 +190,34 @@ class Workbench:
             end = max(0, start - 1)
         return self.layout(places, output, overrides)
 
+    def _guess(self, device_id: str, layers: Iterable[int], headroom_bytes: int, *, dense: bool) -> int:
+        """Return about how many of `layers` the device takes; only how soon the search ends depends on it."""
+        room = self.usable[device_id] - headroom_bytes if device_id in self.usable else 0
+        count = 0
+        for index in layers:
+            layer = self.layers[index]
+            room -= layer.weights_bytes - (layer.expert_bytes if dense else 0)
+            room -= layer.kv_bytes if self.context.offload_kqv else 0
+            room -= self.output_bytes if index == self.n_layers - 1 else 0
+            if room < 0:
+                break
+            count += 1
+        return count
+
     # ------------------------------------------------------------------ choosing
 
-    def plain(self) -> list[Layout]:
-        """Return plain fillings from the back in several orders: what no choice may fall short of."""
+    def fits_plainly(self) -> bool:
+        """Return whether some plain filling fits; then `choose` finds a layout that does."""
+        return any(self.report(layout).fits for _, layout in self.whole_layouts()) or any(
+            self.report(layout).fits for layout in self._plain()
+        )
+
+    def _plain(self) -> Iterator[Layout]:
+        """Yield plain fillings from the back in several orders: what no choice may fall short of."""
         ids = self.in_layer_order(self.devices)
         growing = sorted(ids, key=lambda device_id: self.usable[device_id])
         orders = dict.fromkeys(map(tuple, (ids, growing, reversed(growing), reversed(ids))))
-        return [self.fill(order) for order in orders]
+        return (self.fill(order) for order in orders)
 
     def choose(self, candidates: Iterable[Candidate]) -> AutoLayout:
         """Return the first candidate that fits and leaves no more on the CPU than filling from the back does.
@@ -201,8 +225,12 @@ class Workbench:
         With experts on the CPU buffers are larger, because large batches copy them to a device: up to one layer less
         is accepted then, for what is read with every token is on devices.
         """
-        listed = list(candidates)
-        fillings = [Candidate(layout, _plain_reason(layout)) for layout in self.plain()]
+        listed: list[Candidate] = []
+        for candidate in candidates:
+            listed.append(candidate)
+            if self.holds_all(candidate.layout) and self.report(candidate.layout).fits:
+                return AutoLayout(candidate.layout, self.context, candidate.reason, fits=True)
+        fillings = [Candidate(layout, _plain_reason(layout)) for layout in self._plain()]
         fitting = [each for each in fillings if self.report(each.layout).fits]
         floor_bytes = max((self.placed_bytes(each.layout) for each in fitting), default=0)
         largest_bytes = max((layer.weights_bytes for layer in self.layers), default=0)
@@ -238,6 +266,25 @@ def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, Tenso
             device_id = next((device_id for pattern, device_id in rules if pattern.search(tensor.name)), None)
             if device_id is not None and device_id != layout.device_of(block.index):
                 yield block.index, tensor, device_id
+
+
+def largest(high: int, holds: Callable[[int], bool], guess: int) -> int:
+    """Return the largest number up to `high` for which `holds`, 0 if none; few questions where `guess` is near it."""
+    low, step = 0, 1
+    from_below = from_above = False
+    probe = guess
+    while low < high:
+        probe = min(max(probe, low + 1), high)
+        if holds(probe):
+            low, from_below = probe, True
+            probe = low + step
+        else:
+            high, from_above = probe - 1, True
+            probe = high - step + 1
+        step *= 2
+        if from_below and from_above:
+            probe = (low + high + 1) // 2
+    return low
 
 
 def _plain_reason(layout: Layout) -> str:

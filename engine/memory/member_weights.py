@@ -30,6 +30,7 @@ class MemberTables:
     ) -> None:
         self._split = TensorSplit(model, hyper, shares)
         self._rules = tuple(rules)
+        self._last_state: tuple[Sequence[LayerState], int, tuple[Members, Members]] | None = None
         self._nothing: Members = (0,) * len(self._rules)
         names = tables.left_out(self._rules[0].kernels).names
         self._layers = self._running(
@@ -50,12 +51,17 @@ class MemberTables:
         return tuple(self._split.weight_bytes(tensor, self._rules))
 
     def state_bytes(self, states: Sequence[LayerState], leading: int) -> tuple[Members, Members]:
-        """Return KV cache and recurrent state of each member."""
+        """Return KV cache and recurrent state of each member. The last answer is kept."""
+        last = self._last_state
+        if last is not None and last[0] is states and last[1] == leading:
+            return last[2]
         kv, recurrent = [], []
         for layer, state in enumerate(states[leading:], leading):
             kv += [tuple(self._split.state_bytes(tensor, layer, self._rules)) for tensor in state.cache]
             recurrent += [tuple(self._split.state_bytes(tensor, layer, self._rules)) for tensor in state.recurrent]
-        return self._sum(kv), self._sum(recurrent)
+        found = (self._sum(kv), self._sum(recurrent))
+        self._last_state = (states, leading, found)
+        return found
 
     def _weights(self, tensors: Iterable[TensorInfo]) -> Iterable[Members]:
         return (self.slices(tensor) for tensor in tensors)

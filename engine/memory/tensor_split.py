@@ -107,6 +107,11 @@ class TensorSplit:
         kinds = list(zip(hyper.recurrent, hyper.sliding, strict=True))
         n = len(self._shares)
         self._rotations = [kinds[:index].count(kind) % n for index, kind in enumerate(kinds)]
+        layers = zip(hyper.n_head, hyper.n_head_kv, hyper.head_k, hyper.head_v, hyper.recurrent, strict=True)
+        self._likenesses: list[tuple[object, ...]] = [
+            (*numbers, self._rotations[index], self._feed_forward_width(index)) for index, numbers in enumerate(layers)
+        ]
+        self._known: dict[tuple[object, ...], list[int]] = {}
 
     def weight_bytes(self, tensor: TensorInfo, rules: Sequence[SizeRule]) -> list[int]:
         """Return what each device has of a weight.
@@ -125,7 +130,7 @@ class TensorSplit:
             return [padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, each) for each in rules]
         block_elements = self._block_elements(layer, rule.like, tensor.type_name)
         extent = tensor.shape[rule.axis]
-        counts = self._counts(self._cut(rule.kind, extent, layer or 0, block_elements), layer)
+        counts = self._slices(rule.kind, extent, layer, block_elements)
         return [
             padded_bytes(
                 tensor.type_name, _with(tensor.shape, rule.axis, count), tensor.size_bytes * count // extent, each
@@ -142,7 +147,7 @@ class TensorSplit:
             return [tensor.size_bytes(rule) for rule in rules]
         kind: _Kind = tensor.name  # type: ignore[assignment]
         block_elements = self._block_elements(layer, like or (), "F32")
-        counts = self._counts(self._cut(kind, tensor.width, layer, block_elements), layer)
+        counts = self._slices(kind, tensor.width, layer, block_elements)
         return [
             CacheTensor(tensor.name, tensor.kind, count, tensor.n_rows).size_bytes(rule) if count else 0
             for count, rule in zip(counts, rules, strict=True)
@@ -165,6 +170,14 @@ class TensorSplit:
             if found is not None:
                 return _BLOCK_ELEMENTS[found]
         raise MissingNumberError(f"split mode tensor looks for {like[0]} in layer {layer}, which is not there")
+
+    def _slices(self, kind: _Kind, extent: int, layer: int | None, block_elements: int) -> list[int]:
+        """Return how many elements of the cut dimension each device gets; layers that are alike are cut alike."""
+        key = (kind, extent, block_elements, None if layer is None else self._likenesses[layer])
+        found = self._known.get(key)
+        if found is None:
+            found = self._known[key] = self._counts(self._cut(kind, extent, layer or 0, block_elements), layer)
+        return found
 
     def _counts(self, cut: _Cut, layer: int | None) -> list[int]:
         """Return how many elements of the cut dimension each device gets."""

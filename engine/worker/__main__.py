@@ -27,15 +27,12 @@ from engine.runner.protocol import (
 from engine.worker.bindings import Bindings, engine_name, prepare_environment
 from engine.worker.devices import list_devices
 from engine.worker.effort import WorkTicks
-from engine.worker.generate import Generator
 from engine.worker.load import Loader
 from engine.worker.log import EngineLog
-from engine.worker.logits import logit_digest
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.pipe import MessagePipe, RequestReader
 from engine.worker.probe import probe
 from engine.worker.progress import StageReporter
-from engine.worker.serve import serve
 from engine.worker.session import Session
 from engine.worker.stop import StopRequest
 
@@ -67,6 +64,7 @@ class Worker:
             session.free()
 
     def _answer(self, request: AnyRequest) -> Message:
+        # what only some children do is imported where they do it: a probe is over in little more than its imports
         match request:
             case ListDevices():
                 return list_devices(self._engine, request.endpoints)
@@ -77,10 +75,14 @@ class Worker:
             case Generate():
                 return self._generate(request)
             case Logits():
+                from engine.worker.logits import logit_digest
+
                 return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
             case Serve():
+                from engine.worker.serve import serve
+
                 return serve(self._engine, request)
             case _:
                 raise failure("internal", f"{type(request).__name__} is no request for this moment.")
@@ -95,6 +97,8 @@ class Worker:
     def _generate(self, request: Generate) -> Message:
         def say(text: str) -> None:
             self._pipe.send(Piece(text=text))
+
+        from engine.worker.generate import Generator
 
         # one batch of a prompt, or one token of a model that is swapped in, may take longer than a stall timeout
         with WorkTicks(lambda: say("")):

@@ -99,8 +99,8 @@ FAMILIES: dict[str, Family] = {
     "grok": Family(layer=grok_layer, flash=False),
     "arctic": Family(layer=arctic_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
-    "lfm2": Family(recurrence=short_convolution),
-    "lfm2moe": Family(recurrence=short_convolution),
+    "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
+    "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),
 }
 FAMILIES["nemotron_h_moe"] = FAMILIES["nemotron_h"]
 

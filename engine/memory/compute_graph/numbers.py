@@ -49,8 +49,8 @@ class StateNumbers:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `score_steps`: element-wise steps
-    between scores and softmax; `rope_part`: elements of a head that are turned."""
+    """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
+    are turned by position."""
 
     n_embd: int
     n_vocab: int
@@ -59,7 +59,6 @@ class Numbers:
     v_width_max: int
     positions: int
     clamps_kqv: bool
-    score_steps: int
     n_expert_groups: int
     n_groups_used: int
     kv_rank: int
@@ -91,7 +90,6 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         v_width_max=max(hyper.v_widths, default=0),
         positions=positions,
         clamps_kqv=_is_set(model, "attention.clamp_kqv"),
-        score_steps=3 if _is_set(model, "attn_logit_softcapping") else 0,
         n_expert_groups=groups,
         n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
         kv_rank=number(model, "attention.kv_lora_rank", 0, least=0),

@@ -308,7 +308,7 @@ class Sketch:
         numbers, (width, cells, streams, _) = self.layer.numbers, cache.ne
         head, heads = numbers.head_v, numbers.n_head_kv
         row = row_size(cache.type, width)
-        if self.batch.flash:
+        if not self.batch.turned_values:
             return self.graph.view(
                 cache, (head, heads, cells, streams), (0, row_size(cache.type, head), row, row * cells)
             )
@@ -337,8 +337,6 @@ class Sketch:
             found = self._flash(q, k, graph.transpose(v) if turned_v else v, mask, sinks, unpack)
         else:
             found = graph.mul_mat(k, q)
-            for _ in range(self.numbers.score_steps):
-                found = graph.unary(found)
             if bias is not None:
                 found = graph.add(found, bias)
             found = graph.like("soft_max", found, mask, *(() if sinks is None else (sinks,)))

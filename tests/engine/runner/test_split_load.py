@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
@@ -74,6 +75,9 @@ def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: 
         assert host.kv_cache_bytes == 0
         for row in (first, second):
             assert held_bytes(lab, row.id) >= row.need_bytes
+        forecast = make_report(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT).rows
+        for kind in ("weights_bytes", "kv_cache_bytes", "recurrent_bytes"):
+            assert [getattr(row, kind) for row in forecast] == [getattr(row, kind) for row in loaded.devices], kind
 
         log.runner.generate(Generate(prompt="hello", max_tokens=5, seed=1))
         done = log.wait_for_endings(2)[1]

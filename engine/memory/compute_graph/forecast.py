@@ -198,7 +198,7 @@ class ComputeForecast:
         All of them where layers keep a state: blocks of no size that their graphs leave behind gather in the
         allocator, so that the buffer depends on how many there are.
         """
-        if ALL_LAYERS or any(self._tables.hyper.recurrent):
+        if any(self._tables.hyper.recurrent):
             return tuple(range(first, last + 1))
         seen: set[tuple[int, int, int]] = set()
         kept = []
@@ -282,9 +282,6 @@ def _backends(placement: Placement) -> tuple[list[Backend], list[str]]:
     names = [entry for entry in placement.entries if entry == CPU_ID or entry in traits]
     names.append(CPU_ID)
     return [_backend(name, traits) for name in names], names
-
-
-ALL_LAYERS = False
 
 
 def _make_room(known: dict[object, Part] | dict[object, dict[str, int]]) -> None:

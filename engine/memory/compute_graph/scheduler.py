@@ -12,8 +12,6 @@ PIPELINE_COPIES = 4
 """`GGML_SCHED_MAX_COPIES`: under pipeline parallelism inputs of the graph and of its parts are kept this often."""
 HOST = "host"
 """Memory of host weights and caches that every CPU backend can use and that devices may copy from."""
-REPACKED = "repacked"
-"""Memory of host weights in a layout that only the CPU reads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +69,7 @@ class Scheduler:
 
     def _holds(self, backend: int, home: str) -> bool:
         found = self._backends[backend]
-        return found.is_cpu if home in (HOST, REPACKED) else found.memory == home
+        return found.is_cpu if home == HOST else found.memory == home
 
     def _from_home(self, tensor: Tensor, node: Tensor) -> int:
         """Return the first backend that can use the memory of `tensor` and compute `node`, -1 if there is none."""

@@ -10,6 +10,12 @@ from engine.memory.architectures import Architecture
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
 
+_SCALED_FEED_FORWARD = frozenset(
+    {"bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"}
+)
+"""Architectures whose dense part looks for `.scale` tensors beside its weights."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNumbers:
     """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts."""
@@ -67,6 +73,7 @@ class Numbers:
     rope_part: int
     latent: bool
     scales_embeddings: bool
+    scales_feed_forward: bool
     scales_experts: bool
     normalises_experts: bool
     scales_residuals: bool
@@ -97,6 +104,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_v_latent=number(model, "attention.value_length_mla", hyper.head_v[first], least=0),
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
+        scales_feed_forward=model.architecture in _SCALED_FEED_FORWARD,
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),

@@ -130,9 +130,10 @@ class Sketch:
         return found
 
     def linear(self, stem: str, source: Tensor) -> Tensor:
-        """Multiply with a weight, add its bias and scale where the layer has them."""
+        """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
         found = self.graph.mul_mat(self.weight(stem), source)
-        if self.has(f"{stem}.scale"):
+        scales = self.numbers.scales_feed_forward or not stem.startswith("ffn_")
+        if scales and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         bias = self.maybe(f"{stem}.bias")
         return found if bias is None else self.graph.add(found, bias)

@@ -9,7 +9,6 @@ from engine.gguf.model_file import ModelFile
 from engine.memory.architectures import Architecture
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
-
 _SCALED_FEED_FORWARD = frozenset(
     {"bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"}
 )

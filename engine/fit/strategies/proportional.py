@@ -57,13 +57,13 @@ def proportional_counts(
 
 
 def proportional_layout(bench: Workbench) -> Layout | None:
-    """Return the layout of the shares over all devices, whether it fits or not; None without devices."""
+    """Return the layout of the shares over all devices, whether it fits or not; None without memory to share."""
     ids = bench.in_layer_order(bench.devices)
-    if not ids:
-        return None
     free = {device.id: device.available_bytes for device in bench.devices}
     sizes = [layer.weights_bytes + layer.kv_bytes for layer in bench.layers]
     shares = memory_shares([free[device_id] for device_id in ids])
+    if not any(shares):
+        return None
     counts = proportional_counts(sizes, shares, bench.output_bytes, len(ids) - 1)
     return bench.layout([device_id for device_id, count in zip(ids, counts, strict=True) for _ in range(count)])
 

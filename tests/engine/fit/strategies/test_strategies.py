@@ -30,6 +30,7 @@ from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from tests.support.strategies import rigs
+from tests.support.truth import truth_model
 
 CONTEXT = ContextSettings(n_ctx=4096)
 MODELS = ("dense 8B", "dense 70B", "mixture")
@@ -121,6 +122,20 @@ def test_no_strategy_leaves_more_on_the_cpu_than_filling_from_the_back(
     assert result.fits
     if make_report(memory, rig, plain, result.context).fits:
         assert bench.placed_bytes(result.layout) + slack_bytes >= bench.placed_bytes(plain)
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-405b", "mixtral-8x7b", "qwen3-30b-a3b"])
+def test_well_known_models_too_large_for_the_devices(name: str) -> None:
+    memory = ModelMemory(truth_model(name))
+    sizes_gib = [memory.model.size_bytes / GIB * share + 1.5 for share in (0.4, 0.2)]
+    rig = make_rig(*[make_gpu(f"CUDA{index}", size) for index, size in enumerate(sizes_gib)], host_gib=512)
+    plain = plain_layout(memory, rig, CONTEXT, ["CUDA0", "CUDA1"])
+    for strategy in ("fewest", "balanced", "experts", "fastest"):
+        result = auto_layout(strategy, memory, rig, CONTEXT)
+        check(result, memory, rig)
+        bench = Workbench(memory, rig, CONTEXT, NO_CONSTRAINTS)
+        assert result.fits
+        assert bench.placed_bytes(result.layout) >= bench.placed_bytes(plain), strategy
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
@@ -282,7 +297,7 @@ def test_an_unknown_strategy_is_answered_with_the_names() -> None:
 PINS = st.builds(Pin, st.sampled_from(["CPU", "CUDA1"]), st.integers(0, 20), st.integers(0, 40))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=50)
 @given(
     rig=rigs(), strategy=st.sampled_from(sorted(STRATEGIES)), model=st.sampled_from(MODELS), split=st.booleans(),
     off=st.sets(st.sampled_from(["CUDA0", "RPC0"])), order=st.permutations(["CUDA0", "RPC1", "Metal-0"]),

@@ -83,7 +83,8 @@ class Questions:
                     message = self._arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
                 except queue.Empty:
                     raise WorkerStalledError(
-                        f"The engine process gave no answer within {self._timeout_s:g} s."
+                        f"The engine process gave no answer within {self._timeout_s:g} s. "
+                        "Close other programs and try again."
                     ) from None
                 if isinstance(message, answer_type):
                     return message

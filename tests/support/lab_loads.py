@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 from engine.devices.device import Rig
@@ -37,12 +38,13 @@ class Trial:
 
 def write_models(folder: Path) -> tuple[ModelMemory, ...]:
     """Write models of 10 to 60 MB, dense and with experts."""
-    wide = {"n_embd": 256, "n_head": 4, "n_ff": 768, "n_vocab": 4096}
+    dense = partial(write_tiny_llama, n_embd=256, n_head=4, n_ff=768, n_vocab=4096)
+    sparse = partial(write_tiny_moe, n_embd=256, n_head=4, n_ff=768, n_vocab=4096)
     paths = (
-        write_tiny_llama(folder / "deep.gguf", n_layers=18, n_ctx_train=8192, **wide),
-        write_tiny_llama(folder / "tied.gguf", n_layers=7, n_ctx_train=16384, tied=True, **wide),
-        write_tiny_llama(folder / "small.gguf", n_layers=12, n_ctx_train=4096, file_type="Q8_0", **wide),
-        write_tiny_moe(folder / "mixture.gguf", n_layers=9, n_expert=8, n_ctx_train=8192, **wide),
+        dense(folder / "deep.gguf", n_layers=18, n_ctx_train=8192),
+        dense(folder / "tied.gguf", n_layers=7, n_ctx_train=16384, tied=True),
+        dense(folder / "small.gguf", n_layers=12, n_ctx_train=4096, file_type="Q8_0"),
+        sparse(folder / "mixture.gguf", n_layers=9, n_expert=8, n_ctx_train=8192),
     )
     return tuple(ModelMemory(read_model(path)) for path in paths)
 

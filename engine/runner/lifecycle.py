@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.errors import ArgumentError, EngineError
+from engine.fit.proposals import Proposal
 from engine.runner.board import Board, Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.runner.events import (
@@ -44,6 +45,7 @@ from engine.runner.reports import (
     crash_event,
     done_event,
     failed_event,
+    load_proposals,
     loaded_event,
     out_of_memory_event,
     refusal,
@@ -89,6 +91,7 @@ class Lifecycle:
         # Replaced whole, so that they may be read anywhere.
         self.loaded: LoadedInfo | None = None
         self.context_used: int | None = None
+        self.proposals: tuple[Proposal, ...] = ()
         self._child: ChildProcess | None = None
         self._child_job: LoadJob | None = None
         self._last_child: ChildProcess | None = None
@@ -236,6 +239,7 @@ class Lifecycle:
 
     def _begin(self, job: LoadJob) -> None:
         load = self._load = LoadRun(job)
+        self.proposals = ()
         self._board.tell(load.tracker.enter("header"))
         self._board.tell(load.tracker.enter("fit"))
         try:
@@ -331,7 +335,8 @@ class Lifecycle:
             case LoadedModel() if load.ending is None:
                 self._become_ready(load, message)
             case AllocationFailure():
-                self._conclude(load, out_of_memory_event(load.job.rig, message))
+                self.proposals = load_proposals(load.job, message)
+                self._conclude(load, out_of_memory_event(load.job.rig, message, self.proposals))
             case Failure():
                 self._conclude(load, failed_event(message))
             case Stopped():

@@ -120,8 +120,13 @@ def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> No
         assert {row.id for row in ending.allocated} == {"RPC0", "RPC1", "CPU"}
         assert any(row.weights_bytes > 0 for row in ending.allocated)
         assert ending.device in ending.message
-        log.runner.load(job_of(model, lab.rig))
-        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+        proposals = log.runner.proposals
+        assert ending.proposals == tuple(proposal.text for proposal in proposals)
+        assert "Shorten the context" in " ".join(ending.proposals)
+        for number, proposal in enumerate(proposals, 2):
+            log.runner.load(job_of(model, lab.rig, proposal.layout, proposal.context))
+            assert isinstance(log.wait_for_endings(number)[-1], Loaded), proposal.text
+        assert log.runner.proposals == ()
 
 
 @pytest.mark.parametrize("stage", ["fit", "allocate", "read", "context", "warm_up"])

@@ -1,0 +1,188 @@
+"""What is proposed after a load that ran out of memory: it fits, it helps where it was short, it is something else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from engine.devices.device import CPU_ID, Rig
+from engine.fit.preview import make_report
+from engine.fit.proposals import MAX_PROPOSALS, Proposal, propose
+from engine.fit.report import DeviceRow
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
+from engine.layout.layout import Layout, make_layout, single_device
+from engine.memory.estimate import Grade
+from engine.memory.model_memory import ModelMemory
+from engine.units import GIB, MIB
+from tests.support.models import write_header_only
+from tests.support.previews import make_gpu, make_rig
+from tests.support.strategies import rigs
+
+N_LAYERS = 32
+CONTEXT = ContextSettings(n_ctx=16384)
+TWO_CARDS = make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 12))
+HALVES = make_layout(N_LAYERS, ["CUDA0"] * 16 + ["CUDA1"] * 16)
+
+
+@cache
+def memory_of(name: str) -> ModelMemory:
+    shape: dict[str, Any] = {"n_layers": N_LAYERS, "n_embd": 4096, "n_head": 32, "n_ff": 14336}
+    if name == "mixture":
+        shape |= {"n_expert": 8, "n_expert_used": 2, "n_ff": 2048}
+    with TemporaryDirectory() as folder:
+        return ModelMemory(read_model(write_header_only(Path(folder) / "model.gguf", **shape)))
+
+
+def rows(memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings) -> dict[str, DeviceRow]:
+    return {row.id: row for row in make_report(memory, rig, layout, context).rows}
+
+
+def texts(proposals: tuple[Proposal, ...]) -> tuple[str, ...]:
+    return tuple(proposal.text for proposal in proposals)
+
+
+def test_the_fewest_layers_go_to_the_neighbour() -> None:
+    proposals = propose(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT, {"CUDA1": 100 * MIB})
+    first = proposals[0]
+    assert first.text == "Move layer 16 from CUDA1 to CUDA0"
+    assert first.layout == HALVES.move_range(16, 16, "CUDA0")
+    assert first.context == CONTEXT
+    assert first.grade is Grade.ESTIMATED
+    assert first.detail.startswith("CUDA1 ")
+    assert " less, CUDA0 " in first.detail
+    assert first.detail.endswith(" more")
+
+
+def test_more_that_is_missing_moves_more() -> None:
+    memory = memory_of("dense")
+    before = rows(memory, TWO_CARDS, HALVES, CONTEXT)["CUDA1"].need_bytes
+    (move, *_) = propose(memory, TWO_CARDS, HALVES, CONTEXT, {"CUDA1": 2 * GIB})
+    count = move.layout.runs[0].length - 16
+    one_less = HALVES.move_range(16, 16 + count - 2, "CUDA0")
+    assert count > 1
+    assert before - rows(memory, TWO_CARDS, move.layout, CONTEXT)["CUDA1"].need_bytes >= 2 * GIB
+    assert before - rows(memory, TWO_CARDS, one_less, CONTEXT)["CUDA1"].need_bytes < 2 * GIB
+
+
+def test_a_context_is_the_longest_that_helps() -> None:
+    memory, layout = memory_of("dense"), single_device(N_LAYERS, "CUDA0")
+    found = propose(memory, TWO_CARDS, layout, CONTEXT, {"CUDA0": 500 * MIB})
+    shorter = next(each for each in found if each.text.startswith("Shorten"))
+    n_ctx = shorter.context.n_ctx
+    assert shorter.text == f"Shorten the context from 16384 to {n_ctx} tokens"
+    assert n_ctx % 256 == 0
+    before = rows(memory, TWO_CARDS, layout, CONTEXT)["CUDA0"].need_bytes
+    longer = msgspec.structs.replace(CONTEXT, n_ctx=n_ctx + 256)
+    assert before - rows(memory, TWO_CARDS, layout, longer)["CUDA0"].need_bytes < 500 * MIB
+    assert before - rows(memory, TWO_CARDS, layout, shorter.context)["CUDA0"].need_bytes >= 500 * MIB
+
+
+def test_the_cache_types_keep_to_the_rules() -> None:
+    layout = single_device(N_LAYERS, "CUDA0")
+    short = {"CUDA0": 200 * MIB}
+    assert "Set the KV cache to q8_0" in texts(propose(memory_of("dense"), TWO_CARDS, layout, CONTEXT, short))
+    without = msgspec.structs.replace(CONTEXT, flash_attn="off")
+    assert "Set the K cache to q8_0" in texts(propose(memory_of("dense"), TWO_CARDS, layout, without, short))
+    smallest = msgspec.structs.replace(CONTEXT, type_k="q4_0", type_v="q4_0")
+    assert not any("cache" in text for text in texts(propose(memory_of("dense"), TWO_CARDS, layout, smallest, short)))
+
+
+def test_without_a_neighbour_a_card_comes_before_the_cpu() -> None:
+    found = propose(memory_of("dense"), TWO_CARDS, single_device(N_LAYERS, "CUDA0"), CONTEXT, {"CUDA0": MIB})
+    assert found[0].text == "Move layer 0 from CUDA0 to CUDA1"
+
+
+def test_experts_go_to_the_cpu_where_there_are_some() -> None:
+    layout = single_device(N_LAYERS, "CUDA0")
+    found = propose(memory_of("mixture"), TWO_CARDS, layout, CONTEXT, {"CUDA0": GIB})
+    experts = next(each for each in found if "experts" in each.text)
+    (override,) = experts.layout.overrides
+    assert (override.device, override.part, override.last) == (CPU_ID, "experts", N_LAYERS - 1)
+    assert experts.layout.runs == layout.runs
+    assert not any(
+        "experts" in text for text in texts(propose(memory_of("dense"), TWO_CARDS, layout, CONTEXT, {"CUDA0": GIB}))
+    )
+
+
+def test_a_ubatch_is_proposed_where_buffers_are_what_is_missing() -> None:
+    layout = single_device(N_LAYERS, "CUDA0")
+    large = msgspec.structs.replace(CONTEXT, n_ubatch=2048)
+    found = propose(memory_of("dense"), TWO_CARDS, layout, large, {"CUDA0": 64 * MIB})
+    assert "Lower the ubatch from 2048 to 1024 tokens" in texts(found)
+
+
+def test_what_misses_by_far_gets_a_short_context_and_a_small_cache() -> None:
+    memory, layout = memory_of("dense"), single_device(N_LAYERS, CPU_ID)
+    context = msgspec.structs.replace(CONTEXT, n_ctx=1 << 20)
+    host = make_rig(host_gib=16)
+    (found, *_) = propose(memory, host, layout, context, {CPU_ID: 64 * GIB})
+    assert "Shorten" in found.text
+    assert make_report(memory, host, found.layout, found.context).fits
+
+
+@pytest.mark.parametrize("missing", [{}, {"CUDA1": 1 << 50}])
+def test_nothing_helps_when_nothing_is_short_or_all_else_is_full(missing: dict[str, int]) -> None:
+    full = Rig(
+        tuple(replace(device, free_bytes=MIB) for device in TWO_CARDS.devices), replace(TWO_CARDS.host, free_bytes=MIB)
+    )
+    assert propose(memory_of("dense"), full, HALVES, CONTEXT, missing) == ()
+
+
+@st.composite
+def failed_loads(draw: st.DrawFn) -> tuple[Rig, Layout, dict[str, int]]:
+    """A rig with room for some of the model, a layout over its devices, and a device that was short."""
+    drawn = draw(rigs())
+    rig = Rig(tuple(_sized(device, draw(st.integers(1, 40))) for device in drawn.devices), _sized(drawn.host, 24))
+    cuts = sorted(draw(st.sets(st.integers(1, N_LAYERS - 1), max_size=6)))
+    bounds = [0, *cuts, N_LAYERS]
+    assignment = [
+        device for start, end in pairwise(bounds) for device in [draw(st.sampled_from(rig.ids))] * (end - start)
+    ]
+    layout = make_layout(N_LAYERS, assignment, draw(st.sampled_from(rig.ids)))
+    return rig, layout, {draw(st.sampled_from(layout.devices)): draw(st.integers(1, 8 * GIB))}
+
+
+def _sized(device: Any, size_gib: int) -> Any:
+    size_bytes = size_gib * GIB
+    return replace(device, total_bytes=size_bytes, free_bytes=size_bytes, cap_bytes=None, margin_bytes=256 * MIB)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    load=failed_loads(), model=st.sampled_from(["dense", "mixture"]), n_ctx=st.sampled_from([0, 512, 8192, 131072]),
+    flash=st.sampled_from(["auto", "off"]), mode=st.sampled_from(["layer", "layer", "tensor"]),
+)  # fmt: skip
+def test_every_proposal_fits_helps_and_differs(
+    load: tuple[Rig, Layout, dict[str, int]], model: str, n_ctx: int, flash: Any, mode: Any
+) -> None:
+    rig, layout, missing = load
+    if mode == "tensor" and layout.devices != (CPU_ID,):
+        layout = layout.with_split_mode(mode)
+    memory = memory_of(model)
+    context = ContextSettings(n_ctx=n_ctx, flash_attn=flash)
+    found = propose(memory, rig, layout, context, missing)
+    assert found == propose(memory, rig, layout, context, missing)
+    assert len(found) <= MAX_PROPOSALS
+    assert len({(each.text, each.layout, each.context) for each in found}) == len(found)
+    before = rows(memory, rig, layout, context)
+    for each in found:
+        assert (each.layout, each.context) != (layout, context)
+        assert make_report(memory, rig, each.layout, each.context).fits
+        assert each.layout.n_layers == N_LAYERS
+        assert each.layout.split_mode == layout.split_mode
+        assert entry_count(each.layout) <= MAX_ENTRIES
+        after = rows(memory, rig, each.layout, each.context)
+        for device, missing_bytes in missing.items():
+            relieved_bytes = before[device].need_bytes - after[device].need_bytes
+            assert after[device].need_bytes == 0 or relieved_bytes >= missing_bytes

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from PySide6.QtCore import Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QSlider, QSpinBox, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBox, QWidget
 
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 
 WHOLE = 100
-SLIDER_WIDTH_PX = 120
+SLIDER_WIDTH_PX = 96
+NUMBER_WIDTH_PX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,7 @@ class _Member(QWidget):
 
     def __init__(self, device: str, parent: QWidget) -> None:
         super().__init__(parent)
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, WHOLE)
         self.slider.setFixedWidth(SLIDER_WIDTH_PX)
@@ -97,6 +99,8 @@ class _Member(QWidget):
         self.number = QSpinBox()
         self.number.setRange(0, WHOLE)
         self.number.setSuffix(" %")
+        self.number.setFixedWidth(NUMBER_WIDTH_PX)
+        self.number.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.number.setKeyboardTracking(False)
         self.number.setAccessibleName(f"Share of {device} in per cent")
         row = QHBoxLayout(self)

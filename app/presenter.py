@@ -22,7 +22,7 @@ from widgets.controls.states import LoadState, SplitModeChoice
 from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
 from widgets.library.recent_model import ModelChoice
-from widgets.load_report.outcome import progress_words
+from widgets.load_report.outcome import ProposalWords, progress_words
 
 if TYPE_CHECKING:
     from app.main_window import MainWindow
@@ -104,6 +104,7 @@ class Presenter(QObject):
         panel.demo_requested.connect(session.open_demo)
         panel.try_demo_requested.connect(session.try_demo)
         panel.lab_requested.connect(window.start_lab)
+        window.load_report.proposal_chosen.connect(session.apply_proposal)
         chat.send_requested.connect(session.send)
         chat.stop_requested.connect(session.stop_answer)
         chat.clear_requested.connect(session.clear_conversation)
@@ -273,7 +274,8 @@ class Presenter(QObject):
         match event:
             case OutOfMemory():
                 names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
-                report.show_out_of_memory(event, names)
+                words = [ProposalWords(each.text, f"{each.detail} · {each.grade}") for each in self._session.proposals]
+                report.show_out_of_memory(event, names, words)
                 self._tell_ending(f"{event.device} ran out of memory", event.message)
             case Failed():
                 report.show_failed(event)

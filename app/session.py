@@ -23,6 +23,7 @@ from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
 from engine.fit.preview import LoadedLayout, Preview
+from engine.fit.proposals import Proposal
 from engine.fit.report import FitReport
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import AutoLayout
@@ -92,6 +93,9 @@ class Session(QObject):
         self.state = SessionState.EMPTY
         self.loaded: LoadedLayout | None = None
         self.loaded_model: ModelFile | None = None
+        self.proposals: tuple[Proposal, ...] = ()
+        """What to change after the load that ran out of memory, if that is what became of the last one."""
+        self._proposals_model: ModelFile | None = None
         self._pending: LoadJob | None = None
         self._probe: ProbeRun | None = None
         self._probe_cache = ProbeCache()
@@ -276,6 +280,18 @@ class Session(QObject):
         self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
         self.bridge.load(self._pending)
 
+    def apply_proposal(self, index: int) -> None:
+        """Change layout and settings to a proposal, as one step of undo; it is not loaded yet."""
+        if index >= len(self.proposals):
+            return
+        proposal, model = self.proposals[index], self._proposals_model
+        if model is None or self.document.model is not model:
+            name = model.name if model is not None else "another model"
+            self._say(f"This proposal is for {name}; open that model first.", bad=True)
+            return
+        self.document.replace(Edit(proposal.layout, proposal.context), proposal.text)
+        self._say(f"{proposal.text}: estimated to fit. Load to try it, Undo to go back.")
+
     def _load_obstacle(self, preview: Preview) -> str:
         """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
         if preview.report.violations:
@@ -332,6 +348,8 @@ class Session(QObject):
         if self._is_orphan():
             return
         self._load_wanted = False
+        if self._pending is not None:
+            self.proposals, self._proposals_model = self.bridge.runner.proposals, self._pending.model
         still_loaded = self.loaded is not None and self.bridge.runner.is_ready
         if not (still_loaded and self.state is SessionState.GENERATING):
             self.ended.emit(event)  # Else it is about an answer only, and is told there.

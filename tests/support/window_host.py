@@ -1,8 +1,8 @@
 """Runs the real window in a process of its own and answers questions about it, one JSON line each.
 
 End-to-end tests move a real mouse on a virtual screen; this tells them where things are and what they show.
-A question is a path of attributes from the window, with an optional method at the end: `{"rect": "settings_bar"}`,
-`{"text": "load_report.badge_text"}`, `{"layout": ""}`.
+A question is a path of attributes and places in lists from the window, with an optional method at the end:
+`{"rect": "settings_bar"}`, `{"text": "load_report.badge_text"}`, `{"layout": ""}`.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Answers(QObject):
     def _find(self, path: str) -> Any:
         found: Any = self._window
         for name in filter(None, path.split(".")):
-            found = getattr(found, name)
+            found = found[int(name)] if name.isdecimal() else getattr(found, name)
         return found() if callable(found) and not isinstance(found, QWidget) else found
 
     def _rect(self, path: str) -> list[int]:

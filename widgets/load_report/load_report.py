@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
@@ -13,6 +13,7 @@ from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.load_report.outcome import (
     Outcome,
+    ProposalWords,
     cancelled_outcome,
     crashed_outcome,
     failed_outcome,
@@ -21,6 +22,7 @@ from widgets.load_report.outcome import (
     progress_words,
 )
 from widgets.load_report.plain_text import plain_report
+from widgets.load_report.proposal_list import ProposalList
 from widgets.load_report.report_table import ReportTable
 
 IDLE_SENTENCE = "Nothing was loaded yet."
@@ -32,12 +34,14 @@ class LoadReport(QWidget):
     """Shows progress and endings; "Copy" puts the report on the clipboard as text."""
 
     copied = Signal()
+    proposal_chosen = Signal(int)  # the place of the proposal among those shown
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
         self._outcome: Outcome | None = None
         self._table: ReportTable | None = None
+        self.proposal_list: ProposalList | None = None
         self._badge = plain_label()
         self._badge.setMinimumHeight(BADGE_HEIGHT_PX)
         self._sentence = plain_label("", wrap=True)
@@ -84,9 +88,17 @@ class LoadReport(QWidget):
         """Show measured bytes beside the forecast."""
         self._show_outcome(loaded_outcome(event))
 
-    def show_out_of_memory(self, event: OutOfMemory, names: Mapping[str, str] | None = None) -> None:
-        """Show what was asked where and what was free; `names` tells what people call the device ids."""
-        self._show_outcome(out_of_memory_outcome(event, names or {}))
+    def show_out_of_memory(
+        self,
+        event: OutOfMemory,
+        names: Mapping[str, str] | None = None,
+        proposals: Sequence[ProposalWords] = (),
+    ) -> None:
+        """Show what was asked where and what was free, and what to change.
+
+        `names` tells what people call the device ids, `proposals` more than the event does.
+        """
+        self._show_outcome(out_of_memory_outcome(event, names or {}, proposals))
 
     def show_failed(self, event: Failed) -> None:
         """Show why the load was refused or failed."""
@@ -119,13 +131,26 @@ class LoadReport(QWidget):
         set_role(self._sentence, "dim" if outcome is None else "")
         self._badge.setVisible(outcome is not None)
         self.copy_button.setEnabled(outcome is not None)
-        detail = "" if outcome is None else "\n\n".join(filter(None, (outcome.detail, "\n".join(outcome.proposals))))
+        detail = "" if outcome is None else outcome.detail
         self._detail.setText(detail)
         self._detail.setVisible(bool(detail))
         if outcome is not None:
             self._badge.setText(outcome.badge)
             set_role(self._badge, f"badge-{outcome.tone}")
         self._show_table(outcome)
+        self._show_proposals(() if outcome is None else outcome.proposals)
+
+    def _show_proposals(self, proposals: Sequence[ProposalWords]) -> None:
+        old, self.proposal_list = self.proposal_list, None
+        if old is not None:
+            self._column.removeWidget(old)
+            old.hide()
+            old.deleteLater()
+        if proposals:
+            self.proposal_list = ProposalList(proposals)
+            self.proposal_list.chosen.connect(self.proposal_chosen)
+            self._column.insertWidget(0, self.proposal_list)
+            self.proposal_list.show()
 
     def _show_table(self, outcome: Outcome | None) -> None:
         # What to do about a failure comes before the numbers, a remark on a success after them.

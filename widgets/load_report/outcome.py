@@ -14,6 +14,14 @@ Tone = Literal["good", "bad", "dim"]
 
 
 @dataclass(frozen=True, slots=True)
+class ProposalWords:
+    """A change that should make the load fit: a sentence, and what it does to the devices."""
+
+    text: str
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """One ending: a badge, a sentence, further words, and rows with the forecast beside what was measured."""
 
@@ -24,7 +32,7 @@ class Outcome:
     rows: tuple[DeviceRow, ...] = ()
     forecast: tuple[DeviceRow, ...] = ()
     rows_title: str = ""
-    proposals: tuple[str, ...] = ()
+    proposals: tuple[ProposalWords, ...] = ()
 
 
 def loaded_outcome(event: Loaded) -> Outcome:
@@ -43,8 +51,12 @@ def loaded_outcome(event: Loaded) -> Outcome:
     )
 
 
-def out_of_memory_outcome(event: OutOfMemory, names: Mapping[str, str]) -> Outcome:
+def out_of_memory_outcome(
+    event: OutOfMemory, names: Mapping[str, str], proposals: Sequence[ProposalWords] = ()
+) -> Outcome:
     """Return the words for a load that did not fit; `names` tells what people call a device id.
+
+    `proposals` say more than the event's; without them its sentences are shown.
 
     When it happened is in the event's message: memory can also run out while generating.
     """
@@ -64,7 +76,7 @@ def out_of_memory_outcome(event: OutOfMemory, names: Mapping[str, str]) -> Outco
         detail=event.message,
         rows=rows,
         rows_title="Already placed when it failed" if rows else "",
-        proposals=event.proposals,
+        proposals=tuple(proposals) or tuple(map(ProposalWords, event.proposals)),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from widgets.load_report.columns import DIFFERENCE_TITLE, table_lines, visible_columns
-from widgets.load_report.outcome import Outcome
+from widgets.load_report.outcome import Outcome, ProposalWords
 
 
 def plain_report(outcome: Outcome) -> str:
@@ -11,8 +11,12 @@ def plain_report(outcome: Outcome) -> str:
     paragraphs = [f"{outcome.badge}: {outcome.sentence}"]
     if outcome.rows:
         paragraphs.append("\n".join(line for line in (outcome.rows_title, _table(outcome)) if line))
-    paragraphs += [text for text in (outcome.detail, "\n".join(outcome.proposals)) if text]
+    paragraphs += [text for text in (outcome.detail, "\n".join(map(_proposal, outcome.proposals))) if text]
     return "\n\n".join(paragraphs) + "\n"
+
+
+def _proposal(words: ProposalWords) -> str:
+    return f"{words.text} ({words.detail})" if words.detail else words.text
 
 
 def _table(outcome: Outcome) -> str:

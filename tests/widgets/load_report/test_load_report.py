@@ -16,6 +16,7 @@ from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory
 from engine.units import GIB, MIB
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.load_report.load_report import IDLE_SENTENCE, LoadReport
+from widgets.load_report.outcome import ProposalWords
 from widgets.load_report.report_table import ReportTable
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, free_bytes=23 * GIB)
@@ -88,10 +89,13 @@ def test_each_ending_replaces_the_one_before(report: LoadReport) -> None:
     assert report.badge_text == "OOM"
     assert badge_of(report).property("role") == "badge-bad"
     assert report.sentence.startswith("CUDA0 (RTX 3090) was asked for 2.00 GiB")
-    assert report.detail == "cudaMalloc failed\n\nContext 32768 to 16384"
+    assert report.detail == "cudaMalloc failed"
+    assert "Context 32768 to 16384" in visible_texts(report)
     assert "3.00 GiB" not in visible_texts(report)
 
     report.show_failed(Failed(kind="rig", message="devices[0].total_bytes: negative"))
+    assert report.proposal_list is None
+    assert "Context 32768 to 16384" not in visible_texts(report)
     assert (report.badge_text, report.sentence) == ("FAILED", "devices[0].total_bytes: negative")
     report.show_crashed(Crashed(kind="crashed", signal=11, message="Last words."))
     assert (report.badge_text, report.sentence) == ("CRASHED", "Last words.")
@@ -101,6 +105,20 @@ def test_each_ending_replaces_the_one_before(report: LoadReport) -> None:
     report.show_idle()
     assert report.sentence == IDLE_SENTENCE
     assert not badge_of(report).isVisible()
+
+
+def test_a_proposal_is_chosen_by_its_button(qtbot: QtBot, report: LoadReport) -> None:
+    words = (ProposalWords("Move layer 3", "CUDA0 1.0 MiB less"), ProposalWords("Lower the ubatch"))
+    report.show_out_of_memory(OUT_OF_MEMORY, proposals=words)
+    assert {"Move layer 3", "CUDA0 1.0 MiB less", "Lower the ubatch"} <= visible_texts(report)
+    assert report.proposal_list is not None
+    first, second = report.proposal_list.buttons
+    assert first.accessibleName() == "Apply: Move layer 3"
+    for button, index in ((second, 1), (first, 0)):
+        with qtbot.waitSignal(report.proposal_chosen) as chosen:
+            QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+        assert chosen.args == [index]
+    assert "Move layer 3 (CUDA0 1.0 MiB less)\nLower the ubatch\n" in report.plain_text()
 
 
 def test_the_report_is_copied(qtbot: QtBot, report: LoadReport) -> None:

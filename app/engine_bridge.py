@@ -20,13 +20,14 @@ class EngineBridge(QObject):
     cancelled = Signal(Cancelled)
     token = Signal(Token)
     done = Signal(Done)
+    device_memory = Signal(object)  # tuple[DeviceMemoryReading, ...]
 
     _arrived = Signal(object)
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
-        self.runner = Runner(self._arrived.emit)
+        self.runner = Runner(self._arrived.emit, on_device_memory=self.device_memory.emit)
         self._signals = {
             Progress: self.progress,
             Loaded: self.loaded,
@@ -47,6 +48,10 @@ class EngineBridge(QObject):
     def stop(self) -> None:
         """End the load or the generation that is running."""
         self.runner.stop()
+
+    def query_device_memory(self) -> None:
+        """Ask the loaded model's child what its devices report; `device_memory` brings the answer."""
+        self.runner.query_device_memory()
 
     def unload(self) -> None:
         self.runner.unload()

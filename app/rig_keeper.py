@@ -22,9 +22,10 @@ from engine.layout.engine_parameters import split_members
 from engine.layout.layout import Layout
 from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
+from engine.runner.protocol import DeviceMemoryReading
 from engine.runner.self_test import keep_verdict, read_verdicts, try_repeated, with_verdicts
 from engine.telemetry.readings import DeviceReadings
-from engine.telemetry.rpc_worker import WorkerProcess
+from engine.telemetry.rpc_worker import WorkerProcess, is_local
 from engine.telemetry.sample import Sample
 from engine.telemetry.sampler import Sampler
 from engine.units import MIB
@@ -59,6 +60,7 @@ class RigKeeper(QObject):
         self._readings = DeviceReadings(self._rig.all_devices)
         self._sampler = Sampler(self._readings, self._sampled.emit)
         self._held: frozenset[str] = frozenset()
+        self._engine_memory: dict[str, DeviceMemoryReading] = {}
         self._own_bytes: dict[str, int] = {}
         self._calibration = NO_CALIBRATION
         self._from_file = False
@@ -299,6 +301,19 @@ class RigKeeper(QObject):
 
     def release_endpoints(self) -> None:
         self._held = frozenset()
+        self._engine_memory.clear()
+
+    @property
+    def holds_remote(self) -> bool:
+        """Whether our own load holds a worker on another machine, whose memory only its child can read."""
+        return any(not is_local(endpoint) for endpoint in self._held)
+
+    def show_engine_memory(self, readings: Sequence[DeviceMemoryReading]) -> None:
+        """Take what the loaded model's child reads of its devices, for those that nobody else can read.
+
+        A CPU worker reports all of its memory as free, whatever is used: that is no reading.
+        """
+        self._engine_memory = {each.device: each for each in readings if each.free_bytes < each.total_bytes}
 
     @property
     def held_endpoints(self) -> frozenset[str]:
@@ -314,6 +329,7 @@ class RigKeeper(QObject):
     def _on_sampled(self, samples: tuple[Sample, ...]) -> None:
         if self._closed:
             return
+        samples = tuple(map(self._with_engine_memory, samples))
         missing = self.missing_devices
         self.samples_arrived.emit(
             tuple(replace(each, note=NOT_HERE) if each.device in missing else each for each in samples)
@@ -331,6 +347,13 @@ class RigKeeper(QObject):
             if rig != self._rig:
                 self._rig = rig
                 self.rig_changed.emit(rig)
+
+    def _with_engine_memory(self, sample: Sample) -> Sample:
+        reading = self._engine_memory.get(sample.device)
+        if reading is None or sample.used_bytes is not None:
+            return sample
+        used_bytes = reading.total_bytes - reading.free_bytes
+        return replace(sample, used_bytes=used_bytes, total_bytes=reading.total_bytes, note="")
 
     def _free_bytes(self, sample: Sample) -> int | None:
         if sample.used_bytes is None or sample.total_bytes is None:

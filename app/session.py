@@ -116,6 +116,8 @@ class Session(QObject):
         self.rig_keeper.rig_changed.connect(self._on_rig_changed)
         self.rig_keeper.failed.connect(self._tell)
         self.rig_keeper.said.connect(self._say)
+        self.rig_keeper.samples_arrived.connect(self._on_samples)
+        self.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
         self.document.edit_settled.connect(self._probe_timer.start)
         bridge = self.bridge
         bridge.loaded.connect(self._on_loaded)
@@ -232,6 +234,10 @@ class Session(QObject):
         self.document.open(model, self.rig_keeper.rig, Edit(layout, context))
         self.model_changed.emit(model)
         self._say(f"Opened {model.name}")
+
+    def _on_samples(self) -> None:
+        if self.state is SessionState.READY and self.rig_keeper.holds_remote:
+            self.bridge.query_device_memory()
 
     def _on_rig_changed(self, rig: Rig) -> None:
         edit, model, before = self.document.edit, self.document.model, self.document.preview

@@ -21,7 +21,7 @@ def device_subtitle(device: Device) -> str:
     """Return the dim words beside the id."""
     if device.endpoint is None:
         return device.name
-    return f"{device.name} · {device.endpoint}" if device.name else device.endpoint
+    return device.endpoint if device.name in ("", device.endpoint) else f"{device.name} · {device.endpoint}"
 
 
 def status_line(sample: Sample | None) -> str:

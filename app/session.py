@@ -296,7 +296,8 @@ class Session(QObject):
             self._say(f"This proposal is for {name}; open that model first.", bad=True)
             return
         self.document.replace(Edit(proposal.layout, proposal.context), proposal.text)
-        self._say(f"{proposal.text}: estimated to fit. Load to try it, Undo to go back.")
+        asked = "; the engine is asked now" if self.rig_keeper.is_real else ""
+        self._say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
 
     def _load_obstacle(self, preview: Preview) -> str:
         """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
@@ -354,8 +355,8 @@ class Session(QObject):
         if self._is_orphan():
             return
         self._load_wanted = False
-        if self._pending is not None:
-            self.proposals, self._proposals_model = self.bridge.runner.proposals, self._pending.model
+        self.proposals = self.bridge.runner.proposals
+        self._proposals_model = self._pending.model if self._pending is not None else None
         still_loaded = self.loaded is not None and self.bridge.runner.is_ready
         if not (still_loaded and self.state is SessionState.GENERATING):
             self.ended.emit(event)  # Else it is about an answer only, and is told there.

@@ -24,7 +24,7 @@ MAX_PROPOSALS = 5
 CONTEXT_STEP = 256
 """The engine rounds contexts up to multiples of this."""
 MIN_UBATCH = 32
-MAX_ESTIMATES = 60
+MAX_ESTIMATES = 32
 """Layouts estimated in the search for layers to move, and for experts: a person waits for the report."""
 _SMALL_KV_TYPES: tuple[KvType, ...] = ("q8_0", "q4_0")
 
@@ -100,7 +100,13 @@ class _Search:
         if self._layout.split_mode not in ("layer", "none"):
             return None
         self._left = MAX_ESTIMATES
+        too_short: set[Run] = set()
         for move in self._moves():
+            if move.run in too_short:
+                continue
+            if not self._relieves(self._counted(self._after_move(move, move.run.length))):
+                too_short.add(move.run)
+                continue
             count = self._fewest(move.run.length, partial(self._after_move, move))
             if count is None:
                 continue
@@ -109,6 +115,16 @@ class _Search:
             what = f"{_layers(first, last)} and the output layer" if output else _layers(first, last)
             text = f"Move {what} from {move.run.device} to {move.target}"
             return self._proposal(text, self._after_move(move, count), self._context)
+        return self._left_device()
+
+    def _left_device(self) -> Proposal | None:
+        """Return all of a device moved to another one, for when no single run has enough on it."""
+        for device in self._missing:
+            for target in self._targets():
+                text = f"Move everything from {device} to {target}"
+                found = self._proposal(text, self._layout.replace_device(device, target), self._context)
+                if found is not None:
+                    return found
         return None
 
     def shorter_context(self) -> Proposal | None:
@@ -116,7 +132,7 @@ class _Search:
         context = self._longest_context(self._context)
         if context is None:
             return None
-        text = f"Shorten the context from {self._n_ctx} to {context.n_ctx} tokens"
+        text = f"Shorten the context from {self._n_ctx} to {context.n_ctx}"
         return self._proposal(text, self._layout, context)
 
     def smaller_cache(self) -> Proposal | None:
@@ -129,7 +145,7 @@ class _Search:
             context = self._longest_context(cache)
             if context is not None:
                 change = _cache_words(self._context, cache)
-                text = f"Shorten the context from {self._n_ctx} to {context.n_ctx} tokens and set the {change}"
+                text = f"Shorten the context from {self._n_ctx} to {context.n_ctx} and set the {change}"
                 return self._proposal(text, self._layout, context)
         return None
 
@@ -153,7 +169,7 @@ class _Search:
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
             found = self._proposal(
-                f"Lower the ubatch from {self._context.n_ubatch} to {n_ubatch} tokens", self._layout, context
+                f"Lower the ubatch from {self._context.n_ubatch} to {n_ubatch}", self._layout, context
             )
             if found is not None:
                 return found
@@ -162,37 +178,27 @@ class _Search:
 
     # ------------------------------------------------------------------ candidates
 
+    def _targets(self) -> list[str]:
+        """Return devices that were not short, those with most room first and the CPU last."""
+        rows = [row for row in self.before.rows if row.id not in self._missing]
+        return [row.id for row in sorted(rows, key=lambda row: (row.id == CPU_ID, row.shortfall_bytes))]
+
     def _moves(self) -> Iterator[_Move]:
         """Yield both ends of every run of a short device with every other device, in the order they are tried."""
-        room = {row.id: -row.shortfall_bytes for row in self.before.rows}
-        moves: list[tuple[tuple[float, ...], _Move]] = []
-        runs = self._layout.runs
+        moves: list[tuple[tuple[int, ...], _Move]] = []
+        runs, targets = self._layout.runs, self._targets()
         for index, run in enumerate(runs):
             if run.device not in self._missing:
                 continue
-            for target, room_bytes in room.items():
-                if target == run.device or target in self._missing:
-                    continue
+            for rank, target in enumerate(targets):
                 for from_end in (True, False):
                     neighbour = index + 1 if from_end else index - 1
                     near = 0 <= neighbour < len(runs) and runs[neighbour].device == target
                     move = _Move(run, target, from_end)
                     with_output = from_end and index == len(runs) - 1
                     more = entry_count(self._after_move(move, 1)) - entry_count(self._layout)
-                    moves.append(
-                        (
-                            (
-                                not near,
-                                target == CPU_ID,
-                                max(0, more),
-                                -room_bytes,
-                                with_output,
-                                -run.length,
-                                not from_end,
-                            ),
-                            move,
-                        )
-                    )
+                    order = (not near, target == CPU_ID, max(0, more), rank, with_output, -run.length, not from_end)
+                    moves.append((order, move))
         yield from (move for _, move in sorted(moves, key=lambda pair: pair[0]))
 
     def _after_move(self, move: _Move, count: int) -> Layout:

@@ -80,7 +80,7 @@ def test_a_context_is_the_longest_that_helps() -> None:
     found = propose(memory, TWO_CARDS, layout, CONTEXT, {"CUDA0": 500 * MIB})
     shorter = next(each for each in found if each.text.startswith("Shorten"))
     n_ctx = shorter.context.n_ctx
-    assert shorter.text == f"Shorten the context from 16384 to {n_ctx} tokens"
+    assert shorter.text == f"Shorten the context from 16384 to {n_ctx}"
     assert n_ctx % 256 == 0
     before = rows(memory, TWO_CARDS, layout, CONTEXT)["CUDA0"].need_bytes
     longer = msgspec.structs.replace(CONTEXT, n_ctx=n_ctx + 256)
@@ -96,6 +96,14 @@ def test_the_cache_types_keep_to_the_rules() -> None:
     assert "Set the K cache to q8_0" in texts(propose(memory_of("dense"), TWO_CARDS, layout, without, short))
     smallest = msgspec.structs.replace(CONTEXT, type_k="q4_0", type_v="q4_0")
     assert not any("cache" in text for text in texts(propose(memory_of("dense"), TWO_CARDS, layout, smallest, short)))
+
+
+def test_a_device_in_many_runs_is_left_where_no_run_is_enough() -> None:
+    host_first = make_layout(N_LAYERS, [CPU_ID, "CUDA1"] * 2 + ["CUDA0"] * (N_LAYERS - 4))
+    rig = Rig(tuple(replace(device, endpoint="10.0.0.1:50052") for device in TWO_CARDS.devices), TWO_CARDS.host)
+    found = propose(memory_of("dense"), rig, host_first, CONTEXT, {"CUDA1": GIB})
+    assert found[0].text == "Move everything from CUDA1 to CUDA0"
+    assert "CUDA1" not in found[0].layout.devices
 
 
 def test_without_a_neighbour_a_card_comes_before_the_cpu() -> None:
@@ -119,7 +127,7 @@ def test_a_ubatch_is_proposed_where_buffers_are_what_is_missing() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
     large = msgspec.structs.replace(CONTEXT, n_ubatch=2048)
     found = propose(memory_of("dense"), TWO_CARDS, layout, large, {"CUDA0": 64 * MIB})
-    assert "Lower the ubatch from 2048 to 1024 tokens" in texts(found)
+    assert "Lower the ubatch from 2048 to 1024" in texts(found)
 
 
 def test_what_misses_by_far_gets_a_short_context_and_a_small_cache() -> None:

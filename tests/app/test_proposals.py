@@ -1,0 +1,86 @@
+"""A proposal of the report: one step of undo, nothing is loaded, and only for the model that it was made for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.document import Edit
+from app.main_window import MainWindow
+from app.session import SessionState
+from app.settings import Settings
+from app.theme import Theme
+from engine.fit.proposals import Proposal, propose
+from engine.gguf.model_file import ModelFile
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.runner.client import LoadJob, Runner
+from engine.runner.events import OutOfMemory
+from engine.units import MIB
+from tests.support.models import write_header_only
+from tests.support.previews import make_gpu, make_rig
+
+RIG = make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
+EDIT = Edit(single_device(16, "CUDA0"), ContextSettings())
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
+    opened = MainWindow(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened)
+    opened.show()
+    yield opened
+    opened.close()
+    qapp.setStyleSheet("")
+
+
+def model_in(folder: Path, name: str) -> ModelFile:
+    return read_model(write_header_only(folder / name, n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096))
+
+
+@pytest.fixture
+def proposals(window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
+    """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
+    session, model = window.session, model_in(tmp_path, "model.gguf")
+    session.document.open(model, RIG, EDIT)
+    found = propose(model, RIG, EDIT.layout, EDIT.context, {"CUDA0": 100 * MIB})
+    event = OutOfMemory(
+        stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
+        proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
+    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        patch.setattr(Runner, "proposals", found)
+        patch.setattr(session, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
+        session.bridge.out_of_memory.emit(event)
+    return found
+
+
+def test_each_button_applies_its_proposal_as_one_step(window: MainWindow, proposals: tuple[Proposal, ...]) -> None:
+    document, shown = window.session.document, window.load_report.proposal_list
+    assert shown is not None
+    assert len(shown.buttons) == len(proposals) > 2
+    for button, proposal in zip(shown.buttons, proposals, strict=True):
+        button.click()
+        assert document.edit == Edit(proposal.layout, proposal.context)
+        assert document.undo_stack.undoText() == proposal.text
+        assert window.session.state is SessionState.EMPTY
+        document.undo_stack.undo()
+        assert document.edit == EDIT
+    assert window.load_report.plain_text().count("estimated") == len(proposals)
+
+
+def test_a_proposal_is_not_for_another_model(
+    window: MainWindow, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
+) -> None:
+    window.session.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
+    with qtbot.waitSignal(window.session.notice) as told:
+        window.session.apply_proposal(0)
+    assert told.args is not None
+    assert "open that model first" in told.args[0].text
+    assert told.args[0].bad
+    assert window.session.document.edit == EDIT

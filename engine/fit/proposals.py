@@ -132,7 +132,7 @@ class _Search:
         context = self._longest_context(self._context)
         if context is None:
             return None
-        text = f"Shorten the context from {self._n_ctx} to {context.n_ctx}"
+        text = f"Shorten the context to {context.n_ctx}"
         return self._proposal(text, self._layout, context)
 
     def smaller_cache(self) -> Proposal | None:
@@ -145,7 +145,7 @@ class _Search:
             context = self._longest_context(cache)
             if context is not None:
                 change = _cache_words(self._context, cache)
-                text = f"Shorten the context from {self._n_ctx} to {context.n_ctx} and set the {change}"
+                text = f"Shorten the context to {context.n_ctx} and set the {change}"
                 return self._proposal(text, self._layout, context)
         return None
 
@@ -168,9 +168,7 @@ class _Search:
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
-            found = self._proposal(
-                f"Lower the ubatch from {self._context.n_ubatch} to {n_ubatch}", self._layout, context
-            )
+            found = self._proposal(f"Lower the ubatch to {n_ubatch}", self._layout, context)
             if found is not None:
                 return found
             n_ubatch //= 2

@@ -25,7 +25,6 @@ from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
 
 _LOGIT_BYTES = 4
-_SPLIT_COMPUTE = "the arithmetic of compute buffers does not cover split mode tensor; only a probe can tell them"
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
@@ -92,7 +91,7 @@ class ModelMemory:
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
             return _nothing_known(rig, f"{error}; only a probe can tell its memory")
-        forecast = tables.compute if tables and with_compute and members is None else None
+        forecast = tables.compute if tables and with_compute else None
         compute = forecast.device_bytes(placement) if forecast else {}
         return MemoryEstimate(
             devices={
@@ -108,8 +107,8 @@ class ModelMemory:
                 for device_id in rig.ids
             },
             grade=Grade.ESTIMATED,
-            probe_only=self.probe_only or (None if members is None else _SPLIT_COMPUTE),
-            unknown=self.unknown or (() if members is None else ("compute",)),
+            probe_only=self.probe_only,
+            unknown=self.unknown,
         )
 
     def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:

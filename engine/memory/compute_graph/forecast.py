@@ -15,6 +15,7 @@ from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, BackendTraits
 from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
 from engine.memory.compute_graph.graph import TYPE_SIZES, Graph, Tensor, row_size
+from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
@@ -145,7 +146,15 @@ class ComputeForecast:
         self._kinds: dict[tuple[TensorOverride, ...], tuple[int, ...]] = {(): tables.kinds}
 
     def device_bytes(self, placement: Placement) -> dict[str, int]:
-        """Return the compute buffer of each device, the CPU's under its id."""
+        """Return the compute buffer of each device, the CPU's under its id; each member of a split has it whole."""
+        if placement.shares:
+            merged = as_one_device(placement)
+            sizes = self._known_bytes(merged, asks_flash=False)
+            return {CPU_ID: sizes[CPU_ID], **dict.fromkeys(placement.entries, sizes[merged.output_device])}
+        return self._known_bytes(placement, asks_flash=self._flash_mode == "auto")
+
+    def _known_bytes(self, placement: Placement, *, asks_flash: bool) -> dict[str, int]:
+        """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
         parts = self._split(placement)
         key = (
             tuple((part.device, part.kinds, part.sizes) for part in parts),
@@ -154,7 +163,7 @@ class ComputeForecast:
         found = self._found.get(key)
         if found is None:
             _make_room(self._found)
-            found = self._found[key] = self._simulate(placement, parts)
+            found = self._found[key] = self._simulate(placement, parts, asks_flash=asks_flash)
         return found
 
     def _split(self, placement: Placement) -> list[Part]:
@@ -210,7 +219,7 @@ class ComputeForecast:
                 kept.append(index)
         return tuple(kept)
 
-    def _simulate(self, placement: Placement, parts: Sequence[Part]) -> dict[str, int]:
+    def _simulate(self, placement: Placement, parts: Sequence[Part], *, asks_flash: bool) -> dict[str, int]:
         backends, names = _backends(placement)
         scheduler = Scheduler(
             backends,
@@ -220,7 +229,7 @@ class ComputeForecast:
         )
         batch = self._batch
         if (
-            self._flash_mode == "auto"
+            asks_flash
             and not self._suits_flash(placement)
             and not self._flash_stays(placement, parts, scheduler, names)
         ):

@@ -39,10 +39,7 @@ def _estimates(name: str) -> list[tuple[TruthCase, dict[str, DeviceMemory]]]:
     return [
         (case, dict(memory.estimate(case.layout, case.context, case.rig).devices))
         for case in truth_cases(name)
-        if case.refused is None
-        and case.layout.split_mode == "layer"
-        and not case.lists_idle_devices
-        and _is_reliable(case)
+        if case.refused is None and case.compares_devices and not case.lists_idle_devices and _is_reliable(case)
     ]
 
 

@@ -31,15 +31,18 @@ _HEADINGS = (
 def plan_document(
     model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport, explanation: str | None = None
 ) -> dict[str, object]:
-    """Return the document of `layerdeck-cli plan`; only an automatic layout has an explanation."""
+    """Return the document of `layerdeck-cli plan`; `advice` and `explanation` only where there is something to say."""
     document: dict[str, object] = {
         "layout": layout_document(LayoutFile(model.name, layout, context)),
         "devices": [msgspec.to_builtins(row) for row in report.rows],
         "fits": report.fits,
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
-        "advice": [msgspec.to_builtins(each) for each in report.advice],
     }
-    return document if explanation is None else {**document, "explanation": explanation}
+    if report.advice:
+        document["advice"] = [msgspec.to_builtins(each) for each in report.advice]
+    if explanation is not None:
+        document["explanation"] = explanation
+    return document
 
 
 def plan_text(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from engine.gguf.model_file import ModelFile
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
@@ -48,7 +49,7 @@ _AS_LLAMA = """
 
 STYLES: dict[str, Style] = {
     **dict.fromkeys(_AS_LLAMA.split(), Style()),
-    **dict.fromkeys(("dbrx", "orion", "starcoder2"), _LAYER_NORM),
+    **dict.fromkeys(("codeshell", "dbrx", "orion", "starcoder2"), _LAYER_NORM),
     **dict.fromkeys(("nemotron", "jais2"), Style(layer_norm=True, steps=2)),
     **dict.fromkeys(("glm4", "qwen2vl", "qwen3tts", "paddleocr", "qwen3vl", "qwen3vlmoe"), _MULTI_AXIS),
     **dict.fromkeys(("gemma", "gemma2", "gemma3"), _GEMMA),
@@ -58,6 +59,7 @@ STYLES: dict[str, Style] = {
     **dict.fromkeys(("starcoder", "gpt2"), _NO_ROPE_LAYER_NORM),
     **dict.fromkeys(("hunyuan-moe", "hunyuan-dense", "maincoder"), Style(qk_norm="after")),
     "afmoe": Style(input_scale=True, normalise=None, rope="but_fourth", late_rows="after_post_norm"),
+    "bloom": Style(layer_norm=True, rope="none", input_norm=True),
     "cogvlm": Style(late_rows="never"),
     "cohere2": replace(_COHERE, rope="sliding"),
     "cohere2moe": replace(_COHERE, rope="sliding", normalise=None, late_rows="after_norm"),
@@ -67,22 +69,31 @@ STYLES: dict[str, Style] = {
     "falcon": Style(layer_norm=True, parallel="input", parallel_sum="ffn attention input"),
     "glm4moe": Style(normalise=None, post_norm=False),
     "gpt-oss": Style(normalise=False, late_softmax=True, late_rows="before_norm", post_norm=False),
+    "gptneox": _LAYER_NORM,
     "granite": Style(rope="finetuned"),
     "granite_swa": Style(),
     "hy_v3": Style(normalise=None, late_rows="after_norm"),
+    "jais": Style(layer_norm=True, rope="none"),
     "laguna": Style(normalise=None),
+    "llama4": Style(rope="but_fourth", normalise=False, weigh_first=True, scales_unturned=True),
+    "maple": Style(rope="sliding"),
+    "mimo2": Style(),
     "minimax-m2": Style(qk_norm="flat"),
     "mpt": _NO_ROPE_LAYER_NORM,
     "muse-glimmer": Style(input_scale=True, rope="sliding"),
     "olmo2": Style(qk_norm="flat"),
     "olmoe": Style(qk_norm="flat", normalise=False),
+    "olmo": Style(layer_norm=True, bare_norms=True),
     "openelm": Style(residual_first="first"),
     "phi2": Style(layer_norm=True, parallel="input", scaled_q=True),
+    "plamo": Style(parallel="input", parallel_sum="ffn attention input"),
+    "plamo3": Style(),
     "refact": Style(rope="none"),
     "seed_oss": Style(post_norm=False),
     "smallthinker": Style(early_router=True),
     "smollm3": Style(rope="but_fourth"),
     "spark2_5": Style(),
+    "stablelm": _LAYER_NORM,
 }
 
 FAMILIES: dict[str, Family] = {
@@ -105,9 +116,21 @@ FAMILIES: dict[str, Family] = {
 FAMILIES["nemotron_h_moe"] = FAMILIES["nemotron_h"]
 
 
-def find_family(name: str) -> Family | None:
-    """Return the family of an architecture, None where only a probe can tell its compute buffers."""
-    return FAMILIES.get(name)
+def find_family(model: ModelFile) -> Family | None:
+    """Return the family of a model's architecture, None where only a probe can tell its compute buffers."""
+    return None if _is_unmeasured(model) else FAMILIES.get(model.architecture)
+
+
+def _is_unmeasured(model: ModelFile) -> bool:
+    """Return whether the file asks for a variant of its architecture that was never compared with the engine's."""
+    match model.architecture:
+        case "gptneox":
+            return bool(model.hyper_parameter("use_parallel_residual"))
+        case "llama4":
+            return model.hyper_parameter("attention.sliding_window") == 0
+        case "stablelm":
+            return not any(".ffn_norm." in tensor.name for tensor in model.blocks[0].tensors)
+    return False
 
 
 def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output: str) -> Graph:
@@ -123,6 +146,9 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         current = graph.scale(current)
     sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
+    if style.input_norm:
+        first = layers[0]
+        current = _outer_norm(sketch, style, "token_embd_norm", first.memory, current, first.backend)
     if style.position_table and "position_embd" in sketch.outer:
         current = graph.add(
             current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions)
@@ -134,6 +160,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
             output_rows=sketch.output_rows(),
             full=sketch.masks(k_only=sketch.numbers.latent),
             sliding=sketch.masks(swa=True) if sliding else None,
+            q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if style.scales_unturned else None,
             state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
             unused_rows=None if rows is None else graph.view(rows, (0,)),
         )
@@ -149,16 +176,24 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
     return _finish(sketch, style, inputs, output, current)
 
 
+def _outer_norm(sketch: Sketch, style: Style, name: str, memory: str, current: Tensor, backend: int = -1) -> Tensor:
+    """Return `current` normalised with weights outside of the blocks, if the file has them."""
+    graph, outer = sketch.graph, sketch.outer
+    current = sketch.raw_norm(current, layer_norm=style.layer_norm)
+    current.backend = backend
+    for stem, operation in ((name, graph.mul), (f"{name}.bias", graph.add)):
+        if stem in outer:
+            current = operation(current, sketch.outer_weight(outer[stem], memory))
+    return current
+
+
 def _finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: Tensor) -> Graph:
     graph, outer = sketch.graph, sketch.outer
     if style.late_rows == "before_norm":
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)
-    current = sketch.raw_norm(current, layer_norm=style.layer_norm)
     norm = "output_norm" if "output_norm" in outer else "token_embd_norm"
-    for name, operation in ((norm, graph.mul), (f"{norm}.bias", graph.add)):
-        if name in outer:
-            current = operation(current, sketch.outer_weight(outer[name], output))
+    current = _outer_norm(sketch, style, norm, output, current)
     if style.late_rows == "after_norm":
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)

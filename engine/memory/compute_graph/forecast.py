@@ -35,7 +35,7 @@ class GraphTables:
     """What the graphs of one model are made of, whatever the context."""
 
     def __init__(self, model: ModelFile, hyper: HyperParameters, architecture: Architecture) -> None:
-        family = find_family(model.architecture)
+        family = find_family(model)
         if family is None:
             raise MissingNumberError(
                 f'the arithmetic of the compute buffers of "{model.architecture}" is not known yet'

@@ -17,7 +17,7 @@ class Style:
 
     `layer_norm`: norms subtract the mean, which needs a tensor of its own; `rope`: see `Rope`;
     `qk_norm`: whether norms of queries and keys come before or after turning, "flat" is before heads are told apart;
-    `parallel`: feed-forward stands beside attention and reads the layer's "input" norm or has its "own";
+    `parallel`: feed-forward stands beside attention and reads the layer's "input" norm;
     `parallel_sum`: the order in which the three terms of such a layer are added;
     `post_norm`: the norm behind attention is applied to its output, not to the sum with the residual;
     `late_rows`: wanted rows are picked after the last layer, before or behind the last norm, or in the last layer
@@ -26,13 +26,15 @@ class Style:
     `input_scale`: embeddings are scaled or normalised; `scaled_q`: queries are scaled before attention;
     `late_softmax`: weights of experts are made after the choice; `weigh_first`: they are applied to the input;
     `normalise`: they are made to add up to 1, None where the file tells; `steps`: operations of an activation without
-    a gate; `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's.
+    a gate; `bare_norms`: norms have no weights; `input_norm`: embeddings are normalised with weights of their own;
+    `scales_unturned`: queries that are not turned are scaled by their position;
+    `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's.
     """
 
     layer_norm: bool = False
     rope: Rope = "all"
     qk_norm: Literal["before", "after", "flat"] = "before"
-    parallel: Literal["", "input", "own"] = ""
+    parallel: Literal["", "input"] = ""
     parallel_sum: Literal["attention ffn input", "ffn attention input", "ffn input attention"] = "attention ffn input"
     post_norm: bool = True
     late_rows: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
@@ -46,6 +48,9 @@ class Style:
     steps: int = 1
     positions: int = 1
     position_table: bool = False
+    bare_norms: bool = False
+    input_norm: bool = False
+    scales_unturned: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class Inputs:
     sliding: Masks | None
     state_rows: Tensor | None = None
     unused_rows: Tensor | None = None
+    q_scale: Tensor | None = None
 
     def masks_of(self, layer: Placed) -> Masks:
         return self.sliding if layer.numbers.is_swa and self.sliding is not None else self.full
@@ -83,6 +89,8 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
         q, k = _normed_pair(sketch, style, q, k)
     if numbers.has_rope:
         q, k = sketch.rope(q, inputs.positions), sketch.rope(k, inputs.positions)
+    elif inputs.q_scale is not None:
+        q = graph.mul(q, inputs.q_scale)
     if style.qk_norm == "after":
         q, k = _normed_pair(sketch, style, q, k)
     if style.scaled_q:
@@ -156,7 +164,7 @@ def decoder_layer(
     picks = sketch.layer.is_last and style.late_rows in ("", "after_post_norm")
     logits = sketch.linear("ffn_gate_inp", previous) if style.early_router else None
     residual = normed = previous
-    if sketch.has("attn_norm"):
+    if style.bare_norms or sketch.has("attn_norm"):
         normed = sketch.norm(previous, "attn_norm", layer_norm=style.layer_norm)
     current = normed
     if sketch.has("attn_norm_2"):
@@ -185,8 +193,8 @@ def decoder_layer(
     stems = [stem for stem in ("ffn_norm", "attn_output_norm") if sketch.has(stem)]
     if not style.post_norm:
         stems.append("post_attention_norm")
-    if stems:
-        current = sketch.norm(joined, *stems, layer_norm=style.layer_norm)
+    if stems or style.bare_norms:
+        current = sketch.norm(joined, *(stems or ["ffn_norm"]), layer_norm=style.layer_norm)
     current = feed_forward(sketch, style, current, logits)
     if sketch.has("post_ffw_norm"):
         current = sketch.norm(current, "post_ffw_norm", pin=False)
@@ -194,8 +202,6 @@ def decoder_layer(
 
 
 def _parallel_sum(sketch: Sketch, style: Style, attended: Tensor, normed: Tensor, residual: Tensor) -> Tensor:
-    if style.parallel == "own":
-        normed = sketch.norm(residual, "ffn_norm", layer_norm=style.layer_norm)
     terms = {"ffn": feed_forward(sketch, style, normed), "attention": attended, "input": residual}
     first, second, third = (terms[name] for name in style.parallel_sum.split())
     return sketch.graph.add(sketch.graph.add(first, second), third)

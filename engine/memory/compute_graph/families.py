@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.gguf.model_file import ModelFile
+from engine.memory.compute_graph.delta_net import delta_net, gated_attention
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
@@ -41,6 +42,7 @@ _GEMMA = Style(input_scale=True, scaled_q=True)
 _PHI = Style(scaled_q=True, residual_first="second")
 _COHERE = Style(layer_norm=True, parallel="input", parallel_sum="ffn input attention")
 _NO_ROPE_LAYER_NORM = Style(layer_norm=True, rope="none", position_table=True)
+_DELTA_NET = Style(positions=4, post_norm=False, late_rows="after_norm")
 _AS_LLAMA = """
     arcee apertus baichuan bailingmoe2 bitnet chatglm deci dream ernie4_5 ernie4_5-moe exaone granitemoe internlm2
     llada llama llama-embed mellum minicpm mistral3 nanbeige pangu-embedded plm pockettts qwen qwen2 qwen3 qwen3moe rnd1
@@ -110,6 +112,8 @@ FAMILIES: dict[str, Family] = {
     "grok": Family(layer=grok_layer, flash=False),
     "arctic": Family(layer=arctic_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
+    "qwen35": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
+    "qwen35moe": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
     "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),
 }

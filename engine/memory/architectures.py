@@ -77,8 +77,6 @@ class Architecture:
     `hashed`: some layers keep the inputs of a hash of tokens; `looped`: the file tells how often its layers run.
     `ties_output`: a file without an output matrix uses the token embedding for it.
     `refused`: why the arithmetic leaves the state to the probe.
-    `parallel`, `positions`, `computed` are about compute buffers: attention and feed-forward read the same input;
-    positions per token; whether the arithmetic of compute buffers covers the architecture.
     """
 
     has_cache: bool = True
@@ -93,13 +91,8 @@ class Architecture:
     looped: bool = False
     ties_output: bool = True
     refused: str | None = None
-    parallel: bool = False
-    positions: int = 1
-    computed: bool = False
 
 
-_LLAMA = Architecture(computed=True)
-_MULTI_AXIS = Architecture(positions=4, computed=True)
 _LISTED_WINDOW = Architecture(window=Window())
 _MAMBA2 = Recurrence("no_kv_heads", "mamba_groups")
 _DELTA_NET = Architecture(recurrence=Recurrence("interval", "mamba_groups"))
@@ -108,10 +101,12 @@ _RWKV = Architecture(recurrence=Recurrence("all", "rwkv"))
 OTHER_LAYERS = "the engine makes other layers of it than the file has"
 
 _PLAIN = """
-    apertus arcee arctic baichuan bailingmoe2 bloom chameleon codeshell cogvlm command-r dbrx deci deepseek
-    deepseek2-ocr ernie4_5-moe exaone falcon glm4moe gpt2 gptneox grok grovemoe hrm_text hunyuan-dense hunyuan_vl
-    hy_v3 jais llama-embed minicpm3 mpt olmo olmoe openelm orion pangu-embedded phi3 plamo plm pockettts qwen qwen2moe
-    qwen3tts qwen3vl seed_oss smollm3 stablelm starcoder starcoder2 t5 t5encoder talkie xverse
+    apertus arcee arctic baichuan bailingmoe bailingmoe2 bloom chameleon chatglm codeshell cogvlm command-r dbrx deci
+    deepseek deepseek2-ocr dots1 ernie4_5 ernie4_5-moe exaone falcon gemma glm4 glm4moe gpt2 gptneox granite
+    granitemoe grok grovemoe hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 llama
+    llama-embed maincoder minicpm minicpm3 minimax-m2 mistral3 mpt nemotron olmo olmoe openelm orion paddleocr
+    pangu-embedded phi2 phi3 phimoe plamo plm pockettts qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3tts qwen3vl
+    qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 t5 t5encoder talkie xverse
 """
 _ENCODERS = """
     bert eurobert jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe wavtokenizer-dec
@@ -125,32 +120,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     "nanbeige": Architecture(looped=True),
     "bitnet": Architecture(ties_output=False),
     "eagle3": Architecture(ties_output=False),
-    "bailingmoe": _LLAMA,
-    "chatglm": _LLAMA,
-    "dots1": _LLAMA,
-    "ernie4_5": _LLAMA,
-    "gemma": _LLAMA,
-    "glm4": _MULTI_AXIS,
-    "granite": _LLAMA,
-    "granitemoe": _LLAMA,
-    "hunyuan-moe": _LLAMA,
-    "internlm2": _LLAMA,
-    "jais2": _LLAMA,
-    "llama": _LLAMA,
-    "maincoder": _LLAMA,
-    "minicpm": _LLAMA,
-    "minimax-m2": _LLAMA,
-    "mistral3": _LLAMA,
-    "nemotron": _LLAMA,
-    "paddleocr": _MULTI_AXIS,
-    "phi2": Architecture(parallel=True, computed=True),
-    "phimoe": _LLAMA,
-    "qwen2": _LLAMA,
-    "qwen2vl": _MULTI_AXIS,
-    "qwen3": _LLAMA,
-    "qwen3moe": _LLAMA,
-    "qwen3vlmoe": _MULTI_AXIS,
-    "refact": _LLAMA,
     # sliding windows
     "afmoe": Architecture(window=Window(4, optional=True)),
     "cohere2": Architecture(window=Window(4)),

@@ -11,8 +11,8 @@ from typing import TypeVar
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.settings import demo_path, self_test_path
-from engine.demo.writer import is_current_demo, write_demo_model
+from app.demo import ensure_demo
+from app.settings import self_test_path
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.rig_file import encode_rig, read_rig
 from engine.errors import EngineError, RigError
@@ -135,9 +135,7 @@ class RigKeeper(QObject):
             return
 
         def test() -> str:
-            model, path = demo_path(), self_test_path()
-            if not is_current_demo(model):
-                write_demo_model(model)
+            model, path = ensure_demo(), self_test_path()
             sentences = []
             for device in tested.values():
                 result = try_repeated(rig, device.id, model)

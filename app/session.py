@@ -13,12 +13,12 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.background import Background
 from app.calibrator import Calibrator
+from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
 from app.engine_bridge import EngineBridge
 from app.rig_keeper import RigKeeper
 from app.settings import Settings, demo_path
 from app.status_line import Notice
-from engine.demo.writer import is_current_demo, write_demo_model
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
@@ -144,14 +144,7 @@ class Session(QObject):
 
     def open_demo(self) -> None:
         """Open the demo model, written first where it is not there yet."""
-        path = demo_path()
-
-        def prepare() -> ModelFile:
-            if not is_current_demo(path):
-                write_demo_model(path)
-            return read_model(path)
-
-        self._open("Preparing the demo model", prepare, path)
+        self._open("Preparing the demo model", lambda: read_model(ensure_demo()), demo_path())
 
     def try_demo(self) -> None:
         """A lab rig and the demo model, in one click."""

@@ -74,6 +74,7 @@ STYLES: dict[str, Style] = {
     "gptneox": _LAYER_NORM,
     "granite": Style(rope="finetuned"),
     "granite_swa": Style(),
+    "hunyuan_vl": Style(qk_norm="after", positions=4),
     "hy_v3": Style(normalise=None, late_rows="after_norm"),
     "jais": Style(layer_norm=True, rope="none"),
     "laguna": Style(normalise=None),
@@ -130,6 +131,9 @@ def _is_unmeasured(model: ModelFile) -> bool:
     match model.architecture:
         case "gptneox":
             return bool(model.hyper_parameter("use_parallel_residual"))
+        case "hunyuan_vl":
+            sections = model.hyper_parameter("rope.dimension_sections")
+            return not isinstance(sections, tuple) or 0 in sections[:2]
         case "llama4":
             return model.hyper_parameter("attention.sliding_window") == 0
         case "stablelm":

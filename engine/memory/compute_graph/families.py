@@ -12,7 +12,7 @@ from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
 from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Placed, Sketch
-from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer
+from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 
 LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
@@ -111,6 +111,7 @@ FAMILIES: dict[str, Family] = {
         Style(rope="none", late_rows="after_norm", steps=2, normalise=None), recurrence=mamba2, layer=single_part_layer
     ),
     "grok": Family(layer=grok_layer, flash=False),
+    "talkie": Family(Style(input_scale=True, qk_norm="after"), layer=skipping_layer),
     "arctic": Family(layer=arctic_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
     "qwen35": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
@@ -165,6 +166,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         rows = graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None
         inputs = Inputs(
             positions=positions,
+            embeddings=current,
             output_rows=sketch.output_rows(),
             full=sketch.masks(k_only=sketch.numbers.latent),
             sliding=sketch.masks(swa=True) if sliding else None,
@@ -174,7 +176,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         )
     else:
         mask = sketch.batch_mask()
-        inputs = Inputs(positions, sketch.output_rows(), mask, mask if sliding else None)
+        inputs = Inputs(positions, current, sketch.output_rows(), mask, mask if sliding else None)
     for index, layer in enumerate(layers):
         sketch.enter(index, layer)
         mixer = family.attention

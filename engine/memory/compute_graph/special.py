@@ -52,3 +52,15 @@ def parallel_hybrid_layer(
     joined = graph.add(graph.add(attended, scanned), previous)
     (joined,) = _pick(sketch, inputs, joined)
     return graph.add(sketch.feed_forward(sketch.norm(joined, "ffn_norm")), joined)
+
+
+def skipping_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return a layer that adds the scaled embeddings to its output (Talkie)."""
+    graph = sketch.graph
+    current = mixer(sketch, style, inputs, index, sketch.raw_norm(previous))
+    current, residual, embeddings = _pick(sketch, inputs, current, previous, inputs.embeddings)
+    joined = graph.add(current, residual)
+    current = graph.add(sketch.feed_forward(sketch.raw_norm(joined)), joined)
+    return graph.add(current, graph.mul(embeddings, sketch.weight("layer_output_scale")))

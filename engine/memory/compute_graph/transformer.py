@@ -59,6 +59,7 @@ class Inputs:
     none in the worst case."""
 
     positions: Tensor
+    embeddings: Tensor
     output_rows: Tensor
     full: Masks
     sliding: Masks | None

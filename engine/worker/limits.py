@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 import time
 from collections.abc import Iterator
@@ -69,9 +70,13 @@ def time_limit(seconds: float) -> Iterator[None]:
             raise TimeIsUp
         return trace
 
-    before = sys.gettrace()
+    before, collects = sys.gettrace(), gc.isenabled()
+    # What is raised inside a callback of the collector is swallowed, and with it the limit: Python then traces no more.
+    gc.disable()
     sys.settrace(trace)
     try:
         yield
     finally:
         sys.settrace(before)
+        if collects:
+            gc.enable()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from contextlib import suppress
 
@@ -87,3 +88,23 @@ def test_the_plain_form_names_every_role_and_ends_with_the_assistant() -> None:
     assert "user\nHi" in prompt
     assert prompt.endswith("assistant\n")
     assert prompt.count("<|im_end|>") == 2
+
+
+def test_the_time_limit_outlives_a_collection() -> None:
+    """A callback of the collector swallows what is raised in it; the limit must not end there."""
+
+    def callback(_phase: str, _facts: dict[str, int]) -> None:
+        sum(range(100))
+
+    def leave_cycles() -> None:
+        for _ in range(10_000_000):
+            cycle: list[object] = []
+            cycle.append(cycle)
+
+    gc.callbacks.append(callback)
+    try:
+        with pytest.raises(TimeIsUp), time_limit(0.05):
+            leave_cycles()
+    finally:
+        gc.callbacks.remove(callback)
+    assert gc.isenabled()

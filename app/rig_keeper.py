@@ -75,10 +75,6 @@ class RigKeeper(QObject):
         return self._rig
 
     @property
-    def has_lab(self) -> bool:
-        return self._lab is not None
-
-    @property
     def is_real(self) -> bool:
         """Whether the devices can be asked: a rig file may describe hardware that is not here."""
         return not self.missing_devices

@@ -18,28 +18,11 @@ from engine.layout.layout import Layout, Override, Run, SplitMode
 from engine.memory.kv_cache import context_shape
 from tests.support.headers import write_with_hole
 from tests.zoo.pack import FOLDER, read_document
+from tests.zoo.record import DEFAULTS
 
 MODEL_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (FOLDER / "truth").iterdir()))
 _LARGE_BYTES = 1 << 28
 
-_DEFAULTS: dict[str, Any] = {
-    "device_order": [0],
-    "n_gpu_layers": 999,
-    "tensor_split": None,
-    "split_mode": "layer",
-    "n_ctx": 4096,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_seq_max": 1,
-    "kv_unified": False,
-    "flash_attn": "auto",
-    "type_k": "f16",
-    "type_v": "f16",
-    "offload_kqv": True,
-    "op_offload": True,
-    "swa_full": False,
-    "overrides": [],
-}
 _CONTEXT_KEYS = ("n_ctx", "n_batch", "n_ubatch", "n_seq_max", "type_k", "type_v", "flash_attn", "offload_kqv",
                  "op_offload", "swa_full", "kv_unified")  # fmt: skip
 _TIB = 1 << 40
@@ -95,7 +78,7 @@ def truth_model(name: str) -> ModelFile:
 def truth_cases(name: str) -> list[TruthCase]:
     """Return every recorded load of a model."""
     model = truth_model(name)
-    return [_case(model, {**_DEFAULTS, **raw}) for raw in _document(name)["cases"]]
+    return [_case(model, {**DEFAULTS, **raw}) for raw in _document(name)["cases"]]
 
 
 @cache

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.desktop import Desktop, Window, open_desktop, open_window
+from tests.support.desktop import Desktop, Window, open_window
 from tests.support.window_steps import (
     LOAD_BUTTON,
     SPREAD,
@@ -20,12 +20,6 @@ from tests.support.window_steps import (
     spread_layers,
     wait_until_gone,
 )
-
-
-@pytest.fixture(scope="module")
-def desktop() -> Iterator[Desktop]:
-    with open_desktop("1280x800") as opened:
-        yield opened
 
 
 @pytest.fixture

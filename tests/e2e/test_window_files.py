@@ -11,9 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-import pytest
-
-from tests.support.desktop import DEADLINE_S, ROOT, Desktop, Window, open_desktop, open_window
+from tests.support.desktop import DEADLINE_S, ROOT, Desktop, Window, open_window
 from tests.support.drag_source import SIZE_PX
 from tests.support.models import write_tiny_llama
 from tests.support.window_steps import status
@@ -28,12 +26,6 @@ DROP_PLACES = (
     "device_strip",
     "load_report",
 )
-
-
-@pytest.fixture(scope="module")
-def desktop() -> Iterator[Desktop]:
-    with open_desktop("1280x800") as opened:
-        yield opened
 
 
 @contextlib.contextmanager

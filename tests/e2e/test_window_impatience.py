@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.desktop import Desktop, Window, open_desktop, open_window
+from tests.support.desktop import Desktop, Window, open_window
 from tests.support.models import write_tiny_llama
 from tests.support.window_steps import (
     LOAD_BUTTON,
@@ -22,12 +22,6 @@ from tests.support.window_steps import (
 )
 
 BADGE = "load_report.badge_text"
-
-
-@pytest.fixture(scope="module")
-def desktop() -> Iterator[Desktop]:
-    with open_desktop("1280x800") as opened:
-        yield opened
 
 
 @pytest.fixture

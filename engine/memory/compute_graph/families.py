@@ -64,7 +64,9 @@ STYLES: dict[str, Style] = {
     "bloom": Style(layer_norm=True, rope="none", input_norm=True),
     "cogvlm": Style(late_rows="never"),
     "cohere2": replace(_COHERE, rope="sliding"),
-    "cohere2moe": replace(_COHERE, rope="sliding", normalise=None, late_rows="after_norm"),
+    "cohere2moe": replace(
+        _COHERE, rope="sliding_or_dense", normalise=None, late_rows="after_norm", file_decides_norm=True
+    ),
     "command-r": _COHERE,
     "exaone-moe": Style(normalise=None, rope="sliding"),
     "exaone4": Style(rope="sliding"),
@@ -91,7 +93,7 @@ STYLES: dict[str, Style] = {
     "phi2": Style(layer_norm=True, parallel="input", scaled_q=True),
     "plamo": Style(parallel="input", parallel_sum="ffn attention input"),
     "plamo3": Style(),
-    "refact": Style(rope="none"),
+    "refact": Style(rope="none", ignores_experts=True),
     "seed_oss": Style(post_norm=False),
     "smallthinker": Style(early_router=True),
     "smollm3": Style(rope="but_fourth"),
@@ -124,7 +126,11 @@ FAMILIES["nemotron_h_moe"] = FAMILIES["nemotron_h"]
 
 def find_family(model: ModelFile) -> Family | None:
     """Return the family of a model's architecture, None where only a probe can tell its compute buffers."""
-    return None if _is_unmeasured(model) else FAMILIES.get(model.architecture)
+    family = None if _is_unmeasured(model) else FAMILIES.get(model.architecture)
+    if family is not None and family.style.file_decides_norm:
+        layer_norm = not model.hyper_parameter("attention.layer_norm_rms_epsilon")
+        return replace(family, style=replace(family.style, layer_norm=layer_norm))
+    return family
 
 
 def _is_unmeasured(model: ModelFile) -> bool:

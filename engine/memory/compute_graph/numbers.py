@@ -130,8 +130,9 @@ def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
     )
 
 
-Rope = Literal["all", "none", "sliding", "finetuned", "but_fourth"]
-"""Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth."""
+Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth"]
+"""Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth,
+`sliding_or_dense` adds the leading layers without experts to those with a window."""
 
 
 def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[LayerNumbers, ...]:
@@ -169,6 +170,8 @@ def _has_rope(model: ModelFile, rope: Rope, index: int, *, is_swa: bool) -> bool
         return model.hyper_parameter("rope.scaling.finetuned") is not False
     if rope == "but_fourth":
         return (index + 1) % 4 != 0
+    if rope == "sliding_or_dense":
+        return is_swa or index < number(model, "leading_dense_block_count", 0, least=0)
     return is_swa if rope == "sliding" else rope == "all"
 
 

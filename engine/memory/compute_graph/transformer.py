@@ -15,7 +15,8 @@ from engine.memory.compute_graph.sketch import Masks, Placed, Sketch
 class Style:
     """How an architecture's graph departs from llama's.
 
-    `layer_norm`: norms subtract the mean, which needs a tensor of its own; `rope`: see `Rope`;
+    `layer_norm`: norms subtract the mean, which needs a tensor of its own; with `file_decides_norm` they do where the
+    file has no epsilon for the other kind; `rope`: see `Rope`;
     `qk_norm`: whether norms of queries and keys come before or after turning, "flat" is before heads are told apart;
     `parallel`: feed-forward stands beside attention and reads the layer's "input" norm;
     `parallel_sum`: the order in which the three terms of such a layer are added;
@@ -27,11 +28,13 @@ class Style:
     `late_softmax`: weights of experts are made after the choice; `weigh_first`: they are applied to the input;
     `normalise`: they are made to add up to 1, None where the file tells; `steps`: operations of an activation without
     a gate; `bare_norms`: norms have no weights; `input_norm`: embeddings are normalised with weights of their own;
+    `ignores_experts`: the graph has a dense part even where the file has experts;
     `scales_unturned`: queries that are not turned are scaled by their position;
     `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's.
     """
 
     layer_norm: bool = False
+    file_decides_norm: bool = False
     rope: Rope = "all"
     qk_norm: Literal["before", "after", "flat"] = "before"
     parallel: Literal["", "input"] = ""
@@ -50,6 +53,7 @@ class Style:
     position_table: bool = False
     bare_norms: bool = False
     input_norm: bool = False
+    ignores_experts: bool = False
     scales_unturned: bool = False
 
 
@@ -126,6 +130,8 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor |
     graph = sketch.graph
     if not sketch.has("ffn_down_exps"):
         return sketch.feed_forward(current, steps=style.steps)
+    if style.ignores_experts:
+        return graph.unary(current)
     normalise = sketch.numbers.normalises_experts if style.normalise is None else style.normalise
     narrow = current
     if sketch.has("ffn_latent_down"):

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.memory.compute_graph.experts import experts
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.numbers import Rope
 from engine.memory.compute_graph.sketch import Masks, Placed, Sketch
@@ -137,7 +138,8 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor |
     if sketch.has("ffn_latent_down"):
         logits = sketch.linear("ffn_gate_inp", current)
         narrow = graph.mul_mat(sketch.weight("ffn_latent_down"), current)
-    found = sketch.experts(
+    found = experts(
+        sketch,
         narrow,
         logits=logits,
         late_softmax=style.late_softmax,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from engine.gguf.model_file import ModelFile
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention
 from engine.memory.compute_graph.graph import Graph, Tensor
+from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
 from engine.memory.compute_graph.scheduler import HOST
@@ -115,6 +116,7 @@ FAMILIES: dict[str, Family] = {
     "grok": Family(layer=grok_layer, flash=False),
     "talkie": Family(Style(input_scale=True, qk_norm="after"), layer=skipping_layer),
     "arctic": Family(layer=arctic_layer),
+    "grovemoe": Family(layer=grouped_experts_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
     "qwen35": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
     "qwen35moe": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),

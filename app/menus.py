@@ -61,7 +61,7 @@ def _edit(window: MainWindow) -> MenuEntries:
         Command("redo", "&Redo", stack.redo, _Key.Redo),
         SEPARATOR,
         Command("copy_report", "&Copy Load Report", window.load_report.copy, "Ctrl+Shift+C"),
-        Command("clear_chat", "C&lear Chat", window.session.clear_conversation, "Ctrl+Shift+L"),
+        Command("clear_chat", "C&lear Chat", window.session.conversation.clear, "Ctrl+Shift+L"),
     )
 
 
@@ -102,10 +102,10 @@ def _model(window: MainWindow) -> MenuEntries:
     session = window.session
     return (
         Command("load", "&Load", session.load, "Ctrl+Return"),
-        Command("cancel", "&Cancel Load", session.cancel, "Ctrl+."),
+        Command("cancel", "&Cancel Load", session.loading.cancel, "Ctrl+."),
         Command("unload", "&Unload", session.unload, "Ctrl+U"),
         SEPARATOR,
-        Command("stop_answer", "&Stop Answer", session.stop_answer, "Ctrl+Shift+."),
+        Command("stop_answer", "&Stop Answer", session.loading.stop_answer, "Ctrl+Shift+."),
     )
 
 

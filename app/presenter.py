@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMenu
 
-from app.session import ContextUse, SessionState
+from app.conversation import ContextUse
+from app.loading import ModelState
 from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.fit.preview import LoadedLayout, Preview
@@ -46,16 +47,16 @@ class Presenter(QObject):
     # ------------------------------------------------------------------ wiring
 
     def _connect_session(self) -> None:
-        session, keeper, bridge, document = (
-            self._session,
-            self._session.rig_keeper,
-            self._session.bridge,
-            self._session.document,
+        session, window = self._session, self._window
+        keeper, document, loading, conversation = (
+            session.rig_keeper,
+            session.document,
+            session.loading,
+            session.conversation,
         )
-        window = self._window
         session.model_changed.connect(self._on_model_changed)
-        session.state_changed.connect(self._on_state_changed)
-        session.loaded_changed.connect(self._on_loaded_changed)
+        loading.state_changed.connect(self._on_state_changed)
+        loading.loaded_changed.connect(self._on_loaded_changed)
         session.recent_changed.connect(self.show_recent_models)
         session.notice.connect(window.status_line.show_notice)
         session.background.busy_changed.connect(self._on_busy_changed)
@@ -66,15 +67,15 @@ class Presenter(QObject):
         document.preview_changed.connect(self._on_preview_changed)
         document.undo_stack.canUndoChanged.connect(window.actions_by_name["undo"].setEnabled)
         document.undo_stack.canRedoChanged.connect(window.actions_by_name["redo"].setEnabled)
-        bridge.progress.connect(self._on_progress)
-        bridge.loaded.connect(self._on_loaded)
-        session.ended.connect(self._on_ended)
-        session.answer_started.connect(window.chat.begin_answer)
-        session.answer_text.connect(window.chat.append_text)
-        session.answer_finished.connect(self._on_answer_finished)
-        session.answer_failed.connect(window.chat.fail_answer)
-        session.context_use_changed.connect(self._on_context_use)
-        session.conversation_cleared.connect(window.chat.clear)
+        loading.bridge.progress.connect(self._on_progress)
+        loading.bridge.loaded.connect(self._on_loaded)
+        loading.ended.connect(self._on_ended)
+        conversation.answer_started.connect(window.chat.begin_answer)
+        conversation.answer_text.connect(window.chat.append_text)
+        conversation.answer_finished.connect(self._on_answer_finished)
+        conversation.answer_failed.connect(window.chat.fail_answer)
+        conversation.context_use_changed.connect(self._on_context_use)
+        conversation.cleared.connect(window.chat.clear)
 
     def _connect_widgets(self) -> None:
         window, session = self._window, self._session
@@ -86,7 +87,7 @@ class Presenter(QObject):
             window.chat,
         )
         bar.load_requested.connect(session.load)
-        bar.cancel_requested.connect(session.cancel)
+        bar.cancel_requested.connect(session.loading.cancel)
         bar.unload_requested.connect(session.unload)
         bar.context_changed.connect(session.document.set_context)
         bar.split_mode_changed.connect(self._on_split_mode)
@@ -105,10 +106,10 @@ class Presenter(QObject):
         panel.try_demo_requested.connect(session.try_demo)
         panel.lab_requested.connect(window.start_lab)
         window.load_report.proposal_chosen.connect(session.apply_proposal)
-        chat.send_requested.connect(session.send)
-        chat.stop_requested.connect(session.stop_answer)
-        chat.clear_requested.connect(session.clear_conversation)
-        chat.clear_undone.connect(lambda: session.restore_conversation(chat.messages()))
+        chat.send_requested.connect(session.conversation.send)
+        chat.stop_requested.connect(session.loading.stop_answer)
+        chat.clear_requested.connect(session.conversation.clear)
+        chat.clear_undone.connect(lambda: session.conversation.restore(chat.messages()))
 
     # ------------------------------------------------------------------ model, rig, layout
 
@@ -142,7 +143,7 @@ class Presenter(QObject):
             shown = recent.get(model.paths[0])
             window.settings_bar.set_model_text(model.name, "" if shown is None else shown.detail)
             window.model_panel.set_current(model.paths[0])
-        self._on_loaded_changed(self._session.loaded)
+        self._on_loaded_changed(self._session.loading.loaded)
         window.setWindowTitle("Layerdeck" if model is None else f"{model.name} — Layerdeck")
         window.actions_by_name.enable(
             save_layout=model is not None,
@@ -210,31 +211,31 @@ class Presenter(QObject):
 
     # ------------------------------------------------------------------ loading
 
-    def _on_state_changed(self, state: SessionState) -> None:
+    def _on_state_changed(self, state: ModelState) -> None:
         window = self._window
-        if state is SessionState.READY:
+        if state is ModelState.READY:
             window.chat.set_ready(True)
-        elif state is SessionState.GENERATING:
+        elif state is ModelState.GENERATING:
             pass
-        elif state is SessionState.LOADING:
+        elif state is ModelState.LOADING:
             window.chat.set_ready(False, "Loading…")
             window.chat.set_context_full(False)
         else:
             window.chat.set_ready(False, "Load a model to chat.")
         names = window.actions_by_name
         names.enable(
-            cancel=state is SessionState.LOADING,
-            unload=state in (SessionState.READY, SessionState.GENERATING),
-            stop_answer=state is SessionState.GENERATING,
+            cancel=state is ModelState.LOADING,
+            unload=state in (ModelState.READY, ModelState.GENERATING),
+            stop_answer=state is ModelState.GENERATING,
         )
-        if state not in (SessionState.LOADING, SessionState.STOPPING):
+        if state not in (ModelState.LOADING, ModelState.STOPPING):
             window.status_line.set_busy("load", "")
-        elif state is SessionState.STOPPING:
+        elif state is ModelState.STOPPING:
             window.status_line.set_busy("load", "Cancelling")
         self._show_load_state()
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        shown = loaded if self._session.document.model is self._session.loaded_model else None
+        shown = loaded if self._session.document.model is self._session.loading.model else None
         self._window.editor.set_loaded(shown)
         self._window.device_strip.set_rows(loaded.measured if loaded is not None else ())
         self._show_load_state()
@@ -246,26 +247,26 @@ class Presenter(QObject):
 
     def _load_state(self) -> LoadState:
         session = self._session
-        match session.state:
-            case SessionState.LOADING:
+        match session.loading.state:
+            case ModelState.LOADING:
                 return LoadState.LOADING
-            case SessionState.STOPPING:
+            case ModelState.STOPPING:
                 return LoadState.BUSY
-            case SessionState.READY | SessionState.GENERATING:
+            case ModelState.READY | ModelState.GENERATING:
                 return LoadState.EDITED if session.is_edited else LoadState.LOADED
-            case SessionState.EMPTY:
+            case ModelState.EMPTY:
                 return LoadState.NO_MODEL if session.document.model is None else LoadState.IDLE
 
     def _on_progress(self, event: Progress) -> None:
         words = progress_words(event.stage, event.device)
         self._window.settings_bar.set_progress(event.fraction, words)
         self._window.load_report.show_progress(event.stage, event.fraction, event.device)
-        if self._session.state is SessionState.LOADING:
+        if self._session.loading.state is ModelState.LOADING:
             self._window.status_line.set_busy("load", words)
 
     def _on_loaded(self, event: Loaded) -> None:
         self._window.load_report.show_loaded(event)
-        model = self._session.loaded_model
+        model = self._session.loading.model
         if model is not None:
             self._window.status_line.show_notice(Notice(f"{model.name} is loaded", bad=False))
 
@@ -274,7 +275,10 @@ class Presenter(QObject):
         match event:
             case OutOfMemory():
                 names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
-                words = [ProposalWords(each.text, f"{each.detail} · {each.grade}") for each in self._session.proposals]
+                words = [
+                    ProposalWords(each.text, f"{each.detail} · {each.grade}")
+                    for each in self._session.loading.proposals
+                ]
                 report.show_out_of_memory(event, names, words)
                 self._tell_ending(f"{event.device} ran out of memory", event.message)
             case Failed():

@@ -1,30 +1,26 @@
-"""The load and chat session: what the window's actions mean, and what became of them."""
+"""What the window's actions on models and layouts mean: open, propose, load, change."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum, auto
 from pathlib import Path
-from typing import Literal
 
-from PySide6.QtCore import QObject, QTimer, Signal
+from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.calibrator import Calibrator
+from app.conversation import Conversation
 from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
-from app.engine_bridge import EngineBridge
+from app.loading import Loading, ModelState
+from app.prober import Prober
 from app.rig_keeper import RigKeeper
 from app.settings import Settings, demo_path
 from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import LoadedLayout, Preview
-from engine.fit.proposals import Proposal
-from engine.fit.report import FitReport
+from engine.fit.preview import Preview
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import AutoLayout
 from engine.gguf.file_type import file_type_name
@@ -34,53 +30,18 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import split_members
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
 from engine.runner.client import LoadJob
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
-from engine.runner.probe import ProbeRun
-from engine.runner.probe_cache import ProbeCache
-from engine.runner.protocol import ChatMessage, Generate
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
 
-_log = logging.getLogger("layerdeck.session")
-
-PROBE_PAUSE_MS = 500
-"""A probe starts when nothing was edited for this long."""
 DEMO_LAB_CAPS = (256 * MIB, 256 * MIB, 512 * MIB)
 
 
-class SessionState(Enum):
-    """What the child of the loaded model does."""
-
-    EMPTY = auto()
-    LOADING = auto()
-    READY = auto()
-    GENERATING = auto()
-    STOPPING = auto()
-
-
-@dataclass(frozen=True, slots=True)
-class ContextUse:
-    """Tokens of the loaded context; `used` None when nothing was said yet."""
-
-    used: int | None
-    total: int | None
-
-
 class Session(QObject):
-    """Owns document, rig, child and conversation. What waits happens elsewhere; answers arrive as signals."""
+    """Owns document, rig, loading and conversation. What waits happens elsewhere; answers arrive as signals."""
 
     model_changed = Signal(object)  # ModelFile | None
     recent_changed = Signal()
-    state_changed = Signal(SessionState)
-    loaded_changed = Signal(object)  # LoadedLayout | None
-    ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, an answer, or the idle child
     notice = Signal(Notice)
-    answer_started = Signal(str)
-    answer_text = Signal(str)
-    answer_finished = Signal(Done)
-    answer_failed = Signal(str)
-    context_use_changed = Signal(ContextUse)
-    conversation_cleared = Signal()
 
     def __init__(self, settings: Settings, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -88,28 +49,11 @@ class Session(QObject):
         self.background = Background(self)
         self.document = LayoutDocument(self)
         self.rig_keeper = RigKeeper(self.background, self)
-        self.bridge = EngineBridge(self)
         self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
-        self.state = SessionState.EMPTY
-        self.loaded: LoadedLayout | None = None
-        self.loaded_model: ModelFile | None = None
-        self.proposals: tuple[Proposal, ...] = ()
-        """What to change after the load that ran out of memory, if that is what became of the last one."""
-        self._proposals_model: ModelFile | None = None
-        self._pending: LoadJob | None = None
-        self._probe: ProbeRun | None = None
-        self._probe_cache = ProbeCache()
-        self._messages: list[ChatMessage] = []
-        self._answer: list[str] = []
-        self._discard_answer = False
-        self._load_wanted = False
-        self._orphans = 0
-        """Endings still to come of answers that were given up with their model: nobody waits for them."""
+        self.loading = Loading(self.rig_keeper, self.calibrator, self)
+        self.conversation = Conversation(self.loading, self)
+        self.prober = Prober(self.document, self.background, self._may_probe, self)
         self._opening = 0
-        self._probe_timer = QTimer(self)
-        self._probe_timer.setSingleShot(True)
-        self._probe_timer.setInterval(PROBE_PAUSE_MS)
-        self._probe_timer.timeout.connect(self._start_probe)
         self._connect()
 
     def _connect(self) -> None:
@@ -117,22 +61,13 @@ class Session(QObject):
         self.rig_keeper.failed.connect(self._tell)
         self.rig_keeper.said.connect(self._say)
         self.rig_keeper.samples_arrived.connect(self._on_samples)
-        self.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
-        self.document.edit_settled.connect(self._probe_timer.start)
-        bridge = self.bridge
-        bridge.loaded.connect(self._on_loaded)
-        bridge.progress.connect(self._on_progress)
-        for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
-            ended.connect(self._on_ended)
-        bridge.token.connect(self._on_token)
-        bridge.done.connect(self._on_done)
+        self.loading.released.connect(self.prober.restart)
 
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
-        self._probe_timer.stop()
         self.background.close()
-        self._cancel_probe()
-        self.bridge.close()
+        self.prober.close()
+        self.loading.close()
         self.rig_keeper.close()
         self.settings.sync()
 
@@ -217,8 +152,8 @@ class Session(QObject):
         self.background.run(what, read, show, failed)
 
     def _on_model_read(self, model: ModelFile) -> None:
-        if model == self.loaded_model and self.loaded_model is not None:
-            model = self.loaded_model  # The same file, read again: what is loaded is still this.
+        if model == self.loading.model and self.loading.model is not None:
+            model = self.loading.model  # The same file, read again: what is loaded is still this.
         detail = f"{file_type_name(model)} · {format_bytes(model.size_bytes)} · {model.n_layers} layers"
         self.settings.add_recent_model(RecentModel(model.paths[0], model.name, detail))
         self.recent_changed.emit()
@@ -229,14 +164,20 @@ class Session(QObject):
         self._say(f"Opened {model.name}")
 
     def _on_samples(self) -> None:
-        if self.state is SessionState.READY and self.rig_keeper.holds_remote:
-            self.bridge.query_device_memory()
+        if self.loading.state is ModelState.READY and self.rig_keeper.holds_remote:
+            self.loading.bridge.query_device_memory()
 
     def _on_rig_changed(self, rig: Rig) -> None:
         edit, model, before = self.document.edit, self.document.model, self.document.preview
         other_devices = before is not None and before.rig.ids != rig.ids
-        untouched = self.document.undo_stack.count() == 0 and self.loaded is None
-        if other_devices and untouched and self.state is SessionState.EMPTY and edit is not None and model is not None:
+        untouched = self.document.undo_stack.count() == 0 and self.loading.loaded is None
+        if (
+            other_devices
+            and untouched
+            and self.loading.state is ModelState.EMPTY
+            and edit is not None
+            and model is not None
+        ):
             # Nobody has touched the proposal, and it was made for other devices.
             self.document.open(model, rig, Edit(initial_layout(model, rig, edit.context), edit.context))
         else:
@@ -247,11 +188,10 @@ class Session(QObject):
     @property
     def is_edited(self) -> bool:
         """Whether the edited layout is not the loaded one."""
-        edit = self.document.edit
-        if self.loaded is None or edit is None:
+        edit, loaded = self.document.edit, self.loading.loaded
+        if loaded is None or edit is None:
             return False
-        same_model = self.document.model is self.loaded_model
-        return not same_model or edit != Edit(self.loaded.layout, self.loaded.context)
+        return self.document.model is not self.loading.model or edit != Edit(loaded.layout, loaded.context)
 
     def load(self) -> None:
         """Load the edited layout; what is loaded is replaced, once the layout has been checked.
@@ -259,31 +199,23 @@ class Session(QObject):
         An answer that is being written is stopped first.
         """
         model, preview = self.document.model, self.document.preview
-        if model is None or preview is None or self.state in (SessionState.LOADING, SessionState.STOPPING):
+        if model is None or preview is None or self.loading.is_busy:
             return
         obstacle = self._load_obstacle(preview)
         if obstacle:
             self._say(obstacle, bad=True)
             return
-        if self.state is SessionState.GENERATING:
-            self._load_wanted = True
-            self.stop_answer()
-            return
-        self._cancel_probe()
-        self._pending = LoadJob(
+        self.prober.cancel()
+        job = LoadJob(
             model=model, rig=preview.rig, layout=preview.layout, context=preview.context, forecast=preview.report.rows
         )
-        self._set_state(SessionState.LOADING)
-        whole = preview.report.probe_only is None
-        self.calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=whole)
-        self.rig_keeper.set_held_endpoints(preview.rig, preview.layout)
-        self.bridge.load(self._pending)
+        self.loading.load(job, forecast_is_whole=preview.report.probe_only is None)
 
     def apply_proposal(self, index: int) -> None:
         """Change layout and settings to a proposal, as one step of undo; it is not loaded yet."""
-        if index >= len(self.proposals):
+        if index >= len(self.loading.proposals):
             return
-        proposal, model = self.proposals[index], self._proposals_model
+        proposal, model = self.loading.proposals[index], self.loading.proposals_model
         if model is None or self.document.model is not model:
             name = model.name if model is not None else "another model"
             self._say(f"This proposal is for {name}; open that model first.", bad=True)
@@ -307,186 +239,21 @@ class Session(QObject):
             "Devices > Refresh goes back to what is here."
         )
 
-    def cancel(self) -> None:
-        """End the load that is running."""
-        if self.state is SessionState.LOADING:
-            self._set_state(SessionState.STOPPING)
-            self.bridge.stop()
-
     def unload(self) -> None:
         """Free the loaded model."""
-        if self.state in (SessionState.READY, SessionState.GENERATING):
-            if self.state is SessionState.GENERATING:
-                self._end_answer("The model was unloaded.")
-                self._orphans += 1
-            self.bridge.unload()
-            self._forget_child()
+        if self.loading.unload():
             self._say("Unloaded")
 
     def stop_lab(self) -> None:
         """End the lab workers; a model that is on them is unloaded first."""
         if not self.rig_keeper.lab_endpoints.isdisjoint(self.rig_keeper.held_endpoints):
-            self.cancel()
+            self.loading.cancel()
             self.unload()
         self.rig_keeper.stop_lab()
 
-    def _on_loaded(self, event: Loaded) -> None:
-        job, self._pending = self._pending, None
-        if job is None:
-            return
-        self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
-        self._set_state(SessionState.READY)
-        self.calibrator.finish(job, event)
-        self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size or job.context.n_ctx))
-
-    def _on_progress(self, event: Progress) -> None:
-        if event.stage == "allocate" and self.loaded is not None:
-            self._set_loaded(None, None)
-
-    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
-        """A load or a generation ended badly, or the idle child was lost. What was loaded before may still be there."""
-        if self._is_orphan():
-            return
-        self._load_wanted = False
-        self.proposals = self.bridge.runner.proposals
-        self._proposals_model = self._pending.model if self._pending is not None else None
-        still_loaded = self.loaded is not None and self.bridge.runner.is_ready
-        if not (still_loaded and self.state is SessionState.GENERATING):
-            self.ended.emit(event)  # Else it is about an answer only, and is told there.
-        if self.state is SessionState.GENERATING and not isinstance(event, Cancelled):
-            self._end_answer(event.message)
-        self._pending = None
-        if still_loaded:
-            self._set_state(SessionState.READY)
-        else:
-            self._forget_child()
-
-    def _is_orphan(self) -> bool:
-        orphan = self._orphans > 0
-        self._orphans -= orphan
-        return orphan
-
-    def _forget_child(self) -> None:
-        self.calibrator.forget()
-        self._set_loaded(None, None)
-        self._set_state(SessionState.EMPTY)
-        self._release()
-
-    def _release(self) -> None:
-        self.rig_keeper.release_endpoints()
-        self.context_use_changed.emit(ContextUse(None, None))
-        self._probe_timer.start()
-
-    def _set_loaded(self, loaded: LoadedLayout | None, model: ModelFile | None) -> None:
-        self.loaded, self.loaded_model = loaded, model
-        self.rig_keeper.set_measured(loaded.measured if loaded is not None else ())
-        self.loaded_changed.emit(loaded)
-
-    def _set_state(self, state: SessionState) -> None:
-        self.state = state
-        self.state_changed.emit(state)
-
-    # ------------------------------------------------------------------ probing
-
-    def _start_probe(self) -> None:
-        edit, model, preview = self.document.edit, self.document.model, self.document.preview
-        if edit is None or model is None or preview is None or self.document.is_dragging or preview.report.violations:
-            return
-        if self.state is not SessionState.EMPTY or not self.rig_keeper.is_real:
-            return
-        self._cancel_probe()
-        run = self._probe = ProbeRun(model, preview.rig, edit.layout, edit.context, self._probe_cache)
-
-        def show(report: FitReport) -> None:
-            if self._probe is run:
-                self._probe = None
-                self.document.show_probed(edit, report)
-
-        def skip(error: EngineError) -> None:
-            if self._probe is run:
-                self._probe = None
-                _log.info("probe: %s", error.summary())
-
-        self.background.run("probe", run.run, show, skip, quiet=True)
-
-    def _cancel_probe(self) -> None:
-        run, self._probe = self._probe, None
-        if run is not None:
-            run.cancel()
-
-    # ------------------------------------------------------------------ chat
-
-    def send(self, text: str) -> None:
-        """Answer `text` in the conversation so far."""
-        if self.state is not SessionState.READY or self.loaded_model is None:
-            return
-        self._messages.append(ChatMessage(role="user", content=text))
-        self._answer = []
-        self._discard_answer = False
-        self._set_state(SessionState.GENERATING)
-        self.answer_started.emit(self.loaded_model.name)
-        try:
-            self.bridge.generate(Generate(messages=tuple(self._messages)))
-        except EngineError as error:
-            # The child was lost a moment ago; the event that says so is on its way.
-            self._end_answer(error.summary())
-            self._set_state(SessionState.READY)
-
-    def stop_answer(self) -> None:
-        """End the answer that is being written; what is there stays."""
-        if self.state is SessionState.GENERATING:
-            self.bridge.stop()
-
-    def clear_conversation(self) -> None:
-        """Forget the conversation; a running answer ends first."""
-        self._discard_answer = self.state is SessionState.GENERATING
-        self.stop_answer()
-        self._messages.clear()
-        self._answer.clear()
-        self.conversation_cleared.emit()
-        if self.state is SessionState.READY:
-            self.context_use_changed.emit(ContextUse(0, self.bridge.runner.context_size))
-
-    def restore_conversation(self, messages: tuple[tuple[Literal["user", "assistant"], str], ...]) -> None:
-        """Go on with a conversation that had been cleared."""
-        self._messages = [ChatMessage(role=role, content=text) for role, text in messages]
-
-    def _on_token(self, event: Token) -> None:
-        if self._discard_answer or self.state is not SessionState.GENERATING:
-            return
-        self._answer.append(event.text)
-        self.answer_text.emit(event.text)
-
-    def _on_done(self, event: Done) -> None:
-        if self._is_orphan():
-            return
-        self._keep_answer()
-        self._set_state(SessionState.READY)
-        used = 0
-        if not self._discard_answer:
-            self.answer_finished.emit(event)
-            used = self.bridge.runner.context_used or 0
-        self.context_use_changed.emit(ContextUse(used, self.bridge.runner.context_size))
-        if self._load_wanted:
-            self._load_wanted = False
-            self.load()
-
-    def _end_answer(self, message: str) -> None:
-        """Take the question back: what came of the answer stays on the screen, not in the conversation."""
-        self._answer = []
-        if self._messages and self._messages[-1].role == "user":
-            self._messages.pop()
-        if not self._discard_answer:
-            self.answer_failed.emit(message)
-
-    def _keep_answer(self) -> None:
-        """Make the answer so far part of the conversation; a question without any answer is taken back."""
-        text = "".join(self._answer)
-        self._answer = []
-        if text and self._messages:
-            self._messages.append(ChatMessage(role="assistant", content=text))
-        elif self._messages and self._messages[-1].role == "user":
-            self._messages.pop()
+    def _may_probe(self) -> bool:
+        """A loaded model holds its workers, and devices of a rig file cannot be asked."""
+        return self.loading.state is ModelState.EMPTY and self.rig_keeper.is_real
 
     # ------------------------------------------------------------------ telling
 

@@ -10,8 +10,8 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.document import Edit
+from app.loading import ModelState
 from app.main_window import MainWindow
-from app.session import SessionState
 from app.settings import Settings
 from app.theme import Theme
 from engine.fit.proposals import Proposal, propose
@@ -55,8 +55,8 @@ def proposals(window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     )  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(Runner, "proposals", found)
-        patch.setattr(session, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
-        session.bridge.out_of_memory.emit(event)
+        patch.setattr(session.loading, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
+        session.loading.bridge.out_of_memory.emit(event)
     return found
 
 
@@ -68,7 +68,7 @@ def test_each_button_applies_its_proposal_as_one_step(window: MainWindow, propos
         button.click()
         assert document.edit == Edit(proposal.layout, proposal.context)
         assert document.undo_stack.undoText() == proposal.text
-        assert window.session.state is SessionState.EMPTY
+        assert window.session.loading.state is ModelState.EMPTY
         document.undo_stack.undo()
         assert document.edit == EDIT
     assert window.load_report.plain_text().count("estimated") == len(proposals)

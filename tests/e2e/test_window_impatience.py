@@ -83,7 +83,7 @@ def test_another_model_opened_while_one_loads_is_not_the_loaded_one(window: Wind
     wait_for_state(window, "READY")
     window.wait_for("the last one", lambda: window.ask("layout") == [["RPC2", 0, 4]])
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "keep this"
-    assert window.ask("text", "session.loaded_model.name") == "Layerdeck demo"
+    assert window.ask("text", "session.loading.model.name") == "Layerdeck demo"
     assert window.ask("text", "settings_bar.load_buttons.load_button.text") == "Reload"
     assert window.ask("text", "session.is_edited") == "True"
     window.ask("text", "session.open_demo")

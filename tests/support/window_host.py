@@ -92,7 +92,7 @@ class Answers(QObject):
         return bool(self._find(path).isVisible())
 
     def _state(self, _path: str) -> str:
-        return self._window.session.state.name
+        return self._window.session.loading.state.name
 
     def _layout(self, _path: str) -> list[list[object]] | None:
         edit = self._window.session.document.edit
@@ -100,7 +100,7 @@ class Answers(QObject):
 
     def _engine_layout(self, _path: str) -> list[list[object]]:
         """The runs that the engine's own log reports for the layers, without the output layer."""
-        loaded = self._window.session.bridge.runner.loaded
+        loaded = self._window.session.loading.bridge.runner.loaded
         assert loaded is not None, "nothing is loaded"
         layout = make_layout(len(loaded.layer_devices) - 1, loaded.layer_devices[:-1])
         return [[run.device, run.first, run.last] for run in layout.runs]

@@ -1,0 +1,194 @@
+"""One model's child: its loads, its state, and what it holds."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+
+from PySide6.QtCore import QObject, Signal
+
+from app.calibrator import Calibrator
+from app.engine_bridge import EngineBridge
+from app.rig_keeper import RigKeeper
+from engine.fit.preview import LoadedLayout
+from engine.fit.proposals import Proposal
+from engine.gguf.model_file import ModelFile
+from engine.runner.client import LoadJob
+from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
+from engine.runner.protocol import Generate
+
+
+class ModelState(Enum):
+    """What the child of a model does."""
+
+    EMPTY = auto()
+    LOADING = auto()
+    READY = auto()
+    GENERATING = auto()
+    STOPPING = auto()
+
+
+class Loading(QObject):
+    """Owns the bridge to a child. Calls return at once; what becomes of them arrives as signals, in the GUI thread."""
+
+    state_changed = Signal(ModelState)
+    loaded_changed = Signal(object)  # LoadedLayout | None
+    ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the idle child
+    answered = Signal(Done)
+    answer_lost = Signal(str)
+    """The answer that was being written has no good end: the sentence says why."""
+    released = Signal()
+    """The child holds nothing any more."""
+
+    def __init__(self, keeper: RigKeeper, calibrator: Calibrator, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.bridge = EngineBridge(self)
+        self.state = ModelState.EMPTY
+        self.loaded: LoadedLayout | None = None
+        self.model: ModelFile | None = None
+        """The model that is loaded."""
+        self.proposals: tuple[Proposal, ...] = ()
+        """What to change after the load that ran out of memory, if that is what became of the last one."""
+        self.proposals_model: ModelFile | None = None
+        self._keeper = keeper
+        self._calibrator = calibrator
+        self._pending: LoadJob | None = None
+        self._waiting: tuple[LoadJob, bool] | None = None
+        """A load that begins when the answer being written has ended."""
+        self._orphans = 0
+        """Endings still to come of answers that were given up with their model: nobody waits for them."""
+        self._connect()
+
+    def _connect(self) -> None:
+        bridge = self.bridge
+        bridge.device_memory.connect(self._keeper.show_engine_memory)
+        bridge.loaded.connect(self._on_loaded)
+        bridge.progress.connect(self._on_progress)
+        for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
+            ended.connect(self._on_ended)
+        bridge.done.connect(self._on_done)
+
+    def close(self) -> None:
+        """End the child, waiting a bounded time."""
+        self.bridge.close()
+
+    # ------------------------------------------------------------------ what is asked for
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a load runs or is being cancelled."""
+        return self.state in (ModelState.LOADING, ModelState.STOPPING)
+
+    def load(self, job: LoadJob, *, forecast_is_whole: bool = True) -> None:
+        """Load `job`; what is loaded is replaced once the layout has been checked. An answer is stopped first.
+
+        `forecast_is_whole`: whether the arithmetic knows all of it, so that a load tells what it left out.
+        """
+        if self.is_busy:
+            return
+        if self.state is ModelState.GENERATING:
+            self._waiting = (job, forecast_is_whole)
+            self.stop_answer()
+            return
+        self._pending = job
+        self._set_state(ModelState.LOADING)
+        self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
+        self._keeper.set_held_endpoints(job.rig, job.layout)
+        self.bridge.load(job)
+
+    def cancel(self) -> None:
+        """End the load that is running."""
+        if self.state is ModelState.LOADING:
+            self._set_state(ModelState.STOPPING)
+            self.bridge.stop()
+
+    def unload(self) -> bool:
+        """Free the loaded model; return whether there was one."""
+        if self.state not in (ModelState.READY, ModelState.GENERATING):
+            return False
+        if self.state is ModelState.GENERATING:
+            self.answer_lost.emit("The model was unloaded.")
+            self._orphans += 1
+        self.bridge.unload()
+        self._forget_child()
+        return True
+
+    def generate(self, request: Generate) -> None:
+        """Begin an answer: tokens come from the bridge, then `answered` or `answer_lost`.
+
+        Raises:
+            ArgumentError: when the child was lost a moment ago; the event that says so is on its way.
+        """
+        self._set_state(ModelState.GENERATING)
+        try:
+            self.bridge.generate(request)
+        except Exception:
+            self._set_state(ModelState.READY)
+            raise
+
+    def stop_answer(self) -> None:
+        """End the answer that is being written; what is there stays."""
+        if self.state is ModelState.GENERATING:
+            self.bridge.stop()
+
+    # ------------------------------------------------------------------ what becomes of it
+
+    def _on_loaded(self, event: Loaded) -> None:
+        job, self._pending = self._pending, None
+        if job is None:
+            return
+        self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
+        self._set_state(ModelState.READY)
+        self._calibrator.finish(job, event)
+
+    def _on_progress(self, event: Progress) -> None:
+        if event.stage == "allocate" and self.loaded is not None:
+            self._set_loaded(None, None)
+
+    def _on_done(self, event: Done) -> None:
+        if self._is_orphan():
+            return
+        self._set_state(ModelState.READY)
+        self.answered.emit(event)
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None:
+            self.load(waiting[0], forecast_is_whole=waiting[1])
+
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        """A load or a generation ended badly, or the idle child was lost. What was loaded before may still be there."""
+        if self._is_orphan():
+            return
+        self._waiting = None
+        self.proposals = self.bridge.runner.proposals
+        self.proposals_model = self._pending.model if self._pending is not None else None
+        still_loaded = self.loaded is not None and self.bridge.runner.is_ready
+        answering = self.state is ModelState.GENERATING
+        if not (still_loaded and answering):
+            self.ended.emit(event)  # Else it is about an answer only, and is told there.
+        if answering and not isinstance(event, Cancelled):
+            self.answer_lost.emit(event.message)
+        self._pending = None
+        if still_loaded:
+            self._set_state(ModelState.READY)
+        else:
+            self._forget_child()
+
+    def _is_orphan(self) -> bool:
+        orphan = self._orphans > 0
+        self._orphans -= orphan
+        return orphan
+
+    def _forget_child(self) -> None:
+        self._calibrator.forget()
+        self._set_loaded(None, None)
+        self._set_state(ModelState.EMPTY)
+        self._keeper.release_endpoints()
+        self.released.emit()
+
+    def _set_loaded(self, loaded: LoadedLayout | None, model: ModelFile | None) -> None:
+        self.loaded, self.model = loaded, model
+        self._keeper.set_measured(loaded.measured if loaded is not None else ())
+        self.loaded_changed.emit(loaded)
+
+    def _set_state(self, state: ModelState) -> None:
+        self.state = state
+        self.state_changed.emit(state)

@@ -1,0 +1,80 @@
+"""Asks the engine about the edited layout when editing pauses, so that forecasts on the screen become probed ones."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, QTimer
+
+from app.background import Background
+from app.document import LayoutDocument
+from engine.errors import EngineError
+from engine.fit.report import FitReport
+from engine.runner.probe import ProbeRun
+from engine.runner.probe_cache import ProbeCache
+
+_log = logging.getLogger("layerdeck.prober")
+
+PAUSE_MS = 500
+"""A probe starts when nothing was edited for this long."""
+
+
+class Prober(QObject):
+    """Probes one layout at a time; a newer one ends what runs. `may_probe` says whether devices may be asked now."""
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        background: Background,
+        may_probe: Callable[[], bool],
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document = document
+        self._background = background
+        self._may_probe = may_probe
+        self._run: ProbeRun | None = None
+        self.cache = ProbeCache()
+        self._pause = QTimer(self)
+        self._pause.setSingleShot(True)
+        self._pause.setInterval(PAUSE_MS)
+        self._pause.timeout.connect(self._start)
+        document.edit_settled.connect(self.restart)
+
+    def restart(self) -> None:
+        """Probe what is edited after the next pause."""
+        self._pause.start()
+
+    def cancel(self) -> None:
+        """End the probe that runs."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.cancel()
+
+    def close(self) -> None:
+        """Begin nothing any more and end what runs."""
+        self._pause.stop()
+        self.cancel()
+
+    def _start(self) -> None:
+        document = self._document
+        edit, model, preview = document.edit, document.model, document.preview
+        if edit is None or model is None or preview is None or document.is_dragging or preview.report.violations:
+            return
+        if not self._may_probe():
+            return
+        self.cancel()
+        run = self._run = ProbeRun(model, preview.rig, edit.layout, edit.context, self.cache)
+
+        def show(report: FitReport) -> None:
+            if self._run is run:
+                self._run = None
+                document.show_probed(edit, report)
+
+        def skip(error: EngineError) -> None:
+            if self._run is run:
+                self._run = None
+                _log.info("probe: %s", error.summary())
+
+        self._background.run("probe", run.run, show, skip, quiet=True)

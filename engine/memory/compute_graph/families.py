@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.gguf.model_file import ModelFile
-from engine.memory.compute_graph.delta_net import delta_net, gated_attention
+from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
 from engine.memory.compute_graph.latent import latent_attention
@@ -105,6 +105,7 @@ STYLES: dict[str, Style] = {
 FAMILIES: dict[str, Family] = {
     **{name: Family(style) for name, style in STYLES.items()},
     "deepseek2": Family(_FILE_DECIDES, attention=latent_attention),
+    "minicpm3": Family(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention=latent_attention),
     "mistral4": Family(_FILE_DECIDES, attention=latent_attention),
     "mamba": Family(recurrence=mamba),
     "mamba2": Family(recurrence=mamba2),
@@ -118,6 +119,9 @@ FAMILIES: dict[str, Family] = {
     "arctic": Family(layer=arctic_layer),
     "grovemoe": Family(layer=grouped_experts_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
+    "qwen3next": Family(
+        Style(post_norm=False, late_rows="after_norm"), attention=gated_attention, recurrence=joint_delta_net
+    ),
     "qwen35": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
     "qwen35moe": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
@@ -216,6 +220,8 @@ def _finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: 
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)
     current.is_output = True
+    if style.scaled_output:
+        current = graph.scale(current)
     matrix = outer.get("output") or outer["token_embd"]
     logits = graph.mul_mat(sketch.outer_weight(matrix, output), current)
     if "output.bias" in outer:

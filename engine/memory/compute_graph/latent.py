@@ -11,32 +11,52 @@ def latent_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, c
     """Return the attention of the layer at the place `index` to its normalised input."""
     graph, numbers = sketch.graph, sketch.numbers
     n_tokens, heads = current.ne[1], sketch.layer.numbers.n_head
-    rope = numbers.rope_part
-    bare = numbers.head_k_latent - rope
-    if sketch.has("attn_q_a"):
-        q = sketch.norm(graph.mul_mat(sketch.weight("attn_q_a"), current), "attn_q_a_norm")
-        q = graph.mul_mat(sketch.weight("attn_q_b"), q)
-    else:
-        q = graph.mul_mat(sketch.weight("attn_q"), current)
-    q = graph.reshape(q, numbers.head_k_latent, heads, n_tokens)
-    joined = graph.mul_mat(sketch.weight("attn_kv_a_mqa"), current)
-    packed = graph.view(joined, (numbers.kv_rank, n_tokens), joined.nb)
-    k_turned = graph.view(joined, (rope, 1, n_tokens), (0, joined.nb[1], joined.nb[1]))
-    k_turned = sketch.rope(k_turned, inputs.positions)
-    packed = sketch.norm(packed, "attn_kv_a_norm")
+    narrow = narrow_queries(sketch, current)
     if numbers.latent:
-        q_bare = graph.view(q, (bare, heads, n_tokens), q.nb)
-        q_turned = sketch.rope(graph.view(q, (rope, heads, n_tokens), q.nb), inputs.positions)
-        q_bare = graph.mul_mat(sketch.weight("attn_k_b"), graph.permute(q_bare, 0, 2, 1, 3))
-        queries = graph.concat(graph.permute(q_bare, 0, 2, 1, 3), q_turned, 0)
-        values = graph.reshape(packed, numbers.kv_rank, 1, n_tokens)
-        keys = graph.concat(values, k_turned, 0)
-        return sketch.attend_latent(inputs.full, queries, keys, values, index=index)
+        return sketch.attend_latent(inputs.full, *absorbed(sketch, inputs, narrow, current), index=index)
+    q = _queries(sketch, narrow)
+    packed, k_turned = _packed(sketch, inputs, current)
     unpacked = graph.mul_mat(sketch.weight("attn_kv_b"), packed)
+    bare = numbers.head_k_latent - numbers.rope_part
     width = bare + numbers.head_v_latent
     nb = (0, 4 * width, 4 * width * heads)
     k_bare = graph.view(unpacked, (bare, heads, n_tokens), nb)
     values = graph.cont(graph.view(unpacked, (numbers.head_v_latent, heads, n_tokens), nb))
     queries = sketch.rope(q, inputs.positions)
-    keys = graph.concat(k_bare, graph.repeat(k_turned, rope, heads, n_tokens), 0)
+    keys = graph.concat(k_bare, graph.repeat(k_turned, numbers.rope_part, heads, n_tokens), 0)
     return sketch.attend(inputs.full, queries, keys, values, index=index, sliding=False)
+
+
+def narrow_queries(sketch: Sketch, current: Tensor) -> Tensor:
+    """Return what queries are made of: a narrow vector where the layer has weights for it, else its input."""
+    if not sketch.has("attn_q_a"):
+        return current
+    return sketch.norm(sketch.graph.mul_mat(sketch.weight("attn_q_a"), current), "attn_q_a_norm")
+
+
+def absorbed(sketch: Sketch, inputs: Inputs, narrow: Tensor, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values of one compressed head."""
+    graph, numbers = sketch.graph, sketch.numbers
+    n_tokens, heads, rope = current.ne[1], sketch.layer.numbers.n_head, numbers.rope_part
+    q = _queries(sketch, narrow)
+    packed, k_turned = _packed(sketch, inputs, current)
+    q_bare = graph.view(q, (numbers.head_k_latent - rope, heads, n_tokens), q.nb)
+    q_turned = sketch.rope(graph.view(q, (rope, heads, n_tokens), q.nb), inputs.positions)
+    q_bare = graph.mul_mat(sketch.weight("attn_k_b"), graph.permute(q_bare, 0, 2, 1, 3))
+    queries = graph.concat(graph.permute(q_bare, 0, 2, 1, 3), q_turned, 0)
+    values = graph.reshape(packed, numbers.kv_rank, 1, n_tokens)
+    return queries, graph.concat(values, k_turned, 0), values
+
+
+def _queries(sketch: Sketch, narrow: Tensor) -> Tensor:
+    q = sketch.graph.mul_mat(sketch.weight("attn_q_b" if sketch.has("attn_q_a") else "attn_q"), narrow)
+    return sketch.graph.reshape(q, sketch.numbers.head_k_latent, sketch.layer.numbers.n_head, narrow.ne[1])
+
+
+def _packed(sketch: Sketch, inputs: Inputs, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the compressed vector of each token, and the part of its key that is turned by position."""
+    graph, numbers, n_tokens = sketch.graph, sketch.numbers, current.ne[1]
+    joined = graph.mul_mat(sketch.weight("attn_kv_a_mqa"), current)
+    packed = graph.view(joined, (numbers.kv_rank, n_tokens), joined.nb)
+    k_turned = graph.view(joined, (numbers.rope_part, 1, n_tokens), (0, joined.nb[1], joined.nb[1]))
+    return sketch.norm(packed, "attn_kv_a_norm"), sketch.rope(k_turned, inputs.positions)

@@ -26,6 +26,8 @@ class Style:
     behind the norm of attention's output, or never; by default in the last layer right behind attention;
     `early_router`: experts are chosen by what the layer gets; `residual_first`: which sums begin with the residual;
     `input_scale`: embeddings are scaled or normalised; `scaled_q`: queries are scaled before attention;
+    `scaled_sums`: what a layer adds to its input is scaled whatever the file says; `scaled_output`: so is what the
+    output matrix gets;
     `late_softmax`: weights of experts are made after the choice; `weigh_first`: they are applied to the input;
     `normalise`: they are made to add up to 1, None where the file tells; `steps`: operations of an activation without
     a gate; `bare_norms`: norms have no weights; `input_norm`: embeddings are normalised with weights of their own;
@@ -49,6 +51,8 @@ class Style:
     residual_first: Literal["", "first", "second", "both"] = ""
     weigh_first: bool = False
     scaled_q: bool = False
+    scaled_sums: bool = False
+    scaled_output: bool = False
     steps: int = 1
     positions: int = 1
     position_table: bool = False
@@ -192,7 +196,7 @@ def decoder_layer(
         return _parallel_sum(sketch, style, current, normed, residual)
     if style.post_norm and style.late_rows != "after_post_norm" and sketch.has("post_attention_norm"):
         current = sketch.norm(current, "post_attention_norm")
-    scales = sketch.numbers.scales_residuals
+    scales = sketch.numbers.scales_residuals or style.scaled_sums
     joined = _sum(
         sketch, style.residual_first in ("first", "both"), graph.scale(current) if scales else current, residual
     )

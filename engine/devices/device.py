@@ -25,11 +25,20 @@ class Capabilities:
 
 
 @dataclass(frozen=True, slots=True)
+class Holding:
+    """What a loaded model of ours holds of a device."""
+
+    model: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Device:
     """One place for layers.
 
     `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
     a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
+    `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
     """
 
     id: str
@@ -45,6 +54,7 @@ class Device:
     margin_bytes: int = 0
     capabilities: Capabilities = Capabilities()
     overhead_bytes: int | None = None
+    holdings: tuple[Holding, ...] = ()
 
     @property
     def available_bytes(self) -> int:

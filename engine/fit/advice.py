@@ -9,7 +9,7 @@ import msgspec
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import entries, split_members
+from engine.layout.engine_parameters import entries, split_members, used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
 
@@ -28,18 +28,32 @@ class Advice(msgspec.Struct, frozen=True):
 def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Advice, ...]:
     """Return what this layout costs, most telling first; the same arguments as `violations`.
 
-    Rules: `cpu_entry`, `output_on_cpu`, `shared_cache`, `override_leaves_cache`, `override_stops_pipeline`,
-    `split_one_member`, `split_runs`, `cache_on_host`, `context_above_training`, `full_sliding_window`.
+    Rules: `worker_in_use`, `cpu_entry`, `output_on_cpu`, `shared_cache`, `override_leaves_cache`,
+    `override_stops_pipeline`, `split_one_member`, `split_runs`, `cache_on_host`, `context_above_training`,
+    `full_sliding_window`.
     """
     if layout.n_layers != model.n_layers:
         return ()
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
+        *_workers_in_use(layout, rig),
         *(_inside_layers(layout) if inside_layers else _between_layers(layout, rig, context)),
         *(() if inside_layers else _shared_cache(layout, model)),
         *_overrides(layout, context),
         *_settings(layout, model, context),
     )
+
+
+def _workers_in_use(layout: Layout, rig: Rig) -> Iterator[Advice]:
+    """One client at a time is a rule of the worker, but not a refusal: the model that holds it can be unloaded."""
+    used = used_devices(layout)
+    taken = [device for device in rig.devices if device.is_rpc and device.id in used and device.holdings]
+    for device in taken:
+        yield Advice(
+            "worker_in_use",
+            f"{device.id} works for {device.holdings[0].model}, and a worker serves one model at a time.",
+            f"Unload {device.holdings[0].model}, or move what is on {device.id} to a device that is not in use.",
+        )
 
 
 def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Iterator[Advice]:

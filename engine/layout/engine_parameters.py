@@ -68,6 +68,11 @@ def split_members(layout: Layout) -> tuple[str, ...]:
     return tuple(device for device, share in layout.tensor_split if share > 0)
 
 
+def used_devices(layout: Layout) -> frozenset[str]:
+    """Return every device that a load of `layout` opens: of its runs, its output, its shares and its overrides."""
+    return frozenset((*layout.devices, *split_members(layout), *(each.device for each in layout.overrides)))
+
+
 def leading_cpu_layers(layout: Layout) -> int:
     """Return how many layers the CPU run at the front has, which `n_gpu_layers` leaves out."""
     return layout.runs[0].length if layout.runs[0].device == CPU_ID else 0

@@ -9,7 +9,7 @@ from engine.errors import ModelFileError, RuleViolationError
 from engine.fit.report import DeviceRow
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import EngineParameters, engine_parameters, split_members
+from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.layout.layout import Layout
 from engine.layout.rules import violations
 from engine.runner.protocol import DeviceRef, Load, Probe
@@ -57,7 +57,7 @@ class LoadJob:
 
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
         """Return the RPC devices that the layout uses, by endpoint."""
-        used = {*self.layout.devices, *split_members(self.layout), *(each.device for each in self.layout.overrides)}
+        used = used_devices(self.layout)
         endpoints: dict[str, tuple[Device, ...]] = {}
         for device in self.rig.devices:
             if device.endpoint is not None and device.id in used:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
 from engine.fit.advice import advice
 from engine.fit.plan_document import plan_document, plan_text
 from engine.fit.preview import make_report
@@ -79,6 +79,15 @@ def test_a_plan_says_it_in_both_forms() -> None:
         "override_stops_pipeline",
     ]
     assert report.advice[0].message in plan_text(model(), layout, CONTEXT, report)
+
+
+def test_a_worker_of_another_model_of_ours_is_named_with_it() -> None:
+    rig = Rig((CARD, replace(REMOTE, free_bytes=0, holdings=(Holding("mixture", GIB),))), RIG.host)
+    (found,) = advice(PLAIN, model(), rig, CONTEXT)
+    assert found.rule == "worker_in_use"
+    assert "RPC0 works for mixture" in found.message
+    assert found.remedy.startswith("Unload mixture, or move")
+    assert advice(single_device(N_LAYERS, "CUDA0"), model(), rig, CONTEXT) == ()
 
 
 def test_a_layout_of_another_model_is_not_advised_on() -> None:

@@ -1,0 +1,114 @@
+"""Several loaded models as values: who is idle, who has outstayed its keep-alive, who goes when the next does not fit.
+
+Times are seconds of one monotonic clock, handed in by the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations
+from math import inf
+
+from engine.fit.preview import LoadedLayout
+from engine.fit.report import DeviceRow
+from engine.gguf.identity import FileIdentity
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+
+UNTIL_UNLOADED_S = inf
+AFTER_THE_ANSWER_S = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A loaded model, what it holds by device, and since when nothing has been asked of it (None: it is answering).
+
+    `keep_alive_s` is how long it may be idle. With `AFTER_THE_ANSWER_S` it goes after its next answer, not before it.
+    """
+
+    key: FileIdentity
+    name: str
+    held_bytes: Mapping[str, int] = field(default_factory=dict)
+    endpoints: frozenset[str] = frozenset()
+    keep_alive_s: float = UNTIL_UNLOADED_S
+    idle_since_s: float | None = None
+    has_answered: bool = False
+
+    @property
+    def is_answering(self) -> bool:
+        return self.idle_since_s is None
+
+    @property
+    def expires_s(self) -> float:
+        """When it is to be unloaded; infinite where nothing says so."""
+        if self.idle_since_s is None or (self.keep_alive_s == AFTER_THE_ANSWER_S and not self.has_answered):
+            return inf
+        return self.idle_since_s + self.keep_alive_s
+
+    def answering(self) -> LoadedModel:
+        """Return the model with an answer begun: its time stands still."""
+        return replace(self, idle_since_s=None)
+
+    def answered(self, now_s: float) -> LoadedModel:
+        """Return the model with its answer ended: its time begins anew."""
+        return replace(self, idle_since_s=now_s, has_answered=True)
+
+    def kept_alive(self, keep_alive_s: float, now_s: float) -> LoadedModel:
+        """Return the model with another keep-alive, which counts from now."""
+        idle_since_s = None if self.is_answering else now_s
+        return replace(self, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s, has_answered=False)
+
+
+def expired(models: Iterable[LoadedModel], now_s: float) -> tuple[LoadedModel, ...]:
+    """Return the idle models whose keep-alive is over."""
+    return tuple(model for model in models if model.expires_s <= now_s)
+
+
+def next_expiry_s(models: Iterable[LoadedModel]) -> float | None:
+    """Return when the first keep-alive is over, None where none ever is."""
+    first_s = min((model.expires_s for model in models), default=inf)
+    return None if first_s == inf else first_s
+
+
+def choose_victims(
+    models: Sequence[LoadedModel], is_enough: Callable[[Sequence[LoadedModel]], bool]
+) -> tuple[LoadedModel, ...] | None:
+    """Return which of `models` to unload so that `is_enough` holds for those that go; None where not even all are.
+
+    An answering model goes only where all the idle ones are not enough; then as few of them as possible. Otherwise the
+    fewest go, and of as many those with the shortest keep-alive, the longest idle first.
+    """
+    ordered = sorted(models, key=_eviction_order)
+    idle = [model for model in ordered if not model.is_answering]
+    answering = [model for model in ordered if model.is_answering]
+    if not is_enough(ordered):
+        return None
+    if is_enough(idle):
+        return _fewest(idle, (), is_enough)
+    needed = _fewest(answering, idle, is_enough)
+    return (*_fewest(idle, needed, is_enough), *needed)
+
+
+def _fewest(
+    models: Sequence[LoadedModel],
+    also: Sequence[LoadedModel],
+    is_enough: Callable[[Sequence[LoadedModel]], bool],
+) -> tuple[LoadedModel, ...]:
+    """Return the first of the smallest choices that are enough together with `also`; all of them are."""
+    choices = (choice for count in range(len(models)) for choice in combinations(models, count))
+    return next((choice for choice in choices if is_enough((*choice, *also))), tuple(models))
+
+
+def _eviction_order(model: LoadedModel) -> tuple[float, float, str]:
+    return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
+
+
+def needs_reload(loaded: LoadedLayout, layout: Layout | None, context: ContextSettings) -> bool:
+    """Return whether asking for `layout` (None: any would do) and `context` means loading the same file again."""
+    return loaded.context != context or (layout is not None and loaded.layout != layout)
+
+
+def held_bytes(measured: Iterable[DeviceRow]) -> dict[str, int]:
+    """Return what a load took by device, without devices that it does not use."""
+    return {row.id: row.need_bytes for row in measured if row.need_bytes}

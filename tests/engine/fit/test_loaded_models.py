@@ -1,0 +1,174 @@
+"""Keep-alive, eviction and reloads of several models, as values with a clock of our own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import inf
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.fit.loaded_models import (
+    AFTER_THE_ANSWER_S,
+    UNTIL_UNLOADED_S,
+    LoadedModel,
+    choose_victims,
+    expired,
+    needs_reload,
+    next_expiry_s,
+)
+from engine.fit.preview import LoadedLayout
+from engine.gguf.identity import FileIdentity
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+
+GONE_ENOUGH = Callable[[Sequence[LoadedModel]], bool]
+
+
+def loaded(name: str, *, keep_alive_s: float = 300.0, idle_since_s: float | None = 0.0, size: int = 0) -> LoadedModel:
+    key = FileIdentity(((1, hash(name), 0, 0),))
+    return LoadedModel(key, name, {"CUDA0": size}, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s)
+
+
+def one_goes(leaving: Sequence[LoadedModel]) -> bool:
+    return len(leaving) >= 1
+
+
+def enough_bytes(wanted: int) -> GONE_ENOUGH:
+    return lambda leaving: sum(model.held_bytes["CUDA0"] for model in leaving) >= wanted
+
+
+def names(models: Sequence[LoadedModel] | None) -> list[str] | None:
+    return None if models is None else [model.name for model in models]
+
+
+# ---------------------------------------------------------------------- keep-alive
+
+
+@pytest.mark.parametrize(
+    ("keep_alive_s", "now_s", "gone"),
+    [(300.0, 299.9, False), (300.0, 300.0, True), (UNTIL_UNLOADED_S, 1e9, False), (AFTER_THE_ANSWER_S, 0.0, True)],
+)
+def test_an_idle_model_goes_when_its_time_is_over(keep_alive_s: float, now_s: float, gone: bool) -> None:
+    model = loaded("a", keep_alive_s=keep_alive_s, idle_since_s=None).answered(0.0)
+    assert (expired([model], now_s) == (model,)) is gone
+
+
+def test_an_answering_model_does_not_expire_and_its_time_begins_anew() -> None:
+    answering = loaded("a").answering()
+    assert expired([answering], 1e9) == ()
+    assert next_expiry_s([answering]) is None
+    answered = answering.answered(1000.0)
+    assert next_expiry_s([answered]) == 1300.0
+    assert expired([answered], 1299.0) == ()
+
+
+def test_after_the_answer_means_the_next_answer() -> None:
+    model = loaded("a").answering().answered(5.0).kept_alive(AFTER_THE_ANSWER_S, 6.0)
+    assert expired([model], 1e9) == ()
+    assert expired([model.answering().answered(20.0)], 20.0) != ()
+
+
+def test_another_keep_alive_counts_from_the_choice() -> None:
+    model = loaded("a").kept_alive(60.0, 1000.0)
+    assert next_expiry_s([model, loaded("b", keep_alive_s=inf)]) == 1060.0
+    assert loaded("a").answering().kept_alive(60.0, 5.0).is_answering
+
+
+# ---------------------------------------------------------------------- eviction
+
+
+def test_the_idle_model_goes_although_its_keep_alive_is_longer() -> None:
+    models = [loaded("A", keep_alive_s=1, idle_since_s=None), loaded("B", keep_alive_s=2)]
+    assert names(choose_victims(models, one_goes)) == ["B"]
+
+
+def test_of_answering_models_the_one_with_the_shortest_keep_alive_goes() -> None:
+    models = [loaded("B", keep_alive_s=2, idle_since_s=None), loaded("A", keep_alive_s=1, idle_since_s=None)]
+    assert names(choose_victims(models, one_goes)) == ["A"]
+
+
+@pytest.mark.parametrize(
+    ("models", "wanted", "expected"),
+    [
+        ([loaded("a", size=1), loaded("b", size=1)], 0, []),
+        ([loaded("a", size=1), loaded("b", size=1)], 3, None),
+        ([loaded("a", keep_alive_s=9, size=4), loaded("b", keep_alive_s=1, size=4)], 4, ["b"]),
+        ([loaded("a", keep_alive_s=1, size=2), loaded("b", keep_alive_s=inf, size=4)], 4, ["b"]),
+        ([loaded("a", size=2, idle_since_s=7), loaded("b", size=2, idle_since_s=3)], 2, ["b"]),
+        ([loaded("a", size=2), loaded("b", size=2, idle_since_s=None), loaded("c", size=1)], 3, ["a", "c"]),
+        ([loaded("a", size=2), loaded("b", size=4, idle_since_s=None), loaded("c", size=1)], 5, ["a", "b"]),
+    ],
+)
+def test_the_fewest_idle_models_go(models: list[LoadedModel], wanted: int, expected: list[str] | None) -> None:
+    assert names(choose_victims(models, enough_bytes(wanted))) == expected
+
+
+models_of_any_kind = st.lists(
+    st.builds(
+        lambda number, keep, idle, size: loaded(f"m{number}", keep_alive_s=keep, idle_since_s=idle, size=size),
+        st.integers(0, 9),
+        st.sampled_from([0.0, 60.0, 300.0, inf]),
+        st.none() | st.floats(0, 100),
+        st.integers(0, 50),
+    ),
+    max_size=6,
+    unique_by=lambda model: model.key,
+)
+
+
+@given(models_of_any_kind, st.integers(0, 200))
+def test_victims_are_enough_few_and_not_answering_without_need(models: list[LoadedModel], wanted: int) -> None:
+    is_enough = enough_bytes(wanted)
+    victims = choose_victims(models, is_enough)
+    if victims is None:
+        assert not is_enough(models)
+        return
+    assert is_enough(victims)
+    assert all(not is_enough([each for each in victims if each is not one]) for one in victims)
+    idle = [model for model in models if not model.is_answering]
+    if is_enough(idle):
+        assert not any(victim.is_answering for victim in victims)
+        assert not victims or not any(map(is_enough, combinations(idle, len(victims) - 1)))
+
+
+@given(models_of_any_kind, st.floats(0, 500))
+def test_expiry_and_the_next_time_agree(models: list[LoadedModel], now_s: float) -> None:
+    due_s = next_expiry_s(models)
+    assert bool(expired(models, now_s)) == (due_s is not None and due_s <= now_s)
+    assert all(model.idle_since_s is not None for model in expired(models, now_s))
+
+
+# ---------------------------------------------------------------------- reload
+
+CONTEXT = ContextSettings(n_ctx=4096)
+LAYOUT = single_device(4, "CUDA0")
+LOADED = LoadedLayout(LAYOUT, CONTEXT, (), ())
+
+
+def test_what_is_loaded_is_not_loaded_again() -> None:
+    assert not needs_reload(LOADED, LAYOUT, ContextSettings(n_ctx=4096))
+    assert not needs_reload(LOADED, None, CONTEXT)
+
+
+def test_another_place_is_another_load() -> None:
+    assert needs_reload(LOADED, LAYOUT.move_range(0, 0, "CPU"), CONTEXT)
+    assert needs_reload(LOADED, replace(LAYOUT, split_mode="none"), CONTEXT)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"n_ctx": 8192}, {"n_batch": 1024}, {"n_ubatch": 256}, {"n_seq_max": 2}, {"type_k": "q8_0"},
+        {"type_v": "q8_0"}, {"flash_attn": "on"}, {"load_mode": "none"}, {"threads": 4}, {"threads_batch": 4},
+        {"offload_kqv": False}, {"op_offload": False},
+    ],
+)  # fmt: skip
+def test_every_changed_option_is_another_load(change: dict[str, object]) -> None:
+    wanted = msgspec.structs.replace(CONTEXT, **change)
+    assert needs_reload(LOADED, LAYOUT, wanted)
+    assert needs_reload(LOADED, None, wanted)

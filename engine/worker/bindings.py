@@ -10,7 +10,7 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from importlib import metadata
+from importlib import import_module, metadata, util
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,8 @@ class Bindings:
     """The loaded engine: `low` is the module `llama_cpp.llama_cpp`, other attributes are functions it leaves out."""
 
     def __init__(self) -> None:
-        from llama_cpp import llama_cpp as low
-
-        self.low: Any = low
-        self._libraries = _libraries(low)
+        self.low: Any = _low_level()
+        self._libraries = _libraries(self.low)
         bind = self._bind
         self.device_count = bind("ggml_backend_dev_count", ctypes.c_size_t)
         self.device_get = bind("ggml_backend_dev_get", _POINTER, ctypes.c_size_t)
@@ -153,6 +151,17 @@ class Bindings:
             return self._bind(name, None, _POINTER, _POINTER)
         except ImportError:
             return None
+
+
+def _low_level() -> Any:
+    """Return the binding's module of C functions.
+
+    Its package would first import numpy, a template engine and more, which nobody here uses: half of a probe's time.
+    """
+    name = "llama_cpp"
+    if name not in sys.modules and (spec := util.find_spec(name)) is not None:
+        sys.modules[name] = util.module_from_spec(spec)
+    return import_module(f"{name}.llama_cpp")
 
 
 def _libraries(low: Any) -> list[ctypes.CDLL]:

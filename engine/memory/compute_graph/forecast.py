@@ -11,13 +11,14 @@ from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings, FlashAttention
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.architectures import Architecture
-from engine.memory.backends import CUDA_FLASH_HEAD_SIZES, BackendTraits
+from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
+from engine.memory.compute_graph.devices import backends_of
 from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
-from engine.memory.compute_graph.graph import TYPE_SIZES, Graph, Tensor, row_size
+from engine.memory.compute_graph.graph import TYPE_SIZES, Graph
 from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
-from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
+from engine.memory.compute_graph.scheduler import HOST, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
 from engine.memory.compute_graph.transformer import single_part_layer
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
@@ -220,7 +221,7 @@ class ComputeForecast:
         return tuple(kept)
 
     def _simulate(self, placement: Placement, parts: Sequence[Part], *, asks_flash: bool) -> dict[str, int]:
-        backends, names = _backends(placement)
+        backends, names = backends_of(placement)
         scheduler = Scheduler(
             backends,
             pipeline=placement.pipeline,
@@ -285,14 +286,6 @@ def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:
     return "on" if context.flash_attn == "auto" and TYPE_SIZES[context.type_v][0] > 1 else context.flash_attn
 
 
-def _backends(placement: Placement) -> tuple[list[Backend], list[str]]:
-    """Return the backends of the entries and the CPU's, with the device of each."""
-    traits = {entry: found for entry, found in placement.traits.items() if entry != CPU_ID}
-    names = [entry for entry in placement.entries if entry == CPU_ID or entry in traits]
-    names.append(CPU_ID)
-    return [_backend(name, traits) for name in names], names
-
-
 def _make_room(known: dict[object, Part] | dict[object, dict[str, int]]) -> None:
     """Forget what was remembered before it becomes much."""
     if len(known) >= _MOST_REMEMBERED:
@@ -312,69 +305,3 @@ def _homes(overrides: tuple[TensorOverride, ...]) -> Callable[[WeightFacts, str]
         return memory
 
     return home
-
-
-def _cpu_backend() -> Backend:
-    return Backend(HOST, True, 32, _anything, False, _n_bytes)
-
-
-def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
-    if entry == CPU_ID:
-        return _cpu_backend()
-    found = traits[entry]
-    rule = found.size_rule
-    supports = _cuda_supports if found.converts_kv else _anything
-    alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
-    return Backend(entry, False, rule.alignment_bytes, supports, found.op_offload, alloc_size)
-
-
-def _anything(node: Tensor) -> bool:
-    return True
-
-
-def _n_bytes(tensor: Tensor) -> int:
-    return tensor.n_bytes
-
-
-def _cuda_supports(node: Tensor) -> bool:
-    """Return whether CUDA has a kernel for `node` (`ggml_backend_cuda_device_supports_op`)."""
-    if node.op == "flash_attn":
-        q, k, v = node.src[:3]
-        head, out, group = k.ne[0], v.ne[0], q.ne[2] // k.ne[2]
-        if head in (40, 64, 72, 80, 96, 112, 128, 256, 512):
-            return head == out and (head != 512 or group >= 2)
-        return (
-            ((head, out) == (192, 128) and group % 8 == 0)
-            or ((head, out) == (320, 256) and group % 32 == 0)
-            or ((head, out) == (576, 512) and group >= 2)
-        )
-    if node.op == "ssm_conv":
-        return node.src[0].ne[1] % 128 == 0
-    if node.op == "ssm_scan":
-        state, decay, matrix = node.src[0], node.src[3], node.src[4]
-        if decay.ne[0] == 1:
-            return state.ne[0] in (96, 128, 256) and state.ne[1] % 16 == 0
-        return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and matrix.ne[1] == 1
-    return True
-
-
-def _cuda_bytes(tensor: Tensor) -> int:
-    """Return what `tensor` takes on CUDA: padded quantised rows, and F16 copies of a cache behind flash attention."""
-    size = tensor.n_bytes
-    if tensor.op == "flash_attn":
-        return _flash_bytes(tensor)
-    if tensor.type in TYPE_SIZES and TYPE_SIZES[tensor.type][0] > 1 and tensor.ne[0] % 512:
-        size += row_size(tensor.type, 512 - tensor.ne[0] % 512)
-    return size
-
-
-def _flash_bytes(node: Tensor) -> int:
-    q, k, v = node.src[:3]
-    size = node.n_bytes
-    if q.ne[1] <= 2 and k.type != "f32" and v.type == k.type:
-        return size
-    for cache, skip in ((k, False), (v, v.root is k.root)):
-        if cache.type != "f16" and not skip:
-            ne = cache.ne
-            size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]
-    return size

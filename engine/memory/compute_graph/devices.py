@@ -1,0 +1,94 @@
+"""The scheduler's backends of a layout's devices: what each computes, and what tensors take in its memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from engine.devices.device import CPU_ID
+from engine.memory.backends import BackendTraits
+from engine.memory.compute_graph.graph import TYPE_SIZES, Tensor, row_size
+from engine.memory.compute_graph.scheduler import HOST, Backend
+from engine.memory.kv_cache import pad
+from engine.memory.placement import Placement
+
+
+def backends_of(placement: Placement) -> tuple[list[Backend], list[str]]:
+    """Return the backends of the entries and the CPU's, with the device of each."""
+    traits = {entry: found for entry, found in placement.traits.items() if entry != CPU_ID}
+    names = [entry for entry in placement.entries if entry == CPU_ID or entry in traits]
+    names.append(CPU_ID)
+    return [_backend(name, traits) for name in names], names
+
+
+def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
+    if entry == CPU_ID:
+        return Backend(HOST, True, 32, _anything, False, _n_bytes)
+    found = traits[entry]
+    rule = found.size_rule
+    supports: Callable[[Tensor], bool] = _anything
+    if found.converts_kv:
+        others = {name for name, each in traits.items() if each.converts_kv and name != entry}
+        supports = _without_memory_of(others) if others else _cuda_supports
+    alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
+    return Backend(entry, False, rule.alignment_bytes, supports, found.op_offload, alloc_size)
+
+
+def _anything(node: Tensor) -> bool:
+    return True
+
+
+def _n_bytes(tensor: Tensor) -> int:
+    return tensor.n_bytes
+
+
+def _without_memory_of(others: set[str]) -> Callable[[Tensor], bool]:
+    """Return what tells whether a CUDA device computes a node: none that reads the memory of the `others` directly."""
+
+    def supports(node: Tensor) -> bool:
+        return not any(source.home in others for source in node.src) and _cuda_supports(node)
+
+    return supports
+
+
+def _cuda_supports(node: Tensor) -> bool:
+    """Return whether CUDA has a kernel for `node` (`ggml_backend_cuda_device_supports_op`)."""
+    if node.op == "flash_attn":
+        q, k, v = node.src[:3]
+        head, out, group = k.ne[0], v.ne[0], q.ne[2] // k.ne[2]
+        if head in (40, 64, 72, 80, 96, 112, 128, 256, 512):
+            return head == out and (head != 512 or group >= 2)
+        return (
+            ((head, out) == (192, 128) and group % 8 == 0)
+            or ((head, out) == (320, 256) and group % 32 == 0)
+            or ((head, out) == (576, 512) and group >= 2)
+        )
+    if node.op == "ssm_conv":
+        return node.src[0].ne[1] % 128 == 0
+    if node.op == "ssm_scan":
+        state, decay, matrix = node.src[0], node.src[3], node.src[4]
+        if decay.ne[0] == 1:
+            return state.ne[0] in (96, 128, 256) and state.ne[1] % 16 == 0
+        return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and matrix.ne[1] == 1
+    return True
+
+
+def _cuda_bytes(tensor: Tensor) -> int:
+    """Return what `tensor` takes on CUDA: padded quantised rows, and F16 copies of a cache behind flash attention."""
+    size = tensor.n_bytes
+    if tensor.op == "flash_attn":
+        return _flash_bytes(tensor)
+    if tensor.type in TYPE_SIZES and TYPE_SIZES[tensor.type][0] > 1 and tensor.ne[0] % 512:
+        size += row_size(tensor.type, 512 - tensor.ne[0] % 512)
+    return size
+
+
+def _flash_bytes(node: Tensor) -> int:
+    q, k, v = node.src[:3]
+    size = node.n_bytes
+    if q.ne[1] <= 2 and k.type != "f32" and v.type == k.type:
+        return size
+    for cache, skip in ((k, False), (v, v.root is k.root)):
+        if cache.type != "f16" and not skip:
+            ne = cache.ne
+            size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]
+    return size

@@ -13,6 +13,7 @@ from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
 from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Placed, Sketch
+from engine.memory.compute_graph.sparse import sparse_attention
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 
@@ -105,6 +106,8 @@ STYLES: dict[str, Style] = {
 FAMILIES: dict[str, Family] = {
     **{name: Family(style) for name, style in STYLES.items()},
     "deepseek2": Family(_FILE_DECIDES, attention=latent_attention),
+    "deepseek32": Family(_FILE_DECIDES, attention=sparse_attention),
+    "glm-dsa": Family(_FILE_DECIDES, attention=sparse_attention),
     "minicpm3": Family(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention=latent_attention),
     "mistral4": Family(_FILE_DECIDES, attention=latent_attention),
     "mamba": Family(recurrence=mamba),
@@ -182,6 +185,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
             output_rows=sketch.output_rows(),
             full=sketch.masks(k_only=sketch.numbers.latent),
             sliding=sketch.masks(swa=True) if sliding else None,
+            indexer=sketch.indexer_masks() if sketch.numbers.indexer.n_heads else None,
             q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if style.scales_unturned else None,
             state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
             unused_rows=None if rows is None else graph.view(rows, (0,)),

@@ -28,9 +28,6 @@ from engine.memory.placement import Placement
 
 _MOST_REMEMBERED = 1024
 
-OFFLOAD_MIN_BATCH = 32
-"""Smallest batch whose host weights a device takes over (`GGML_OP_OFFLOAD_MIN_BATCH`)."""
-
 
 class GraphTables:
     """What the graphs of one model are made of, whatever the context."""
@@ -116,6 +113,14 @@ class Part:
     sizes: tuple[tuple[int, ...], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Compute buffers by device, in bytes, and whether flash attention is among what is computed."""
+
+    sizes: dict[str, int]
+    flash: bool
+
+
 class ComputeForecast:
     """Compute buffers of one model with one set of context settings, for any placement."""
 
@@ -142,7 +147,7 @@ class ComputeForecast:
             turned_values=self._flash_mode == "off",
             offload_kqv=context.offload_kqv,
         )
-        self._found: dict[object, dict[str, int]] = {}
+        self._found: dict[object, Found] = {}
         self._parts: dict[object, Part] = {}
         self._kinds: dict[tuple[TensorOverride, ...], tuple[int, ...]] = {(): tables.kinds}
 
@@ -150,11 +155,17 @@ class ComputeForecast:
         """Return the compute buffer of each device, the CPU's under its id; each member of a split has it whole."""
         if placement.shares:
             merged = as_one_device(placement)
-            sizes = self._known_bytes(merged, asks_flash=False)
+            sizes = self._known(merged, asks_flash=False).sizes
             return {CPU_ID: sizes[CPU_ID], **dict.fromkeys(placement.entries, sizes[merged.output_device])}
-        return self._known_bytes(placement, asks_flash=self._flash_mode == "auto")
+        return self._known(placement, asks_flash=self._flash_mode == "auto").sizes
 
-    def _known_bytes(self, placement: Placement, *, asks_flash: bool) -> dict[str, int]:
+    def uses_flash_attention(self, placement: Placement) -> bool:
+        """Return whether the engine would end up with flash attention."""
+        if placement.shares or self._flash_mode != "auto":
+            return self._flash_mode != "off"
+        return self._known(placement, asks_flash=True).flash
+
+    def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
         parts = self._split(placement)
         key = (
@@ -189,7 +200,9 @@ class ComputeForecast:
         if kinds is None:
             kinds = self._kinds[overrides] = tables.kinds_with(overrides)
         kept = self._representatives(kinds, first, last)
-        lends = self._context.op_offload and (device == CPU_ID or any(each.device == CPU_ID for each in overrides))
+        lends = bool(self._context.op_offload) and (
+            device == CPU_ID or any(each.device == CPU_ID for each in overrides)
+        )
         weights = tuple(
             tables.largest(kinds, kinds[index], first, last) if lends else tables.weights[index] for index in kept
         )
@@ -206,9 +219,10 @@ class ComputeForecast:
         """Return layers that show every neighbourhood of layer kinds between `first` and `last`.
 
         All of them where layers keep a state: blocks of no size that their graphs leave behind gather in the
-        allocator, so that the buffer depends on how many there are.
+        allocator, so that the buffer depends on how many there are; and where an indexer picks cells, as each layer
+        has a tensor of its own for them from the start.
         """
-        if any(self._tables.hyper.recurrent):
+        if any(self._tables.hyper.recurrent) or any(self._tables.hyper.indexer_widths):
             return tuple(range(first, last + 1))
         seen: set[tuple[int, int, int]] = set()
         kept = []
@@ -220,13 +234,13 @@ class ComputeForecast:
                 kept.append(index)
         return tuple(kept)
 
-    def _simulate(self, placement: Placement, parts: Sequence[Part], *, asks_flash: bool) -> dict[str, int]:
+    def _simulate(self, placement: Placement, parts: Sequence[Part], *, asks_flash: bool) -> Found:
         backends, names = backends_of(placement)
         scheduler = Scheduler(
             backends,
             pipeline=placement.pipeline,
-            op_offload=self._context.op_offload,
-            offload_batch=OFFLOAD_MIN_BATCH,
+            op_offload=bool(self._context.op_offload),
+            offload_batch=self._context.offload_batch,
         )
         batch = self._batch
         if (
@@ -236,7 +250,7 @@ class ComputeForecast:
         ):
             batch = replace(batch, flash=False)
         sizes = scheduler.buffer_sizes(self._graph(placement, parts, batch, names))
-        return {CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}
+        return Found({CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}, batch.flash)
 
     def _suits_flash(self, placement: Placement) -> bool:
         """Return whether nothing stands against flash attention, so that the graph need not be asked."""
@@ -260,7 +274,7 @@ class ComputeForecast:
 
     def _graph(self, placement: Placement, parts: Sequence[Part], batch: Batch, names: Sequence[str]) -> Graph:
         tables = self._tables
-        pinned = placement.leading == 0 or batch.n_tokens < OFFLOAD_MIN_BATCH
+        pinned = placement.leading == 0 or batch.n_tokens < self._context.offload_batch
         pins = {name: place for place, name in enumerate(names)} if pinned else {}
         layers = [
             Placed(
@@ -286,7 +300,7 @@ def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:
     return "on" if context.flash_attn == "auto" and TYPE_SIZES[context.type_v][0] > 1 else context.flash_attn
 
 
-def _make_room(known: dict[object, Part] | dict[object, dict[str, int]]) -> None:
+def _make_room(known: dict[object, Part] | dict[object, Found]) -> None:
     """Forget what was remembered before it becomes much."""
     if len(known) >= _MOST_REMEMBERED:
         known.clear()

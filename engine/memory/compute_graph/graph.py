@@ -143,6 +143,13 @@ class Graph:
         found.home = home
         return found
 
+    def scratch(self, type_name: str, *ne: int) -> Tensor:
+        """Return a tensor that only has a place in memory until an operation fills it."""
+        shape = shape4(ne)
+        found = Tensor("none", type_name, shape, strides(type_name, shape), [])
+        found.is_leaf = True
+        return found
+
     def weight(self, home: str, ne: Sequence[int], n_bytes: int) -> Tensor:
         """Return a weight of `n_bytes` that lies in the memory `home`."""
         shape = shape4(ne)

@@ -9,11 +9,19 @@ from engine.memory.compute_graph.transformer import Inputs, Style
 
 def latent_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
     """Return the attention of the layer at the place `index` to its normalised input."""
+    found = latent_heads(sketch, inputs, index, current)
+    if sketch.has("attn_gate"):
+        found = sketch.graph.mul(found, sketch.graph.unary(sketch.graph.mul_mat(sketch.weight("attn_gate"), current)))
+    return sketch.linear("attn_output", found)
+
+
+def latent_heads(sketch: Sketch, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return what the heads of the layer at the place `index` find, side by side."""
     graph, numbers = sketch.graph, sketch.numbers
     n_tokens, heads = current.ne[1], sketch.layer.numbers.n_head
     narrow = narrow_queries(sketch, current)
     if numbers.latent:
-        return sketch.attend_latent(inputs.full, *absorbed(sketch, inputs, narrow, current), index=index)
+        return sketch.attend_latent(inputs.full, *absorbed(sketch, inputs, narrow, current), index=index, out=None)
     q = _queries(sketch, narrow)
     packed, k_turned = _packed(sketch, inputs, current)
     unpacked = graph.mul_mat(sketch.weight("attn_kv_b"), packed)
@@ -22,9 +30,11 @@ def latent_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, c
     nb = (0, 4 * width, 4 * width * heads)
     k_bare = graph.view(unpacked, (bare, heads, n_tokens), nb)
     values = graph.cont(graph.view(unpacked, (numbers.head_v_latent, heads, n_tokens), nb))
-    queries = sketch.rope(q, inputs.positions)
-    keys = graph.concat(k_bare, graph.repeat(k_turned, numbers.rope_part, heads, n_tokens), 0)
-    return sketch.attend(inputs.full, queries, keys, values, index=index, sliding=False)
+    parts = [k_bare, graph.repeat(k_turned, numbers.rope_part, heads, n_tokens)]
+    if not sketch.layer.numbers.has_rope:
+        parts.reverse()
+    keys = graph.concat(*parts, 0)
+    return sketch.attend(inputs.full, _turned(sketch, inputs, q), keys, values, index=index, sliding=False, out=None)
 
 
 def narrow_queries(sketch: Sketch, current: Tensor) -> Tensor:
@@ -41,7 +51,7 @@ def absorbed(sketch: Sketch, inputs: Inputs, narrow: Tensor, current: Tensor) ->
     q = _queries(sketch, narrow)
     packed, k_turned = _packed(sketch, inputs, current)
     q_bare = graph.view(q, (numbers.head_k_latent - rope, heads, n_tokens), q.nb)
-    q_turned = sketch.rope(graph.view(q, (rope, heads, n_tokens), q.nb), inputs.positions)
+    q_turned = _turned(sketch, inputs, graph.view(q, (rope, heads, n_tokens), q.nb))
     q_bare = graph.mul_mat(sketch.weight("attn_k_b"), graph.permute(q_bare, 0, 2, 1, 3))
     queries = graph.concat(graph.permute(q_bare, 0, 2, 1, 3), q_turned, 0)
     values = graph.reshape(packed, numbers.kv_rank, 1, n_tokens)
@@ -59,4 +69,8 @@ def _packed(sketch: Sketch, inputs: Inputs, current: Tensor) -> tuple[Tensor, Te
     joined = graph.mul_mat(sketch.weight("attn_kv_a_mqa"), current)
     packed = graph.view(joined, (numbers.kv_rank, n_tokens), joined.nb)
     k_turned = graph.view(joined, (numbers.rope_part, 1, n_tokens), (0, joined.nb[1], joined.nb[1]))
-    return sketch.norm(packed, "attn_kv_a_norm"), sketch.rope(k_turned, inputs.positions)
+    return sketch.norm(packed, "attn_kv_a_norm"), _turned(sketch, inputs, k_turned)
+
+
+def _turned(sketch: Sketch, inputs: Inputs, source: Tensor) -> Tensor:
+    return sketch.rope(source, inputs.positions) if sketch.layer.numbers.has_rope else source

@@ -26,6 +26,7 @@ class LayerNumbers:
     is_swa: bool
     is_recurrent: bool
     n_experts_used: int
+    indexer_width: int = 0
     owns_cache: bool = True
     has_rope: bool = True
 
@@ -36,6 +37,15 @@ class LayerNumbers:
     @property
     def v_width(self) -> int:
         return self.head_v * self.n_head_kv
+
+
+@dataclass(frozen=True, slots=True)
+class IndexerNumbers:
+    """What picks cells: heads, elements of each, and how many cells a token attends to."""
+
+    n_heads: int = 0
+    head: int = 0
+    n_chosen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +87,7 @@ class Numbers:
     normalises_experts: bool
     scales_residuals: bool
     state: StateNumbers
+    indexer: IndexerNumbers = IndexerNumbers()
 
 
 def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Architecture, positions: int) -> Numbers:
@@ -109,12 +120,21 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
         scales_residuals=_is_set(model, "residual_scale"),
         state=_read_state(model, hyper) if has_state else StateNumbers(),
+        indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
     )
 
 
 def _is_set(model: ModelFile, key: str) -> bool:
     value = model.hyper_parameter(key)
     return isinstance(value, int | float) and not isinstance(value, bool) and value != 0
+
+
+def _read_indexer(model: ModelFile) -> IndexerNumbers:
+    return IndexerNumbers(
+        n_heads=number(model, "attention.indexer.head_count"),
+        head=number(model, "attention.indexer.key_length"),
+        n_chosen=number(model, "attention.indexer.top_k"),
+    )
 
 
 def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
@@ -158,6 +178,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 is_swa=hyper.sliding[index],
                 is_recurrent=hyper.recurrent[index],
                 n_experts_used=n_used,
+                indexer_width=hyper.indexer_widths[index],
                 owns_cache=hyper.caching[index],
                 has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
             )

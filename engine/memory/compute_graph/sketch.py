@@ -70,6 +70,7 @@ class Sketch:
         self.numbers = numbers
         self.batch = batch
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.chosen: Tensor | None = None
         self._home_of = home_of
         self._cpu_backend = cpu_backend
         self.has_cache = has_cache
@@ -162,6 +163,18 @@ class Sketch:
             v_rotation=new("f32", v_turn, v_turn) if v_turn else None,
         )
 
+    def indexer_masks(self) -> Masks:
+        """Return the inputs of an indexer, whose one operation wants the mask of flash attention."""
+        batch, new = self.batch, self.graph.new_input
+        turn = hadamard_size(self.numbers.indexer.head)
+        return Masks(
+            mask=new("f16", batch.n_cells, batch.n_tokens // batch.n_streams, 1, batch.n_streams),
+            k_rows=new("i64", batch.n_tokens),
+            v_rows=None,
+            k_rotation=new("f32", turn, turn),
+            v_rotation=None,
+        )
+
     def batch_mask(self) -> Masks:
         """Return the mask of a model without a cache: every token against every other."""
         n_tokens = self.batch.n_tokens
@@ -182,6 +195,11 @@ class Sketch:
             v = None if k_only else self.graph.stored(home, batch.type_v, v_width, cells, batch.n_streams)
             found = self.caches[index] = (k, v)
         return found
+
+    def stored_keys(self, width: int, cells: int) -> Tensor:
+        """Return a cache of keys of its own for the current layer."""
+        home = self.layer.memory if self.batch.offload_kqv else "host"
+        return self.graph.stored(home, self.batch.type_k, width, cells, self.batch.n_streams)
 
     def projections(self, source: Tensor, *, flat: bool = False) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries, keys and values of `source`: of shape (head, heads, tokens) unless `flat`."""
@@ -247,7 +265,7 @@ class Sketch:
         assert v_cache is not None
         assert masks.v_rows is not None
         if k is not None:
-            graph.expand(self._store_k(k_cache, k, masks.k_rows))
+            graph.expand(self.store_keys(k_cache, k, masks.k_rows))
         if v is not None:
             graph.expand(self._store_v(v_cache, v, masks.v_rows))
         found = self.mix(q, self._read_k(k_cache), self._read_v(v_cache), masks.mask, sinks=sinks)
@@ -261,7 +279,7 @@ class Sketch:
         for part in (q, v, k):
             graph.expand(part)
         cache, _ = self.cache(index, self.layer.numbers, k_only=True)
-        graph.expand(self._store_k(cache, k, masks.k_rows))
+        graph.expand(self.store_keys(cache, k, masks.k_rows))
         keys = self._read_k(cache)
         values = graph.view(keys, (v.ne[0], *keys.ne[1:]), keys.nb)
         found = self.mix(q, keys, values, masks.mask, unpack=self.weight("attn_v_b"))
@@ -274,7 +292,8 @@ class Sketch:
         found = self.mix(q, k, v, masks.mask)
         return self.linear(out, found) if out is not None and self.has(out) else found
 
-    def _store_k(self, cache: Tensor, k: Tensor, rows: Tensor) -> Tensor:
+    def store_keys(self, cache: Tensor, k: Tensor, rows: Tensor) -> Tensor:
+        """Return the operation that puts keys of shape (head, heads, tokens) into `rows` of a cache."""
         graph = self.graph
         flat = graph.view(k, (k.ne[0] * k.ne[1], k.ne[2]), (0, k.nb[2]))
         return graph.write("set_rows", self._merged(cache), flat, rows)
@@ -283,7 +302,7 @@ class Sketch:
         graph = self.graph
         width = v.ne[0] * v.ne[1]
         if not self.batch.turned_values:
-            return self._store_k(cache, v, rows)
+            return self.store_keys(cache, v, rows)
         merges = v.nb[2] == row_size(v.type, width)
         flat = graph.reshape(v, width, v.ne[2]) if merges else graph.cont(v, width, v.ne[2])
         if width < cache.ne[0]:
@@ -393,6 +412,11 @@ def _rotation(cache_type: str, head: int) -> int:
     """Return the rows of the Hadamard matrix for heads of this size in a cache of this type, 0 for none."""
     if cache_type in ("f32", "f16", "bf16") or head == 0 or head % 64:
         return 0
+    return hadamard_size(head)
+
+
+def hadamard_size(head: int) -> int:
+    """Return the rows of the largest Hadamard matrix of at least 64 that divides heads of this size."""
     size = 64
     while head % (size * 2) == 0:
         size *= 2

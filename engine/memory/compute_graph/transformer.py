@@ -72,6 +72,7 @@ class Inputs:
     output_rows: Tensor
     full: Masks
     sliding: Masks | None
+    indexer: Masks | None = None
     state_rows: Tensor | None = None
     unused_rows: Tensor | None = None
     q_scale: Tensor | None = None

@@ -11,8 +11,9 @@ from app.background import Background
 from app.document import LayoutDocument
 from engine.errors import EngineError
 from engine.fit.report import FitReport
-from engine.runner.probe import ProbeRun
+from engine.runner.probe import DEFAULT_TIMEOUT_S, ProbeRun
 from engine.runner.probe_cache import ProbeCache
+from engine.runner.spare import SpareChild
 
 _log = logging.getLogger("layerdeck.prober")
 
@@ -36,11 +37,13 @@ class Prober(QObject):
         self._may_probe = may_probe
         self._run: ProbeRun | None = None
         self.cache = ProbeCache()
+        self._spare = SpareChild(timeout_s=DEFAULT_TIMEOUT_S)
         self._pause = QTimer(self)
         self._pause.setSingleShot(True)
         self._pause.setInterval(PAUSE_MS)
         self._pause.timeout.connect(self._start)
         document.edit_settled.connect(self.restart)
+        document.edit_settled.connect(self._prepare)
 
     def restart(self) -> None:
         """Probe what is edited after the next pause."""
@@ -56,6 +59,15 @@ class Prober(QObject):
         """Begin nothing any more and end what runs."""
         self._pause.stop()
         self.cancel()
+        self._spare.close()
+
+    def _prepare(self) -> None:
+        """Start the child of the next probe while people still edit, in a thread: a start takes some milliseconds."""
+        if self._may_probe():
+            self._background.run("probe", self._spare.prepare, _nothing, self._skip, quiet=True)
+
+    def _skip(self, error: EngineError) -> None:
+        _log.info("probe: %s", error.summary())
 
     def _start(self) -> None:
         document = self._document
@@ -65,7 +77,7 @@ class Prober(QObject):
         if not self._may_probe():
             return
         self.cancel()
-        run = self._run = ProbeRun(model, preview.rig, edit.layout, edit.context, self.cache)
+        run = self._run = ProbeRun(model, preview.rig, edit.layout, edit.context, self.cache, self._spare)
 
         def show(report: FitReport) -> None:
             if self._run is run:
@@ -75,6 +87,10 @@ class Prober(QObject):
         def skip(error: EngineError) -> None:
             if self._run is run:
                 self._run = None
-                _log.info("probe: %s", error.summary())
+                self._skip(error)
 
         self._background.run("probe", run.run, show, skip, quiet=True)
+
+
+def _nothing(_result: None) -> None:
+    """A child waits; nobody need be told."""

@@ -58,26 +58,54 @@ class Questions:
         self._child = ChildProcess(
             self._arrived.put, self._arrived.put, argv=argv, stall_timeout_s=timeout_s, name=name
         )
+        self._ahead = False
+
+    def start_ahead(self) -> None:
+        """Start the child now, for a question that comes later; until then it may be silent."""
+        self._ahead = True
+        self._child.start()
+        self._child.watch(False)
+
+    @property
+    def pid(self) -> int | None:
+        """The child's process id; None before its start."""
+        return self._child.pid
+
+    @property
+    def has_ended(self) -> bool:
+        return self._child.outcome is not None
+
+    def wait_for_end(self, timeout_s: float) -> bool:
+        """Wait at most `timeout_s` for the child to end; return whether it has."""
+        return self._child.wait(timeout_s) is not None
+
+    def end(self) -> None:
+        """End the child, waiting for it a bounded time."""
+        self._child.stop()
+        self.wait_for_end(_END_TIMEOUT_S)
 
     def __enter__(self) -> Questions:
-        self._child.start()
+        if self._ahead:
+            self._child.watch(True)
+        else:
+            self._child.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._child.stop()
-        self._child.wait(_END_TIMEOUT_S)
+        self.end()
 
-    def ask(self, request: AnyRequest, answer_type: type[_Answer]) -> _Answer:
-        """Send `request` and return the answer.
+    def ask(self, request: AnyRequest, answer_type: type[_Answer], *, cancel: CancelToken | None = None) -> _Answer:
+        """Send `request` and return the answer; `cancel` takes the place of the one given for all questions.
 
         Raises:
             EngineError: the child's `Failure` by its kind, its crash, a silence, or the cancel.
         """
         self._child.send(request)
         deadline_s = time.monotonic() + self._timeout_s
-        with self._cancel.waking(lambda: self._arrived.put(None)):
+        cancel = cancel or self._cancel
+        with cancel.waking(lambda: self._arrived.put(None)):
             while True:
                 try:
                     message = self._arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
@@ -92,7 +120,7 @@ class Questions:
                     raise error_of(message, request)
                 if isinstance(message, ProcessOutcome):
                     raise message.error()
-                raise_if_cancelled(self._cancel)
+                raise_if_cancelled(cancel)
 
 
 def ask_child(

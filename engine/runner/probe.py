@@ -19,10 +19,11 @@ from engine.memory.model_memory import ModelMemory
 from engine.runner.defect_log import report_defect
 from engine.runner.job import LoadJob
 from engine.runner.measured import member_estimate, rows_from_parts
-from engine.runner.one_shot import ask_child, raise_if_cancelled
+from engine.runner.one_shot import raise_if_cancelled
 from engine.runner.probe_cache import ProbeCache
 from engine.runner.protocol import Probed
 from engine.runner.reports import names_of
+from engine.runner.spare import SpareChild
 
 DEFAULT_TIMEOUT_S = 60.0
 
@@ -33,8 +34,11 @@ def probe(
     timeout_s: float = DEFAULT_TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
+    spare: SpareChild | None = None,
 ) -> tuple[DeviceRow, ...]:
     """Return a row of grade `probed` for every device of the job's rig. Blocks; `cancel` from another thread ends it.
+
+    `spare` gives the child, where there is one; `timeout_s` and `argv` are then its own.
 
     Raises:
         RuleViolationError, LayoutError: for a layout that cannot be loaded.
@@ -50,7 +54,9 @@ def probe(
             error = BusyError if greeting.status is GreetingStatus.BUSY else UnreachableError
             device = names_of(endpoints[endpoint])
             raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
-    answer = ask_child(request, Probed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="probe")
+    spare = spare or SpareChild(timeout_s=timeout_s, argv=argv)
+    with spare.take() as child:
+        answer = child.ask(request, Probed, cancel=cancel)
     members = member_estimate(job, answer.parts)
     return _completed(job, rows_from_parts(answer.parts, job.rig, Grade.PROBED, members))
 
@@ -86,10 +92,12 @@ def probe_report(model: ModelFile, rig: Rig, layout: Layout, context: ContextSet
     return _report(LoadJob(model, rig, layout, context), None)
 
 
-def _report(job: LoadJob, cancel: CancelToken | None, cache: ProbeCache | None = None) -> FitReport:
+def _report(
+    job: LoadJob, cancel: CancelToken | None, cache: ProbeCache | None = None, spare: SpareChild | None = None
+) -> FitReport:
     rows = cache.find(job) if cache is not None else None
     if rows is None:
-        rows = probe(job, cancel=cancel)
+        rows = probe(job, cancel=cancel, spare=spare)
         if cache is not None:
             cache.keep(job, rows)
     return FitReport(rows, advice=advice(job.layout, job.model, job.rig, job.context))
@@ -99,16 +107,23 @@ class ProbeRun:
     """A probe that runs in one thread and is cancelled from another; what is in `cache` costs no child."""
 
     def __init__(
-        self, model: ModelFile, rig: Rig, layout: Layout, context: ContextSettings, cache: ProbeCache | None = None
+        self,
+        model: ModelFile,
+        rig: Rig,
+        layout: Layout,
+        context: ContextSettings,
+        cache: ProbeCache | None = None,
+        spare: SpareChild | None = None,
     ) -> None:
         self._job = LoadJob(model, rig, layout, context)
         self._cache = cache
+        self._spare = spare
         self._cancel = CancelToken()
 
     def run(self) -> FitReport:
         """Return the report; blocks and raises as `probe` does."""
         raise_if_cancelled(self._cancel)
-        return _report(self._job, self._cancel, self._cache)
+        return _report(self._job, self._cancel, self._cache, self._spare)
 
     def cancel(self) -> None:
         """End the probe: `run` raises soon. Before `run`, it raises at once."""

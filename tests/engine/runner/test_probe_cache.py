@@ -84,7 +84,7 @@ def test_a_second_probe_needs_no_child(tmp_path: Path, monkeypatch: pytest.Monke
     def refuse(*_arguments: object, **_options: object) -> None:
         raise AssertionError("a child was asked")
 
-    monkeypatch.setattr("engine.runner.probe.ask_child", refuse)
+    monkeypatch.setattr("engine.runner.spare.Questions", refuse)
     assert ProbeRun(model, rig, layout, CONTEXT, cache).run() == first
 
 

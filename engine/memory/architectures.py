@@ -75,7 +75,10 @@ class Architecture:
     `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
     `compressed`: beside their window layers keep compressed keys, by the ratios that the file lists;
     `hashed`: some layers keep the inputs of a hash of tokens; `looped`: the file tells how often its layers run.
-    `ties_output`: a file without an output matrix uses the token embedding for it.
+    `ties_output`: a file without an output matrix uses the token embedding for it; `output_first`: the engine asks for
+    that copy before the embedding, so that it is there twice even in one buffer.
+    `turns_by_table`: only layers that attend to everything use the file's rope table.
+    `reads_lazily`: large embeddings per layer stay in the file and are read as needed.
     `refused`: why the arithmetic leaves the state to the probe.
     """
 
@@ -90,6 +93,9 @@ class Architecture:
     hashed: bool = False
     looped: bool = False
     ties_output: bool = True
+    output_first: bool = False
+    turns_by_table: bool = False
+    reads_lazily: bool = False
     refused: str | None = None
 
 
@@ -128,8 +134,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "exaone4": Architecture(window=Window(4, n_tokens=4096, only_with_layers=64)),
     "gemma2": Architecture(window=Window(2, n_tokens=4096)),
     "gemma3": Architecture(window=Window(6, optional=True)),
-    "gemma3n": Architecture(window=Window(5), n_kv_layers=20),
-    "gemma4": Architecture(window=Window(), shares_kv=True),
+    "gemma3n": Architecture(window=Window(5), n_kv_layers=20, output_first=True),
+    "gemma4": Architecture(window=Window(), shares_kv=True, output_first=True, turns_by_table=True, reads_lazily=True),
     "gpt-oss": Architecture(window=Window(2)),
     "granite_swa": _LISTED_WINDOW,
     "laguna": Architecture(window=Window(4, full_first=True, optional=True)),

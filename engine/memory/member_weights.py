@@ -37,13 +37,14 @@ class MemberTables:
             self._sum(self._weights(t for t in tensors if t.name not in names)) for tensors in tables.block_tensors
         )
         self._ropes = self._sum(self._weights(tables.ropes))
+        self._turns = tables.turns
         outputs = tables.outputs if tables.tied is None else (*tables.outputs, tables.tied)
         self._outputs = self._sum(self._weights(outputs))
 
     def weight_bytes(self, leading: int) -> Members:
         """Return the weights of each member when so many layers are on the CPU."""
         layers = self._between(self._layers, leading)
-        ropes = self._ropes if leading < len(self._layers) - 1 else self._nothing
+        ropes = self._ropes if self._turns(leading, len(self._layers) - 2) else self._nothing
         return self._sum((layers, ropes, self._outputs))
 
     def slices(self, tensor: TensorInfo) -> Members:

@@ -29,7 +29,11 @@ def weights_with_overrides(
     plain: list[TensorInfo] = []
     repacked_bytes = 0
     seen: set[tuple[str, str]] = set()
+    lazy = tables.lazy if placement.can_map else None
+    lazy_bytes = 0 if lazy is None else lazy.size_bytes
     for tensor, natural, is_input in _homes(tables, placement):
+        if tensor is lazy:
+            continue
         home = next((device for regex, device in rules if regex.search(tensor.name)), natural)
         if home in (CPU_ID, _REPACKABLE):
             repacks = home != natural or natural == _REPACKABLE
@@ -38,7 +42,7 @@ def weights_with_overrides(
         else:
             repacks, key = False, (tensor.name, home)
         # A tensor is made once in each kind of buffer: the tied output and rope tables are asked for more often.
-        if key in seen:
+        if key in seen and not (tables.tied_first and tensor is tables.tied and not is_input):
             continue
         seen.add(key)
         if repacks:
@@ -52,11 +56,11 @@ def weights_with_overrides(
             on_device[home] = on_device.get(home, 0) + tensor_bytes(tensor, placement.traits[home].size_rule)
     if not placement.maps_file:
         plain_bytes = sum(tensor_bytes(tensor, HOST_RULE) for tensor in plain)
-        return on_device, HostWeights(plain_bytes + repacked_bytes, 0)
+        return on_device, HostWeights(plain_bytes + repacked_bytes, lazy_bytes)
     mapped_bytes = sum(max(0, end - start) for start, end in file_spans(plain, tables.n_files))
     if placement.locks_file:
-        return on_device, HostWeights(repacked_bytes + mapped_bytes, 0)
-    return on_device, HostWeights(repacked_bytes, mapped_bytes)
+        return on_device, HostWeights(repacked_bytes + mapped_bytes, lazy_bytes)
+    return on_device, HostWeights(repacked_bytes, mapped_bytes + lazy_bytes)
 
 
 def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
@@ -85,7 +89,7 @@ def _homes(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorI
         for tensor in tensors:
             yield tensor, _REPACKABLE if tensor.name in left else home, False
     for tensor in tables.ropes:
-        for home in dict.fromkeys(layer_homes):
+        for home in dict.fromkeys(home for home, turns in zip(layer_homes, tables.turning, strict=False) if turns):
             yield tensor, home, False
     output = placement.output_device
     home = _REPACKABLE if output == CPU_ID and not placement.output_listed else output

@@ -26,7 +26,8 @@ class Placement:
     """`leading`: layers of the CPU run at the front, which is no entry; `runs`: the others, each an entry.
 
     `output_listed`: the output layer belongs to an entry (False only when everything is on the CPU).
-    `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped.
+    `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped;
+    `can_map`: no device keeps the engine from it where it decides.
     `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
     """
 
@@ -40,6 +41,7 @@ class Placement:
     traits: Mapping[str, BackendTraits]
     pinned_host: bool
     maps_file: bool
+    can_map: bool
     locks_file: bool
     pipeline: bool
     shares: tuple[float, ...] = ()
@@ -71,6 +73,7 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         traits=traits,
         pinned_host=any(traits[device.id].pinned_host for device in listed),
         maps_file=_maps_file(context, listed),
+        can_map=_can_map(listed),
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=len(offloaded) > 1 and not leading and context.offload_kqv and not layout.overrides,
     )
@@ -93,6 +96,7 @@ def _place_members(layout: Layout, devices: Mapping[str, Device], context: Conte
         traits=traits,
         pinned_host=alike and all(traits[device.id].pinned_host for device in listed),
         maps_file=_maps_file(context, listed),
+        can_map=_can_map(listed),
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=False,
         shares=tuple(share for _, share in layout.tensor_split if share > 0),
@@ -100,6 +104,8 @@ def _place_members(layout: Layout, devices: Mapping[str, Device], context: Conte
 
 
 def _maps_file(context: ContextSettings, listed: list[Device]) -> bool:
-    if context.load_mode == "auto":
-        return all(supports_mapping(device) for device in listed)
-    return context.load_mode in _MAPPED_MODES
+    return _can_map(listed) if context.load_mode == "auto" else context.load_mode in _MAPPED_MODES
+
+
+def _can_map(listed: list[Device]) -> bool:
+    return all(supports_mapping(device) for device in listed)

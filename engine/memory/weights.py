@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,19 +13,7 @@ from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
 from engine.memory.kernels import Kernels, find_unsupported
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
-
-# Tensors outside of blocks, by what `llama-arch.cpp` says of them: input tensors stay on the CPU, rope tables go to
-# every buffer type that holds a layer, some go to the first layer, all else belongs to the output.
-_INPUT = ("token_embd", "position_embd", "token_types", "per_layer_token_embd")
-_ROPE = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-_FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm", "hrm", "conv1d")
-_NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
-"""Layers of encoders, decoders and sound models, which the engine places like blocks of the same number."""
-_UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
-_TOKEN_EMBEDDING = "token_embd.weight"
-_OUTPUT = "output.weight"
-_OUTPUT_NORM_ALIASES = ("lfm2", "lfm2moe")
-"""Architectures that call the output's norm `token_embd_norm`."""
+from engine.memory.tensor_classes import OUTPUT, TOKEN_EMBEDDING, classify, turning_layers
 
 REPACKED_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 """Types that the CPU backend copies into its own order on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
@@ -77,15 +64,19 @@ class WeightTables:
     def __init__(self, model: ModelFile, architecture: Architecture | None, n_skipped_blocks: int) -> None:
         self._model = model
         self._architecture = architecture
-        found = _classify(model)
+        found = classify(model, architecture)
         self._blocks = found.blocks
         for index in range(len(self._blocks) - n_skipped_blocks, len(self._blocks)):
             self._blocks[index] = ()
         self.inputs, self.ropes, self.outputs = found.inputs, found.ropes, found.outputs
-        self._embedding = next((tensor for tensor in self.inputs if tensor.name == _TOKEN_EMBEDDING), None)
-        has_output = any(tensor.name == _OUTPUT for tensor in self.outputs)
+        self.lazy = found.lazy
+        self.turning = turning_layers(model, architecture)
+        self._turns = tuple(accumulate(self.turning, initial=0))
+        self._embedding = next((tensor for tensor in self.inputs if tensor.name == TOKEN_EMBEDDING), None)
+        has_output = any(tensor.name == OUTPUT for tensor in self.outputs)
         ties = architecture is None or architecture.ties_output
         self.tied = self._embedding if ties and self.outputs and not has_output else None
+        self.tied_first: bool = architecture is not None and architecture.output_first
         self.n_files = max(1, len(model.paths))
         self._sums: dict[SizeRule, tuple[int, ...]] = {}
         self._left_out: dict[Kernels, _LeftOut] = {}
@@ -129,19 +120,25 @@ class WeightTables:
         return _sum(self.outputs, rule) + tied
 
     def rope_bytes(self, rule: SizeRule) -> int:
-        """Return the bytes of the rope tables that come with a buffer's first layer."""
+        """Return the bytes of the rope tables that come with a buffer's first layer that turns by them."""
         return _sum(self.ropes, rule)
+
+    def turns(self, first: int, last: int) -> bool:
+        """Return whether any of the layers `first` to `last` turns by the rope tables."""
+        return self._turns[last + 1] > self._turns[first]
 
     def device_bytes(self, placement: Placement) -> dict[str, int]:
         """Return the weights on each device that is not the CPU, overrides left aside."""
         found: dict[str, int] = {}
+        turning: set[str] = set()
         for run in placement.runs:
             if run.device == CPU_ID or run.device not in placement.traits:
                 continue
             rule = placement.traits[run.device].size_rule
-            before = found.get(run.device)
-            start = self.rope_bytes(rule) if before is None else before
-            found[run.device] = start + self.layers_bytes(run.first, run.last, rule)
+            found[run.device] = found.get(run.device, 0) + self.layers_bytes(run.first, run.last, rule)
+            if run.device not in turning and self.turns(run.first, run.last):
+                turning.add(run.device)
+                found[run.device] += self.rope_bytes(rule)
         output = placement.output_device
         if output != CPU_ID and output in placement.traits:
             found[output] = found.get(output, 0) + self.output_bytes(placement.traits[output].size_rule)
@@ -159,13 +156,15 @@ class WeightTables:
         )
         left_out = self._left_by_devices(placement)
         plain_bytes += sum(left.sums[last + 1] - left.sums[first] for left, first, last in left_out)
-        plain_bytes += _sum(self.inputs, HOST_RULE)
-        globals_on_cpu = list(self.inputs)
+        lazy = self.lazy if placement.can_map else None
+        globals_on_cpu = [tensor for tensor in self.inputs if tensor is not lazy]
+        plain_bytes += _sum(globals_on_cpu, HOST_RULE)
 
         # One copy of the rope tables for each buffer type: the pinned one of leading layers is not the CPU's own.
         pinned = placement.pinned_host and not placement.maps_file
-        if leading or listed:
-            plain_bytes += self.rope_bytes(HOST_RULE) * (2 if leading and listed and pinned else 1)
+        copies = [any(self.turns(first, last) for first, last in each) for each in (leading, listed)]
+        if any(copies):
+            plain_bytes += self.rope_bytes(HOST_RULE) * (2 if all(copies) and pinned else 1)
             globals_on_cpu += self.ropes
         if placement.output_device == CPU_ID:
             repacks_output = placement.repacks and not placement.output_listed
@@ -175,21 +174,22 @@ class WeightTables:
                 else:
                     plain_bytes += tensor_bytes(tensor, HOST_RULE)
                     globals_on_cpu.append(tensor)
-            # The tied matrix is a copy only where it lands in another buffer type than the embedding.
+            # The tied matrix is a copy where it lands in another buffer type than the embedding, or comes before it.
             if self.tied is not None and repacks_output and is_repacked(self.tied):
                 repacked_bytes += tensor_bytes(self.tied, HOST_RULE)
-            elif self.tied is not None and placement.output_listed and pinned:
+            elif self.tied is not None and (self.tied_first or (placement.output_listed and pinned)):
                 plain_bytes += tensor_bytes(self.tied, HOST_RULE)
 
+        lazy_bytes = 0 if lazy is None else lazy.size_bytes
         if not placement.maps_file:
-            return HostWeights(plain_bytes + repacked_bytes, 0)
+            return HostWeights(plain_bytes + repacked_bytes, lazy_bytes)
         leading_spans = self._plain_spans if placement.repacks else self._spans
         groups = [(leading_spans, leading), (self._spans, listed)]
         groups += [(left.spans, [(first, last)]) for left, first, last in left_out]
         mapped_bytes = self._mapped_bytes(globals_on_cpu, groups)
         if placement.locks_file:
-            return HostWeights(repacked_bytes + mapped_bytes, 0)
-        return HostWeights(repacked_bytes, mapped_bytes)
+            return HostWeights(repacked_bytes + mapped_bytes, lazy_bytes)
+        return HostWeights(repacked_bytes, mapped_bytes + lazy_bytes)
 
     def _mapped_bytes(
         self, tensors: Iterable[TensorInfo], groups: list[tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]]
@@ -233,39 +233,6 @@ class _LeftOut:
     names: frozenset[str]
     sums: tuple[int, ...]
     spans: list[list[tuple[int, int]]]
-
-
-@dataclass(frozen=True, slots=True)
-class _Classes:
-    """Tensors by what decides their place."""
-
-    blocks: list[tuple[TensorInfo, ...]]
-    inputs: list[TensorInfo]
-    ropes: list[TensorInfo]
-    outputs: list[TensorInfo]
-
-
-def _classify(model: ModelFile) -> _Classes:
-    found = _Classes([block.tensors for block in model.blocks], [], [], [])
-    for tensor in model.global_tensors:
-        stem = tensor.name.split(".", 1)[0]
-        numbered = _NUMBERED.match(tensor.name)
-        layer = int(numbered[1]) if numbered else 0
-        if _UNUSED.match(tensor.name):
-            continue
-        if stem in _ROPE:
-            found.ropes.append(tensor)
-        elif stem in _INPUT:
-            found.inputs.append(tensor)
-        elif (numbered or _is_of_first_layer(model, stem)) and layer < len(found.blocks):
-            found.blocks[layer] = (tensor, *found.blocks[layer])
-        else:
-            found.outputs.append(tensor)
-    return found
-
-
-def _is_of_first_layer(model: ModelFile, stem: str) -> bool:
-    return stem in _FIRST_LAYER and not (stem == _FIRST_LAYER[0] and model.architecture in _OUTPUT_NORM_ALIASES)
 
 
 def _sum(tensors: Iterable[TensorInfo], rule: SizeRule) -> int:

@@ -99,6 +99,10 @@ class JsonObject:
             self.refuse("this has half of a surrogate pair in it, which is no character", key)
         return value
 
+    def is_text(self, key: str, text: str) -> bool:
+        """Return whether `key` is there with exactly this text."""
+        return self._value.get(key) == text
+
     def choice(self, key: str, options: Sequence[Choice]) -> Choice:
         """Return the option that the text under `key` names."""
         value = self.text(key)

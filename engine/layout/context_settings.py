@@ -12,10 +12,19 @@ FlashAttention = Literal["auto", "on", "off"]
 FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = ("auto", "on", "off")
 LoadMode = Literal["auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io"]
 LOAD_MODES: tuple[LoadMode, ...] = ("auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io")
+OpOffload = bool | Literal["auto"]
+AUTO: Literal["auto"] = "auto"
+AUTO_CONTEXT = 0
+"""As `n_ctx`: as long as is sensible on the rig and fits."""
+OFFLOAD_MIN_BATCH = 32
+"""The engine's own threshold of op_offload, in tokens of a micro batch (GGML_OP_OFFLOAD_MIN_BATCH)."""
 
 
 class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`n_ctx` and batches are in tokens; `threads` None lets the worker choose."""
+    """`n_ctx` and batches are in tokens; `threads` None: a thread on each full core; `n_ctx` may be `AUTO_CONTEXT`.
+
+    `op_offload_min_batch`: from how many tokens on a device computes with weights in host memory; None: the engine's.
+    """
 
     n_ctx: int = 8192
     n_batch: int = 2048
@@ -25,9 +34,15 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     type_v: KvType = "f16"
     flash_attn: FlashAttention = "auto"
     offload_kqv: bool = True
-    op_offload: bool = True
+    op_offload: OpOffload = True
+    op_offload_min_batch: int | None = None
     swa_full: bool = False
     kv_unified: bool = False
     load_mode: LoadMode = "auto"
     threads: int | None = None
     threads_batch: int | None = None
+
+    @property
+    def offload_batch(self) -> int:
+        """The tokens of a micro batch from which on op_offload works."""
+        return OFFLOAD_MIN_BATCH if self.op_offload_min_batch is None else self.op_offload_min_batch

@@ -10,7 +10,7 @@ from engine.layout.engine_parameters import EngineParameters
 from engine.worker.bindings import Bindings, TensorOverrideEntry
 from engine.worker.devices import CPU_ID, ResolvedDevices
 from engine.worker.outcome import failure
-from engine.worker.processor import default_threads
+from engine.processor import default_threads
 from engine.worker.stop import StopRequest
 
 GGML_TYPES = {
@@ -95,7 +95,7 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest
     struct.embeddings = False
     struct.offload_kqv = context.offload_kqv
     struct.no_perf = True
-    struct.op_offload = context.op_offload
+    struct.op_offload = bool(context.op_offload)
     struct.swa_full = context.swa_full
     struct.kv_unified = context.kv_unified
     struct.samplers = None

@@ -55,7 +55,7 @@ class GraphTables:
 
     def _try_graph(self, model: ModelFile) -> None:
         """Build one layer of each kind, so that tensors which do not fit show here and not while somebody drags."""
-        batch = Batch(2, 1, 2, 256, 256, 1, "f16", "f16", flash=False, turned_values=True, offload_kqv=True)
+        batch = Batch(2, 1, 2, 256, 256, 1, 1, "f16", "f16", flash=False, turned_values=True, offload_kqv=True)
         sketch = Sketch(self.numbers, batch, self.outer, lambda _, memory: memory, 0, has_cache=self.has_cache)
         firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
         layers = [Placed(self.layers[index], self.weights[index], HOST, -1, False) for index in sorted(firsts.values())]
@@ -141,6 +141,7 @@ class ComputeForecast:
             n_cells=shape.n_cells,
             n_cells_swa=window_cells(hyper, context) if any(hyper.sliding) else shape.n_cells,
             n_streams=shape.n_streams,
+            n_states=shape.n_sequences,
             type_k=context.type_k,
             type_v=context.type_v,
             flash=self._flash_mode != "off",

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import LayoutError
-from engine.layout.context_settings import ContextSettings
+from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
 from tests.support.strategies import any_layouts, contexts, names
@@ -209,3 +209,16 @@ def test_a_link_is_followed_and_keeps_pointing(tmp_path: Path) -> None:
     write_layout(tmp_path / "link.json", parse())
     assert (tmp_path / "link.json").is_symlink()
     assert read_layout(tmp_path / "l.json") == parse()
+
+
+def test_what_is_left_to_us_is_written_and_read_again() -> None:
+    context = ContextSettings(n_ctx=AUTO_CONTEXT, op_offload="auto", op_offload_min_batch=64)
+    layout = Layout(4, (Run("CPU", 0, 3),), "CPU")
+    data = encode_layout(LayoutFile("m", layout, context))
+    assert json.loads(data)["context"]["n_ctx"] == "auto"
+    assert parse_layout(data).context == context
+
+
+def test_a_threshold_that_is_the_engines_own_is_not_written() -> None:
+    data = encode_layout(LayoutFile("m", Layout(4, (Run("CPU", 0, 3),), "CPU"), ContextSettings()))
+    assert "op_offload_min_batch" not in json.loads(data)["context"]

@@ -178,7 +178,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
             current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions)
         )
     if sketch.has_cache:
-        rows = graph.new_input("i32", batch.n_sequences) if family.recurrence is not None else None
+        rows = graph.new_input("i32", batch.n_states) if family.recurrence is not None else None
         inputs = Inputs(
             positions=positions,
             embeddings=current,
@@ -188,7 +188,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
             indexer=sketch.indexer_masks() if sketch.numbers.indexer.n_heads else None,
             q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if style.scales_unturned else None,
             state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
-            unused_rows=None if rows is None else graph.view(rows, (0,)),
+            unused_rows=None if rows is None else graph.view(rows, (batch.n_states - batch.n_sequences,)),
         )
     else:
         mask = sketch.batch_mask()

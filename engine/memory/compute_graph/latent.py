@@ -30,10 +30,9 @@ def latent_heads(sketch: Sketch, inputs: Inputs, index: int, current: Tensor) ->
     nb = (0, 4 * width, 4 * width * heads)
     k_bare = graph.view(unpacked, (bare, heads, n_tokens), nb)
     values = graph.cont(graph.view(unpacked, (numbers.head_v_latent, heads, n_tokens), nb))
-    parts = [k_bare, graph.repeat(k_turned, numbers.rope_part, heads, n_tokens)]
-    if not sketch.layer.numbers.has_rope:
-        parts.reverse()
-    keys = graph.concat(*parts, 0)
+    k_repeated = graph.repeat(k_turned, numbers.rope_part, heads, n_tokens)
+    first, second = (k_bare, k_repeated) if sketch.layer.numbers.has_rope else (k_repeated, k_bare)
+    keys = graph.concat(first, second, 0)
     return sketch.attend(inputs.full, _turned(sketch, inputs, q), keys, values, index=index, sliding=False, out=None)
 
 

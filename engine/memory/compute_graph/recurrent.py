@@ -20,11 +20,11 @@ class States:
         assert inputs.state_rows is not None
         assert inputs.unused_rows is not None
         self._graph = graph
-        self._sequences = batch.n_sequences
+        self._sequences, self._others = batch.n_sequences, batch.n_states - batch.n_sequences
         self._rows, self._unused = inputs.state_rows, inputs.unused_rows
         home = sketch.layer.memory if batch.offload_kqv else "host"
-        self.rolling = graph.stored(home, "f32", state.rolling_width, batch.n_sequences)
-        self.recurrent = graph.stored(home, "f32", state.recurrent_width, batch.n_sequences)
+        self.rolling = graph.stored(home, "f32", state.rolling_width, batch.n_states)
+        self.recurrent = graph.stored(home, "f32", state.recurrent_width, batch.n_states)
 
     def read(self, states: Tensor, rows_of: RowsOf | None = None) -> Tensor:
         """Return the states of the batch's sequences."""
@@ -33,7 +33,7 @@ class States:
         graph.expand(graph.write("scale", graph.view(seen, (size,))))
         found = graph.expand((rows_of or graph.get_rows)(seen, self._rows))
         unused = graph.get_rows(seen, self._unused)
-        graph.expand(graph.write("cpy", graph.view(states, (size, 0)), unused))
+        graph.expand(graph.write("cpy", graph.view(states, (size, self._others)), unused))
         return found
 
     def write(self, states: Tensor, source: Tensor) -> None:
@@ -69,7 +69,7 @@ def mamba(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Ten
     columns = graph.reshape(x, 1, size.inner, tokens, sequences)
 
     def scan(seen: Tensor, rows: Tensor) -> Tensor:
-        seen = graph.reshape(seen, size.state, 1, size.inner, sequences)
+        seen = graph.reshape(seen, size.state, 1, size.inner, batch.n_states)
         n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
         return graph.new("ssm_scan", (n_elements,), seen, columns, dt, sketch.weight("ssm_a"), b, c, rows)
 
@@ -105,7 +105,7 @@ def mamba2(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Te
     dt = graph.add(graph.cont(dt), sketch.weight("ssm_dt.bias"))
 
     def scan(seen: Tensor, rows: Tensor) -> Tensor:
-        seen = graph.reshape(seen, size.state, head, heads, sequences)
+        seen = graph.reshape(seen, size.state, head, heads, batch.n_states)
         n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
         return graph.new("ssm_scan", (n_elements,), seen, x, dt, sketch.weight("ssm_a"), b, c, rows)
 

@@ -12,8 +12,9 @@ from engine.memory.compute_graph.numbers import LayerNumbers, Numbers
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `flash`: attention
-    is one operation; `turned_values`: values are kept transposed, as without flash attention from the start."""
+    """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `n_states`:
+    sequences with a state; `flash`: attention is one operation; `turned_values`: values are kept transposed, as without
+    flash attention from the start."""
 
     n_tokens: int
     n_sequences: int
@@ -21,11 +22,16 @@ class Batch:
     n_cells: int
     n_cells_swa: int
     n_streams: int
+    n_states: int
     type_k: str
     type_v: str
     flash: bool
     turned_values: bool
     offload_kqv: bool
+
+    @property
+    def mask_streams(self) -> int:
+        return min(self.n_streams, self.n_sequences)
 
     @property
     def sequence_tokens(self) -> int:
@@ -156,7 +162,9 @@ class Sketch:
         k_turn = _rotation(batch.type_k, k_head) if rotate else 0
         v_turn = 64 if rotate and _rotation(batch.type_v, v_head) else 0
         return Masks(
-            mask=new("f16" if batch.flash else "f32", cells, batch.n_tokens // batch.n_streams, 1, batch.n_streams),
+            mask=new(
+                "f16" if batch.flash else "f32", cells, batch.n_tokens // batch.mask_streams, 1, batch.mask_streams
+            ),
             k_rows=new("i64", batch.n_tokens),
             v_rows=None if k_only else new("i64", batch.n_tokens * width),
             k_rotation=new("f32", k_turn, k_turn) if k_turn else None,
@@ -168,7 +176,7 @@ class Sketch:
         batch, new = self.batch, self.graph.new_input
         turn = hadamard_size(self.numbers.indexer.head)
         return Masks(
-            mask=new("f16", batch.n_cells, batch.n_tokens // batch.n_streams, 1, batch.n_streams),
+            mask=new("f16", batch.n_cells, batch.n_tokens // batch.mask_streams, 1, batch.mask_streams),
             k_rows=new("i64", batch.n_tokens),
             v_rows=None,
             k_rotation=new("f32", turn, turn),
@@ -273,8 +281,10 @@ class Sketch:
             found = self.rotate(found, masks.v_rotation)
         return self.linear(out, found) if out is not None and self.has(out) else found
 
-    def attend_latent(self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, *, index: int) -> Tensor:
-        """Store compressed keys, and attend to them as keys and values of one head."""
+    def attend_latent(
+        self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, *, index: int, out: str | None = "attn_output"
+    ) -> Tensor:
+        """Store compressed keys, attend to them as keys and values of one head, and project with `out`."""
         graph = self.graph
         for part in (q, v, k):
             graph.expand(part)
@@ -283,7 +293,7 @@ class Sketch:
         keys = self._read_k(cache)
         values = graph.view(keys, (v.ne[0], *keys.ne[1:]), keys.nb)
         found = self.mix(q, keys, values, masks.mask, unpack=self.weight("attn_v_b"))
-        return self.linear("attn_output", found)
+        return found if out is None else self.linear(out, found)
 
     def attend_batch(self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output") -> Tensor:
         """Attend to the batch alone, as models without a cache do."""

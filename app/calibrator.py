@@ -8,8 +8,8 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.paths import calibration_path
 from app.rig_keeper import RigKeeper
-from app.settings import calibration_path
 from engine.devices.device import CPU_ID
 from engine.errors import EngineError
 from engine.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration

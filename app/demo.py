@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from app.settings import demo_path
+from app.paths import demo_path
 
 
 def ensure_demo() -> Path:

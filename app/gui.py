@@ -79,7 +79,8 @@ def _run(options: argparse.Namespace) -> int:
     from app.bug_report import BugReporter
     from app.logs import start_logging
     from app.main_window import MainWindow
-    from app.settings import APPLICATION, Settings, log_path
+    from app.paths import APPLICATION, log_path
+    from app.settings import Settings
     from app.theme import Theme
 
     start_logging(log_path())

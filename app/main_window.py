@@ -13,10 +13,11 @@ from app.actions import Actions
 from app.bug_report import versions
 from app.keys_dialog import KeysDialog
 from app.menus import make_menus
+from app.paths import log_path
 from app.presenter import Presenter
 from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
 from app.session import Session
-from app.settings import Settings, log_path
+from app.settings import Settings
 from app.status_line import Notice, StatusLine
 from app.theme import THEME_NAMES, Theme, ThemeName
 from engine.layout.layout import Layout

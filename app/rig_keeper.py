@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
 from app.demo import ensure_demo
-from app.settings import self_test_path
+from app.paths import self_test_path
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.rig_file import encode_rig, read_rig
 from engine.errors import EngineError, RigError

@@ -13,9 +13,10 @@ from app.conversation import Conversation
 from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
 from app.loading import Loading, ModelState
+from app.paths import demo_path
 from app.prober import Prober
 from app.rig_keeper import RigKeeper
-from app.settings import Settings, demo_path
+from app.settings import Settings
 from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError

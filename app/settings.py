@@ -5,34 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import msgspec
-from platformdirs import user_config_path, user_data_path, user_log_path
+from platformdirs import user_config_path
 from PySide6.QtCore import QByteArray, QSettings
 
+from app.paths import APPLICATION
 from app.theme import THEME_NAMES, ThemeName
 from widgets.library.recent_model import RecentModel
 
-APPLICATION = "layerdeck"
 MAX_RECENT = 12
-
-
-def demo_path() -> Path:
-    """Return where the window keeps the demo model."""
-    return user_data_path(APPLICATION, appauthor=False) / "demo.gguf"
-
-
-def calibration_path() -> Path:
-    """Return where is kept what loads took besides the forecast."""
-    return user_data_path(APPLICATION, appauthor=False) / "calibration.json"
-
-
-def self_test_path() -> Path:
-    """Return where is kept which backends may be several entries of one layout."""
-    return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
-
-
-def log_path() -> Path:
-    """Return the log file."""
-    return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"
 
 
 class _StoredModel(msgspec.Struct, frozen=True):

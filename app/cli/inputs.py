@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import msgspec
 
+from app.paths import calibration_path, self_test_path
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
+from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.fit.strategies.constraints import Constraints
@@ -19,6 +21,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.layout.layout_file import read_layout
 from engine.runner.discovery import discover
+from engine.runner.self_test import read_verdicts, with_verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,14 +46,24 @@ def read_inputs(options: Namespace) -> PlanInputs:
     if options.layout is not None:
         document = read_layout(options.layout, n_layers=model.n_layers)
         context = _with_overrides(document.context, options)
-        return PlanInputs(model, rig or discover(), document.layout, context)
+        return PlanInputs(model, rig or this_machine(), document.layout, context)
     context = _with_overrides(ContextSettings(), options)
-    rig = rig or discover()
+    rig = rig or this_machine()
     if options.auto is not None:
         # A context length that was asked for is the longest that strategy context goes to.
         found = auto_layout(options.auto, model, rig, context, Constraints(max_ctx=getattr(options, "ctx", None)))
         return PlanInputs(model, rig, found.layout, found.context, found.explanation)
     return PlanInputs(model, rig, initial_layout(model, rig, context), context)
+
+
+def this_machine() -> Rig:
+    """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
+    return read_calibration(calibration_path()).apply(with_self_tests(discover()))
+
+
+def with_self_tests(rig: Rig) -> Rig:
+    """Return `rig` with the verdicts of the self-test."""
+    return with_verdicts(rig, read_verdicts(self_test_path()))
 
 
 def _with_overrides(context: ContextSettings, options: Namespace) -> ContextSettings:

@@ -20,7 +20,8 @@ from app.bug_report import BugReporter
 from app.gui import QuitOnSignals
 from app.logs import start_logging
 from app.main_window import MainWindow
-from app.settings import Settings, log_path
+from app.paths import log_path
+from app.settings import Settings
 from app.theme import Theme
 from engine.layout.layout import make_layout
 from widgets.layout_editor.shown import Shown

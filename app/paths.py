@@ -1,0 +1,29 @@
+"""Where the program keeps its files, in the places that the system has for them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from platformdirs import user_data_path, user_log_path
+
+APPLICATION = "layerdeck"
+
+
+def demo_path() -> Path:
+    """Return where the window keeps the demo model."""
+    return user_data_path(APPLICATION, appauthor=False) / "demo.gguf"
+
+
+def calibration_path() -> Path:
+    """Return where is kept what loads took besides the forecast."""
+    return user_data_path(APPLICATION, appauthor=False) / "calibration.json"
+
+
+def self_test_path() -> Path:
+    """Return where is kept which backends may be several entries of one layout."""
+    return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
+
+
+def log_path() -> Path:
+    """Return the log file."""
+    return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

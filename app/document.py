@@ -1,4 +1,7 @@
-"""The layout being edited: model, rig, layout and context with undo, and the preview that all bars read."""
+"""The layout being edited: model, rig, layout and context with undo, and the preview that all bars read.
+
+Each model that is open has its sheet: a model that is put aside keeps its edit and its undo.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from PySide6.QtCore import QObject, QTimer, Signal
-from PySide6.QtGui import QUndoCommand, QUndoStack
+from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
 from engine.devices.device import Rig
 from engine.fit.preview import Preview, PreviewTables, make_preview
@@ -27,19 +30,28 @@ class Edit:
     context: ContextSettings
 
 
+class Sheet:
+    """One model's edit, with its undo and what its previews share."""
+
+    def __init__(self, model: ModelFile, edit: Edit, undo_stack: QUndoStack) -> None:
+        self.model = model
+        self.tables = PreviewTables(model)
+        self.edit = edit
+        self.undo_stack = undo_stack
+
+
 class LayoutDocument(QObject):
-    """Owns the edit and its undo stack. No process is involved: previews are arithmetic."""
+    """Owns the sheet on the table and its preview. No process is involved: previews are arithmetic."""
 
     preview_changed = Signal(object)  # Preview | None
     edit_settled = Signal()  # an edit is complete: a probe may check it
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.undo_stack = QUndoStack(self)
-        self._model: ModelFile | None = None
-        self._tables: PreviewTables | None = None
+        self.undo_group = QUndoGroup(self)
+        """Undo and redo of whichever sheet is on the table."""
+        self._sheet: Sheet | None = None
         self._rig: Rig | None = None
-        self._edit: Edit | None = None
         self._drag_start: Edit | None = None
         self._preview: Preview | None = None
         self._frame = QTimer(self)
@@ -49,11 +61,16 @@ class LayoutDocument(QObject):
 
     @property
     def model(self) -> ModelFile | None:
-        return self._model
+        return None if self._sheet is None else self._sheet.model
 
     @property
     def edit(self) -> Edit | None:
-        return self._edit
+        return None if self._sheet is None else self._sheet.edit
+
+    @property
+    def is_untouched(self) -> bool:
+        """Whether nothing was edited since the model was opened."""
+        return self._sheet is None or self._sheet.undo_stack.count() == 0
 
     @property
     def preview(self) -> Preview | None:
@@ -64,10 +81,26 @@ class LayoutDocument(QObject):
         return self._drag_start is not None
 
     def open(self, model: ModelFile, rig: Rig, edit: Edit) -> None:
-        """Begin with `edit` of `model`; undo starts anew."""
-        self._model, self._tables, self._rig, self._edit = model, PreviewTables(model), rig, edit
+        """Begin with `edit` of `model` in place of the sheet on the table; undo starts anew."""
+        old = self.put_aside()
+        if old is not None:
+            self.undo_group.removeStack(old.undo_stack)
+            old.undo_stack.deleteLater()
+        stack = QUndoStack(self)
+        self.undo_group.addStack(stack)
+        self.show(Sheet(model, edit, stack), rig)
+
+    def put_aside(self) -> Sheet | None:
+        """Take the sheet off the table, for `show` later; None where there is none. A drag is given up."""
+        self.cancel_move()
+        sheet, self._sheet = self._sheet, None
+        return sheet
+
+    def show(self, sheet: Sheet, rig: Rig) -> None:
+        """Go on with a sheet that was put aside; one that is on the table is lost."""
+        self._sheet, self._rig = sheet, rig
         self._drag_start = None
-        self.undo_stack.clear()
+        self.undo_group.setActiveStack(sheet.undo_stack)
         self._recompute()
         self.edit_settled.emit()
 
@@ -79,68 +112,69 @@ class LayoutDocument(QObject):
         self._rig = rig
         if devices_changed:
             self.cancel_move()
-        if self._model is not None:
+        if self._sheet is not None:
             self._recompute()
             if devices_changed:
                 self.edit_settled.emit()
 
     def show_probed(self, edit: Edit, report: FitReport) -> None:
         """Show probed numbers, unless the edit has moved on since."""
-        if self._preview is not None and edit == self._edit and not self.is_dragging:
+        if self._preview is not None and edit == self.edit and not self.is_dragging:
             self._publish(replace(self._preview, report=report))
 
     # ------------------------------------------------------------------ editing
 
     def move(self, change: Callable[[Layout], Layout]) -> None:
         """Show what `change` does to the layout at the start of the drag; nothing is kept until `finish_move`."""
-        if self._edit is None:
+        if self._sheet is None:
             return
         if self._drag_start is None:
-            self._drag_start = self._edit
-        self._edit = replace(self._drag_start, layout=change(self._drag_start.layout))
+            self._drag_start = self._sheet.edit
+        self._sheet.edit = replace(self._drag_start, layout=change(self._drag_start.layout))
         if not self._frame.isActive():
             self._frame.start()
 
     def finish_move(self) -> None:
         """Make the drag one step of undo."""
         start, self._drag_start = self._drag_start, None
-        if start is None or self._edit is None:
+        if start is None or self._sheet is None:
             return
-        if start == self._edit:
+        if start == self._sheet.edit:
             self._recompute()
             return
-        self._push(start, self._edit, "move layers")
+        self._push(self._sheet, start, self._sheet.edit, "move layers")
 
     def cancel_move(self) -> None:
         """Go back to how it was before the drag."""
-        if self._drag_start is not None:
-            self._edit, self._drag_start = self._drag_start, None
+        if self._drag_start is not None and self._sheet is not None:
+            self._sheet.edit, self._drag_start = self._drag_start, None
             self._recompute()
 
     def set_layout(self, layout: Layout, text: str) -> None:
         """Replace the layout as one step of undo named `text`."""
-        if self._edit is not None:
-            self.replace(replace(self._edit, layout=layout), text)
+        if self.edit is not None:
+            self.replace(replace(self.edit, layout=layout), text)
 
     def set_context(self, context: ContextSettings) -> None:
         """Replace the context settings as one step of undo."""
-        if self._edit is not None:
-            self.replace(replace(self._edit, context=context), "change settings")
+        if self.edit is not None:
+            self.replace(replace(self.edit, context=context), "change settings")
 
     def replace(self, edit: Edit, text: str) -> None:
         """Replace layout and settings as one step of undo named `text`."""
         self.cancel_move()
-        if self._edit is not None and edit != self._edit:
-            self._push(self._edit, edit, text)
+        if self._sheet is not None and edit != self._sheet.edit:
+            self._push(self._sheet, self._sheet.edit, edit, text)
 
-    def _push(self, before: Edit, after: Edit, text: str) -> None:
-        self.undo_stack.push(_EditCommand(self._restore, before, after, text))
+    def _push(self, sheet: Sheet, before: Edit, after: Edit, text: str) -> None:
+        def restore(edit: Edit) -> None:
+            # Only the sheet on the table is undone.
+            self._drag_start = None
+            sheet.edit = edit
+            self._recompute()
+            self.edit_settled.emit()
 
-    def _restore(self, edit: Edit) -> None:
-        self._drag_start = None
-        self._edit = edit
-        self._recompute()
-        self.edit_settled.emit()
+        sheet.undo_stack.push(_EditCommand(restore, before, after, text))
 
     # ------------------------------------------------------------------ preview
 
@@ -149,10 +183,11 @@ class LayoutDocument(QObject):
 
     def _recompute(self) -> None:
         self._frame.stop()
-        if self._tables is None or self._rig is None or self._edit is None:
+        sheet = self._sheet
+        if sheet is None or self._rig is None:
             self._publish(None)
             return
-        self._publish(make_preview(self._tables, self._rig, self._edit.layout, self._edit.context))
+        self._publish(make_preview(sheet.tables, self._rig, sheet.edit.layout, sheet.edit.context))
 
     def _publish(self, preview: Preview | None) -> None:
         self._preview = preview

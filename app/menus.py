@@ -55,10 +55,10 @@ def _file(window: MainWindow) -> MenuEntries:
 
 
 def _edit(window: MainWindow) -> MenuEntries:
-    stack = window.session.document.undo_stack
+    undo = window.session.document.undo_group
     return (
-        Command("undo", "&Undo", stack.undo, _Key.Undo),
-        Command("redo", "&Redo", stack.redo, _Key.Redo),
+        Command("undo", "&Undo", undo.undo, _Key.Undo),
+        Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
         Command("copy_report", "&Copy Load Report", window.load_report.copy, "Ctrl+Shift+C"),
         Command("clear_chat", "C&lear Chat", window.session.conversation.clear, "Ctrl+Shift+L"),

@@ -171,7 +171,7 @@ class Session(QObject):
     def _on_rig_changed(self, rig: Rig) -> None:
         edit, model, before = self.document.edit, self.document.model, self.document.preview
         other_devices = before is not None and before.rig.ids != rig.ids
-        untouched = self.document.undo_stack.count() == 0 and self.loading.loaded is None
+        untouched = self.document.is_untouched and self.loading.loaded is None
         if (
             other_devices
             and untouched

@@ -57,14 +57,14 @@ def test_a_drag_is_one_step_of_undo(document: LayoutDocument) -> None:
     for layer in (5, 6, 7):
         document.move(boundary_to(layer))
     assert document.is_dragging
-    assert document.undo_stack.count() == 0
+    assert document.undo_group.activeStack().count() == 0
     document.finish_move()
     assert not document.is_dragging
     assert layout_of(document).runs[0].last == 6
-    assert document.undo_stack.count() == 1
-    document.undo_stack.undo()
+    assert document.undo_group.activeStack().count() == 1
+    document.undo_group.undo()
     assert layout_of(document) == before
-    document.undo_stack.redo()
+    document.undo_group.redo()
     assert layout_of(document).runs[0].last == 6
 
 
@@ -79,16 +79,16 @@ def test_escape_restores_and_leaves_no_step(document: LayoutDocument) -> None:
     document.move(boundary_to(2))
     document.cancel_move()
     assert layout_of(document) == before
-    assert document.undo_stack.count() == 0
+    assert document.undo_group.activeStack().count() == 0
     document.finish_move()
-    assert document.undo_stack.count() == 0
+    assert document.undo_group.activeStack().count() == 0
 
 
 def test_a_drag_that_comes_back_is_no_step(document: LayoutDocument) -> None:
     document.move(boundary_to(2))
     document.move(boundary_to(4))
     document.finish_move()
-    assert document.undo_stack.count() == 0
+    assert document.undo_group.activeStack().count() == 0
 
 
 def test_previews_of_a_drag_are_gathered_into_frames(document: LayoutDocument, qtbot: QtBot) -> None:
@@ -116,7 +116,7 @@ def test_the_forecast_follows_the_layout(document: LayoutDocument) -> None:
 
 def test_settings_are_undone_too(document: LayoutDocument) -> None:
     document.set_context(ContextSettings(n_ctx=2048))
-    document.undo_stack.undo()
+    document.undo_group.undo()
     assert document.edit is not None
     assert document.edit.context.n_ctx == 1024
 
@@ -139,3 +139,24 @@ def test_probed_numbers_are_shown_only_for_the_edit_they_are_of(document: Layout
     assert document.preview.report is forecast
     document.show_probed(document.edit, report)
     assert document.preview.report is report
+
+
+def test_a_sheet_put_aside_keeps_its_edit_and_its_undo(document: LayoutDocument, tmp_path: Path) -> None:
+    first = layout_of(document)
+    document.set_layout(single_device(N_LAYERS, "RPC1"), "all there")
+    aside = document.put_aside()
+    assert aside is not None
+    assert document.edit is None
+    other = read_model(write_tiny_llama(tmp_path / "other.gguf", n_layers=3))
+    document.open(other, RIG, Edit(single_device(3, "CPU"), ContextSettings(n_ctx=1024)))
+    assert not document.undo_group.canUndo()
+    document.undo_group.undo()
+    assert layout_of(document) == single_device(3, "CPU")
+    document.put_aside()
+    document.show(aside, RIG)
+    assert document.model is aside.model
+    assert layout_of(document) == single_device(N_LAYERS, "RPC1")
+    document.undo_group.undo()
+    assert layout_of(document) == first
+    assert document.preview is not None
+    assert document.preview.layout == first

@@ -67,9 +67,9 @@ def test_each_button_applies_its_proposal_as_one_step(window: MainWindow, propos
     for button, proposal in zip(shown.buttons, proposals, strict=True):
         button.click()
         assert document.edit == Edit(proposal.layout, proposal.context)
-        assert document.undo_stack.undoText() == proposal.text
+        assert document.undo_group.undoText() == proposal.text
         assert window.session.loading.state is ModelState.EMPTY
-        document.undo_stack.undo()
+        document.undo_group.undo()
         assert document.edit == EDIT
     assert window.load_report.plain_text().count("estimated") == len(proposals)
 

@@ -25,11 +25,11 @@ def latent_heads(sketch: Sketch, inputs: Inputs, index: int, current: Tensor) ->
     q = _queries(sketch, narrow)
     packed, k_turned = _packed(sketch, inputs, current)
     unpacked = graph.mul_mat(sketch.weight("attn_kv_b"), packed)
-    bare = numbers.head_k_latent - numbers.rope_part
-    width = bare + numbers.head_v_latent
+    bare = q.ne[0] - numbers.rope_part
+    width = unpacked.ne[0] // heads
     nb = (0, 4 * width, 4 * width * heads)
     k_bare = graph.view(unpacked, (bare, heads, n_tokens), nb)
-    values = graph.cont(graph.view(unpacked, (numbers.head_v_latent, heads, n_tokens), nb))
+    values = graph.cont(graph.view(unpacked, (width - bare, heads, n_tokens), nb))
     k_repeated = graph.repeat(k_turned, numbers.rope_part, heads, n_tokens)
     first, second = (k_bare, k_repeated) if sketch.layer.numbers.has_rope else (k_repeated, k_bare)
     keys = graph.concat(first, second, 0)
@@ -49,25 +49,28 @@ def absorbed(sketch: Sketch, inputs: Inputs, narrow: Tensor, current: Tensor) ->
     n_tokens, heads, rope = current.ne[1], sketch.layer.numbers.n_head, numbers.rope_part
     q = _queries(sketch, narrow)
     packed, k_turned = _packed(sketch, inputs, current)
-    q_bare = graph.view(q, (numbers.head_k_latent - rope, heads, n_tokens), q.nb)
+    q_bare = graph.view(q, (q.ne[0] - rope, heads, n_tokens), q.nb)
     q_turned = _turned(sketch, inputs, graph.view(q, (rope, heads, n_tokens), q.nb))
     q_bare = graph.mul_mat(sketch.weight("attn_k_b"), graph.permute(q_bare, 0, 2, 1, 3))
     queries = graph.concat(graph.permute(q_bare, 0, 2, 1, 3), q_turned, 0)
-    values = graph.reshape(packed, numbers.kv_rank, 1, n_tokens)
+    values = graph.reshape(packed, packed.ne[0], 1, n_tokens)
     return queries, graph.concat(values, k_turned, 0), values
 
 
 def _queries(sketch: Sketch, narrow: Tensor) -> Tensor:
     q = sketch.graph.mul_mat(sketch.weight("attn_q_b" if sketch.has("attn_q_a") else "attn_q"), narrow)
-    return sketch.graph.reshape(q, sketch.numbers.head_k_latent, sketch.layer.numbers.n_head, narrow.ne[1])
+    heads = sketch.layer.numbers.n_head
+    return sketch.graph.reshape(q, q.ne[0] // heads, heads, narrow.ne[1])
 
 
 def _packed(sketch: Sketch, inputs: Inputs, current: Tensor) -> tuple[Tensor, Tensor]:
     """Return the compressed vector of each token, and the part of its key that is turned by position."""
     graph, numbers, n_tokens = sketch.graph, sketch.numbers, current.ne[1]
     joined = graph.mul_mat(sketch.weight("attn_kv_a_mqa"), current)
-    packed = graph.view(joined, (numbers.kv_rank, n_tokens), joined.nb)
+    packed = graph.view(joined, (joined.ne[0] - numbers.rope_part, n_tokens), joined.nb)
     k_turned = graph.view(joined, (numbers.rope_part, 1, n_tokens), (0, joined.nb[1], joined.nb[1]))
+    if sketch.has("attn_k_norm"):
+        k_turned = sketch.norm(k_turned, "attn_k_norm")
     return sketch.norm(packed, "attn_kv_a_norm"), _turned(sketch, inputs, k_turned)
 
 

@@ -1,4 +1,4 @@
-"""Latent attention to the cells that an indexer picks for each token (DeepSeek 3.2, GLM DSA)."""
+"""Latent attention to the cells that an indexer picks for each token (DeepSeek 3.2, GLM DSA, dots 3 note)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,23 @@ from engine.memory.compute_graph.transformer import Inputs, Style
 
 
 def sparse_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
-    """Return the attention of the layer at the place `index`; layers without an indexer use the last one's choice."""
-    narrow = narrow_queries(sketch, current)
+    """Return the attention of the layer at the place `index`, behind a gate for each head if it has one.
+
+    Layers with a window attend to all of it; others without an indexer use the last one's choice.
+    """
+    graph, narrow, masks = sketch.graph, narrow_queries(sketch, current), inputs.masks_of(sketch.layer)
     if sketch.layer.numbers.indexer_width:
         sketch.chosen = _choose(sketch, inputs, narrow, current)
-    assert sketch.chosen is not None
-    masks = replace(inputs.full, mask=only_chosen(sketch, inputs.full.mask, sketch.chosen))
-    return sketch.attend_latent(masks, *absorbed(sketch, inputs, narrow, current), index=index)
+    if not sketch.layer.numbers.is_swa:
+        assert sketch.chosen is not None
+        masks = replace(masks, mask=only_chosen(sketch, masks.mask, sketch.chosen))
+    found = sketch.attend_latent(masks, *absorbed(sketch, inputs, narrow, current), index=index, out=None)
+    if sketch.has("attn_gate"):
+        heads, n_tokens = sketch.layer.numbers.n_head, current.ne[1]
+        gate = graph.unary(graph.mul_mat(sketch.weight("attn_gate", current.ne[0], heads), current))
+        each = graph.reshape(found, found.ne[0] // heads, heads, n_tokens)
+        found = graph.reshape(graph.mul(each, graph.reshape(gate, 1, heads, n_tokens)), *found.ne)
+    return sketch.linear("attn_output", found)
 
 
 def _choose(sketch: Sketch, inputs: Inputs, narrow: Tensor, current: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from engine.gguf.model_file import ModelFile
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
+from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
 from engine.memory.compute_graph.scheduler import HOST
@@ -25,7 +26,7 @@ class Family:
     """A way to build layers, and how the architecture departs from it.
 
     `recurrence` takes the place of attention in recurrent layers, or stands beside it with `both`; `flash`: whether the
-    engine lets the architecture have flash attention.
+    engine lets the architecture have flash attention; `one_sequence`: it makes room for a batch of one sequence too.
     """
 
     style: Style = field(default_factory=Style)
@@ -34,6 +35,7 @@ class Family:
     layer: LayerBuilder = decoder_layer
     both: bool = False
     flash: bool = True
+    one_sequence: bool = False
 
 
 _LAYER_NORM = Style(layer_norm=True)
@@ -107,6 +109,7 @@ FAMILIES: dict[str, Family] = {
     **{name: Family(style) for name, style in STYLES.items()},
     "deepseek2": Family(_FILE_DECIDES, attention=latent_attention),
     "deepseek32": Family(_FILE_DECIDES, attention=sparse_attention),
+    "dots3note": Family(_FILE_DECIDES, attention=sparse_attention),
     "glm-dsa": Family(_FILE_DECIDES, attention=sparse_attention),
     "minicpm3": Family(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention=latent_attention),
     "mistral4": Family(_FILE_DECIDES, attention=latent_attention),
@@ -127,6 +130,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "qwen35": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
     "qwen35moe": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
+    "kimi-linear": Family(
+        Style(rope="none"), attention=latent_attention, recurrence=early_delta_attention, one_sequence=True
+    ),
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
     "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),
 }

@@ -251,6 +251,10 @@ class ComputeForecast:
         ):
             batch = replace(batch, flash=False)
         sizes = scheduler.buffer_sizes(self._graph(placement, parts, batch, names))
+        if self._tables.family.one_sequence and batch.n_sequences > 1:
+            single = replace(batch, n_sequences=1, n_tokens=batch.n_outputs)
+            found = scheduler.buffer_sizes(self._graph(placement, parts, single, names))
+            sizes = {memory: max(size, found[memory]) for memory, size in sizes.items()}
         return Found({CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}, batch.flash)
 
     def _suits_flash(self, placement: Placement) -> bool:

@@ -61,6 +61,11 @@ class StateNumbers:
     recurrent_width: int = 0
     normalises: bool = False
 
+    @property
+    def kept(self) -> int:
+        """Tokens that a convolution remembers; three where the file does not say how many it sees."""
+        return self.conv - 1 if self.conv else 3
+
 
 @dataclass(frozen=True, slots=True)
 class Numbers:

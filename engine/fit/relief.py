@@ -1,0 +1,176 @@
+"""Taking load off devices until a layout goes within given limits, by moving as little as can be found quickly.
+
+Every number comes from the estimate of a whole layout, because compute buffers depend on all of it. What the user
+decided stays: the split mode, pinned layers, the order of devices, overrides, devices that are off.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from functools import partial
+
+from engine.devices.device import CPU_ID, Rig
+from engine.fit.check import device_needs
+from engine.fit.layer_moves import moves_off, pushed_to_cpu
+from engine.fit.shares import shares_within
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, single_device
+from engine.layout.rules import violations
+from engine.memory.model_memory import ModelMemory
+
+MAX_ESTIMATES = 400
+"""Layouts estimated for one answer: some tenths of a second for most models, a few seconds for the largest."""
+
+_Step = Callable[[int], Layout | None]
+"""What becomes of a layout when so many layers are taken off a device; None where that cannot be."""
+
+
+class Relief:
+    """One model with one set of settings on one rig. `pins` are layers with the device that they stay on."""
+
+    def __init__(
+        self,
+        memory: ModelMemory,
+        rig: Rig,
+        context: ContextSettings,
+        *,
+        pins: Mapping[int, str] | None = None,
+        off: Collection[str] = (),
+    ) -> None:
+        self._memory, self._rig, self._context = memory, rig, context
+        self._pins = dict(pins or {})
+        self._off = frozenset(off) | {device.id for device in rig.devices if device.kind == "accel"}
+        self._needs: dict[Layout, dict[str, int]] = {}
+        self._left = 0
+
+    def needs(self, layout: Layout) -> Mapping[str, int]:
+        """Return what `layout` takes of each device, in bytes."""
+        found = self._needs.get(layout)
+        if found is None:
+            self._left -= 1
+            memory = device_needs(self._memory.estimate(layout, self._context, self._rig), self._rig)
+            found = self._needs[layout] = {device: each.need_bytes for device, each in memory.items()}
+        return found
+
+    def short(self, layout: Layout, limits: Mapping[str, int]) -> dict[str, int]:
+        """Return the devices on which `layout` takes more than `limits` allow, and how much more in bytes."""
+        found = self.needs(layout)
+        over = {device: found[device] - limit for device, limit in limits.items() if found[device]}
+        return {device: size for device, size in over.items() if size > 0}
+
+    def is_allowed(self, layout: Layout) -> bool:
+        """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""
+        if any(layout.device_of(layer) != device for layer, device in self._pins.items()):
+            return False
+        return not violations(layout, self._memory.model, self._rig, self._context)
+
+    def within(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
+        """Return the layout nearest to `layout` that was found within `limits` (bytes by device), None if none was."""
+        self._left = MAX_ESTIMATES
+        if layout.split_mode == "layer":
+            return self._between_layers(layout, limits)
+        if layout.split_mode == "none":
+            return self._on_one_device(layout, limits)
+        if layout.split_mode == "tensor":
+            found = shares_within(layout, limits, self.needs)
+            return found if found is not None and self.is_allowed(found) else None
+        return None  # Mode row is not forecast, so no limit can be kept to.
+
+    def on_cpu(self, layout: Layout) -> Layout:
+        """Return `layout` with everything on the CPU that is not pinned elsewhere."""
+        found = single_device(layout.n_layers, CPU_ID)
+        for layer, device in self._pins.items():
+            found = found.assign(layer, device)
+        return replace(found, output_device=CPU_ID)
+
+    # ------------------------------------------------------------------ mode layer
+
+    def _between_layers(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
+        seen: set[Layout] = set()
+        while short := self.short(layout, limits):
+            relieved = self._less_on(layout, max(short, key=lambda device: short[device]), limits)
+            if relieved is None or relieved in seen or self._left <= 0:
+                return None
+            seen.add(relieved)
+            layout = relieved
+        return layout
+
+    def _less_on(self, layout: Layout, device: str, limits: Mapping[str, int]) -> Layout | None:
+        """Return `layout` with as much taken off `device` as is needed, else as one step can; None: nothing can be."""
+        best: Layout | None = None
+        short = self.short(layout, limits).keys()
+        for step, most in self._steps(layout, device, limits):
+            found = self._enough(step, most, device, short, limits)
+            if found is None:
+                continue
+            if device not in self.short(found, limits):
+                return found
+            if best is None or self.needs(found)[device] < self.needs(best)[device]:
+                best = found
+        return best if best is not None else self._without(layout, device, limits)
+
+    def _steps(self, layout: Layout, device: str, limits: Mapping[str, int]) -> list[tuple[_Step, int]]:
+        """Return ways to take layers off `device`, each a function of how many, and the most that it can take."""
+        room = {name: limit - self.needs(layout)[name] for name, limit in limits.items()}
+        targets = [name for name in room if name != device and name not in self._off and room[name] > 0]
+        targets.sort(key=lambda name: (name == CPU_ID, -room[name]))
+        on_device = max((run.length for run in layout.runs if run.device == device), default=0)
+        steps: list[tuple[_Step, int]] = []
+        moves = moves_off(layout, (device,), targets)
+        steps += [(partial(move.after, layout), move.run.length) for move in moves if move.target != CPU_ID]
+        if CPU_ID in targets and on_device:
+            steps.append((partial(pushed_to_cpu, layout, device), on_device))
+        steps += [(partial(move.after, layout), move.run.length) for move in moves if move.target == CPU_ID]
+        if layout.output_device == device and layout.runs[-1].device != device:
+            steps += [(partial(_with_output, layout, target), 1) for target in targets]
+        return steps
+
+    def _enough(
+        self, step: _Step, most: int, device: str, short: Collection[str], limits: Mapping[str, int]
+    ) -> Layout | None:
+        """Return the step with the fewest layers that relieve `device`, or as many as make nobody short who was not."""
+
+        def fits_elsewhere(count: int) -> bool:
+            found = step(count)
+            return found is not None and self.is_allowed(found) and self.short(found, limits).keys() <= set(short)
+
+        def is_enough(count: int) -> bool:
+            found = step(count)
+            return found is None or device not in self.short(found, limits)
+
+        if not fits_elsewhere(1):
+            return None
+        wanted = _first(1, most, is_enough)
+        if not fits_elsewhere(wanted):
+            wanted = _first(1, wanted, lambda count: not fits_elsewhere(count)) - 1
+        return step(wanted)
+
+    def _without(self, layout: Layout, device: str, limits: Mapping[str, int]) -> Layout | None:
+        """Return `layout` with all of a device on another: where even one layer is too much, or overrides name it."""
+        for target in sorted(limits, key=lambda name: name == CPU_ID):
+            if target == device or target in self._off:
+                continue
+            moved = layout.replace_device(device, target)
+            if moved != layout and not self.short(moved, limits) and self.is_allowed(moved):
+                return moved
+        return None
+
+    # ------------------------------------------------------------------ mode none
+
+    def _on_one_device(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
+        if not self.short(layout, limits):
+            return layout
+        return self._without(layout, layout.runs[0].device, limits)
+
+
+def _with_output(layout: Layout, target: str, _count: int) -> Layout:
+    return layout.move_output(target)
+
+
+def _first(low: int, high: int, holds: Callable[[int], bool]) -> int:
+    """Return the first number from `low` to `high` for which `holds`, by halving; `high` if none does."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(middle) else (middle + 1, high)
+    return low

@@ -1,0 +1,77 @@
+"""Shares of split mode tensor that keep every member within a limit, with leading CPU layers where none do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import leading_cpu_layers, split_members
+from engine.layout.layout import Layout
+from engine.layout.split_modes import with_shares
+
+_ROUNDS = 8
+_WHOLE = 1000
+"""Shares are written in thousandths: what a member is cut into is coarser than that."""
+_SPARE = 0.98
+"""Of what is left on a member this much is used, since slices are rounded to whole heads."""
+
+Needs = Callable[[Layout], Mapping[str, int]]
+
+
+def shares_within(layout: Layout, limits: Mapping[str, int], needs: Needs) -> Layout | None:
+    """Return `layout` of mode tensor with shares changed as little as keeps `limits` (bytes by device), else with the
+    fewest more layers on the CPU; None where nothing does. `needs` tells what a layout takes of each device.
+    """
+    leading = leading_cpu_layers(layout)
+    found = _balanced(layout, limits, needs)
+    low, high = leading + 1, layout.n_layers - 1
+    while found is None and low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if _balanced(_led(layout, middle), limits, needs) else (middle + 1, high)
+    if found is None and low == high:
+        found = _balanced(_led(layout, low), limits, needs)
+    return found
+
+
+def _led(layout: Layout, leading: int) -> Layout:
+    return with_shares(layout.move_range(0, leading - 1, CPU_ID), layout.tensor_split)
+
+
+def _balanced(layout: Layout, limits: Mapping[str, int], needs: Needs) -> Layout | None:
+    members = split_members(layout)
+    for _ in range(_ROUNDS):
+        found = needs(layout)
+        short = {name: found[name] - limits[name] for name in limits if found[name] > limits[name] and found[name]}
+        if not short:
+            return layout
+        if short.keys() - set(members):
+            return None
+        changed = _shifted(layout, members, {name: limits[name] - found[name] for name in members}, found)
+        if changed is None or changed == layout:
+            return None
+        layout = changed
+    return None
+
+
+def _shifted(
+    layout: Layout, members: tuple[str, ...], room: Mapping[str, int], found: Mapping[str, int]
+) -> Layout | None:
+    """Return `layout` with what is too much on some members given to those with room, in proportion to it."""
+    given = {name: share for name, share in layout.tensor_split if name in members}
+    whole = sum(given.values())
+    # What a share stands for, taken at the members that are short: there it has to come off.
+    per_byte = {name: given[name] / whole / found[name] for name in members if found[name]}
+    taken = {
+        name: min(given[name] / whole, -room[name] * per_byte[name] / _SPARE) for name in members if room[name] < 0
+    }
+    roomy = {name: room[name] for name in members if room[name] > 0}
+    if not roomy:
+        return None
+    freed, total_room = sum(taken.values()), sum(roomy.values())
+    parts = {
+        name: given[name] / whole - taken.get(name, 0.0) + freed * roomy.get(name, 0) / total_room for name in members
+    }
+    shares = tuple((name, float(round(_WHOLE * parts.get(name, 0.0)))) for name, _ in layout.tensor_split)
+    if not any(share > 0 for _, share in shares):
+        return None
+    return with_shares(layout, shares)

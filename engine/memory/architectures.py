@@ -70,6 +70,7 @@ class Indexer:
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """`has_cache`: keeps state between batches at all (encoders and diffusion models do not).
+    `causal`: tokens attend to those before them; a file may say that they do not, some architectures always do.
 
     `latent`: keys and values are one compressed vector where the file has lengths for it (MLA).
     `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
@@ -83,6 +84,7 @@ class Architecture:
     """
 
     has_cache: bool = True
+    causal: bool = True
     window: Window | None = None
     recurrence: Recurrence | None = None
     indexer: Indexer | None = None
@@ -115,14 +117,16 @@ _PLAIN = """
     qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 t5 t5encoder talkie xverse
 """
 _ENCODERS = """
-    bert eurobert jina-bert-v2 jina-bert-v3 modern-bert neo-bert nomic-bert nomic-bert-moe wavtokenizer-dec
+    bert eurobert jina-bert-v2 jina-bert-v3 neo-bert nomic-bert nomic-bert-moe wavtokenizer-dec
 """
-_DIFFUSION = "dream gemma-embedding llada llada-moe rnd1"
+_DIFFUSION = "dream llada llada-moe rnd1"
 
 ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(_PLAIN.split(), Architecture()),
     **dict.fromkeys(_ENCODERS.split(), Architecture(has_cache=False, ties_output=False)),
-    **dict.fromkeys(_DIFFUSION.split(), Architecture(has_cache=False)),
+    **dict.fromkeys(_DIFFUSION.split(), Architecture(has_cache=False, causal=False)),
+    "gemma-embedding": Architecture(has_cache=False, causal=False, window=Window(6)),
+    "modern-bert": Architecture(has_cache=False, ties_output=False, window=Window(3, full_first=True, optional=True)),
     "nanbeige": Architecture(looped=True),
     "bitnet": Architecture(ties_output=False),
     "eagle3": Architecture(ties_output=False),

@@ -25,7 +25,9 @@ class HyperParameters:
     of an indexer's key (0 where a layer has none), `recurrent_widths` of the two states of one sequence,
     `hashed_widths` of hashed inputs. `ratios`: by what layers compress their keys (0: not at all).
     `n_trunk_layers`: blocks before those of MTP; `caching`: layers that own a cache of keys and values;
-    `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector.
+    `cache_of`: whose cache a layer reads, its own if it has one.
+    `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector; `causal`: tokens attend to
+    those before them, and then the context limits the batch.
     """
 
     n_embd: int
@@ -45,6 +47,8 @@ class HyperParameters:
     indexer_widths: tuple[int, ...]
     hashed_widths: tuple[int, ...] = ()
     ratios: tuple[int, ...] = ()
+    cache_of: tuple[int, ...] = ()
+    causal: bool = True
 
     @property
     def n_layers(self) -> int:
@@ -107,6 +111,8 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         indexer_widths=_indexer_widths(model, architecture, recurrent, n_trunk),
         hashed_widths=_hashed_widths(model, n_embd) if architecture.hashed else (),
         ratios=_per_layer(model, "attention.compress_ratios", n_layers, None) if architecture.compressed else (),
+        cache_of=_cache_of(model, _owners(model, architecture), sliding),
+        causal=architecture.causal and model.hyper_parameter("attention.causal") is not False,
     )
     _check_attention(model, hyper)
     return hyper
@@ -199,6 +205,16 @@ def _owners(model: ModelFile, architecture: Architecture) -> int:
             raise MissingNumberError(f"{model.architecture}.attention.shared_kv_layers is {n_shared} of {n_layers}")
         return n_layers - n_shared
     return n_layers
+
+
+def _cache_of(model: ModelFile, n_owners: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
+    """Return whose cache each layer reads: layers behind the owners that of the last owner, sliding ones that of the
+    one before, which therefore have to be of these two kinds."""
+    found = [index if index < n_owners else n_owners - (2 if slides else 1) for index, slides in enumerate(sliding)]
+    for index, owner in enumerate(found):
+        if owner < 0 or sliding[owner] != sliding[index]:
+            raise MissingNumberError(f"layer {index} of {model.architecture} would share the cache of another kind")
+    return tuple(found)
 
 
 def _caching_layers(

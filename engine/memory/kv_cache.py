@@ -31,11 +31,11 @@ def pad(value: int, multiple: int) -> int:
     return -(-value // multiple) * multiple
 
 
-def context_shape(context: ContextSettings, n_ctx_train: int) -> ContextShape:
-    """Return what `llama_context` makes of the settings."""
+def context_shape(context: ContextSettings, n_ctx_train: int, *, causal: bool = True) -> ContextShape:
+    """Return what `llama_context` makes of the settings; without `causal` attention a batch may exceed the context."""
     n_ctx = context.n_ctx if context.n_ctx > 0 else n_ctx_train
     n_sequences = max(1, context.n_seq_max)
-    n_batch = max(1, min(n_ctx, context.n_batch))
+    n_batch = max(1, min(n_ctx, context.n_batch) if causal else context.n_batch)
     n_ubatch = min(n_batch, context.n_ubatch if context.n_ubatch > 0 else n_batch)
     n_ctx = pad(n_ctx, CELL_PADDING)
     n_cells = n_ctx if context.kv_unified else pad(max(1, n_ctx // n_sequences), CELL_PADDING)
@@ -80,7 +80,7 @@ class LayerState:
 
 def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
     """Return the cells of one stream in layers with a sliding window."""
-    shape = context_shape(context, hyper.n_ctx_train)
+    shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     if context.swa_full:
         return shape.n_cells
     n_sequences = shape.n_sequences if context.kv_unified else 1
@@ -95,7 +95,7 @@ def layer_states(
         return (LayerState(),) * hyper.n_layers
     if architecture.compressed:
         return compressed_states(hyper, context)
-    shape = context_shape(context, hyper.n_ctx_train)
+    shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     in_window = window_cells(hyper, context)
     # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
     v_widths = hyper.v_widths
@@ -134,7 +134,7 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
     Every sequence has a stream of its own, even where the cache is unified otherwise. Compression needs rows of what it
     has not yet compressed: two vectors, overlapping, for the lower ratio.
     """
-    shape = context_shape(context, hyper.n_ctx_train)
+    shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS
     in_window = pad(min(shape.n_cells, hyper.window + shape.n_ubatch), CELL_PADDING)
     n_window_rows = (shape.n_cells if context.swa_full else in_window) * shape.n_sequences

@@ -128,12 +128,9 @@ class ComputeForecast:
         self._tables = tables
         self._context = context
         hyper = tables.hyper
-        shape = context_shape(context, hyper.n_ctx_train)
+        shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
         self._flash_mode = _flash_mode(context, tables.family)
-        n_tokens = shape.n_ubatch
-        if not tables.has_cache:
-            # Without a cache the batch is what was asked for, and the context after its padding is the limit.
-            n_tokens = min(shape.n_cells * shape.n_streams, max(1, context.n_batch), max(1, context.n_ubatch))
+        n_tokens = min(shape.n_cells * shape.n_streams, shape.n_ubatch)
         self._batch = Batch(
             n_tokens=pad(n_tokens, shape.n_sequences),
             n_sequences=shape.n_sequences,

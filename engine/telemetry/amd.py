@@ -40,6 +40,7 @@ class AmdReader:
             time_s,
             used_bytes=used_bytes,
             total_bytes=total_bytes,
+            spilled_bytes=_number(self._folder / "mem_info_gtt_used"),
             utilization_percent=None if busy_percent is None else float(busy_percent),
             temperature_c=None if millidegrees is None else millidegrees / 1000,
             power_w=None if microwatts is None else microwatts / 1_000_000,

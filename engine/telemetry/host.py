@@ -8,7 +8,7 @@ from collections.abc import Callable
 import psutil
 
 from engine.devices.host_memory import HostMemory, read_host_memory
-from engine.telemetry.process_memory import descendants, total_resident_bytes
+from engine.telemetry.process_memory import descendants, major_faults, resident_bytes, swapped_bytes, total_of
 from engine.telemetry.sample import Sample
 
 
@@ -22,12 +22,15 @@ class HostReader:
 
     def read(self, time_s: float) -> Sample:
         memory = self._read_memory()
+        children = descendants(os.getpid())
         return Sample(
             self._device,
             time_s,
             used_bytes=memory.used_bytes,
             total_bytes=memory.total_bytes,
-            own_bytes=total_resident_bytes(descendants(os.getpid())),
+            own_bytes=total_of(children, resident_bytes) or 0,
+            spilled_bytes=total_of(children, swapped_bytes),
+            major_faults=total_of(children, major_faults),
             utilization_percent=self._utilization(),
         )
 

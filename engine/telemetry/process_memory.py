@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -38,9 +38,26 @@ def descendants(pid: int) -> tuple[int, ...]:
         return ()
 
 
-def total_resident_bytes(pids: Iterable[int]) -> int:
-    """Return the sum over the processes that are still there."""
-    return sum(resident_bytes(pid) or 0 for pid in pids)
+def swapped_bytes(pid: int) -> int | None:
+    """Return what the system has moved to swap; None where it does not tell."""
+    return _status_fields(pid).get("VmSwap")
+
+
+def major_faults(pid: int) -> int | None:
+    """Return how many pages the process has had to read from disk; None where the system does not tell."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        # the name, in parentheses, may hold anything
+        return int(text.rpartition(")")[2].split()[9])
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def total_of(pids: Iterable[int], measure: Callable[[int], int | None]) -> int | None:
+    """Return the sum over the processes that are still there; None where there are some and none of them tells."""
+    told = [measure(pid) for pid in pids]
+    known = [value for value in told if value is not None]
+    return sum(known) if known or not told else None
 
 
 def listening_pid(port: int) -> int | None:

@@ -9,7 +9,9 @@ from dataclasses import dataclass
 class Sample:
     """A reading at `time_s` (monotonic clock). None is a gap, zero a measurement.
 
-    `own_bytes` is what our own children hold of `used_bytes`.
+    `own_bytes` is what our own children hold of `used_bytes`. `spilled_bytes` is what the system keeps in slower memory
+    instead: of a card in the computer's memory (all programs), of the host in swap (our children). `major_faults`
+    counts pages that our children had to read from disk.
     """
 
     device: str
@@ -17,6 +19,8 @@ class Sample:
     used_bytes: int | None
     total_bytes: int | None
     own_bytes: int | None = None
+    spilled_bytes: int | None = None
+    major_faults: int | None = None
     utilization_percent: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None

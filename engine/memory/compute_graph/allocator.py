@@ -6,7 +6,6 @@ free block otherwise, and everything but outputs given back after its last reade
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections.abc import Callable, Sequence
 
 from engine.memory.compute_graph.graph import INPLACE_OPS, Tensor
@@ -66,7 +65,8 @@ class Buffer:
                     sizes[place - 1] += sizes[place]
                     del offsets[place], sizes[place]
                 return
-        place = bisect_left(offsets, offset)
+        # Blocks of no size may have left the list out of order: it is searched from the start, not halved.
+        place = next((place for place, start in enumerate(offsets) if start >= offset), len(offsets))
         offsets.insert(place, offset)
         sizes.insert(place, size)
 

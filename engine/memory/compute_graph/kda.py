@@ -1,4 +1,4 @@
-"""Layers whose state a delta rule updates with a decay of its own for each element of a key (Kimi's delta attention)."""
+"""Layers whose state a delta rule updates, with a decay for each element of a key (Kimi's delta attention)."""
 
 from __future__ import annotations
 

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 
 from engine.gguf.model_file import ModelFile
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
+from engine.memory.compute_graph.encoder import post_norm_layer
+from engine.memory.compute_graph.ends import embed, finish
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
+from engine.memory.compute_graph.hyper_connections import close_streams, connected_layer, open_streams
 from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
-from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
@@ -26,7 +28,9 @@ class Family:
     """A way to build layers, and how the architecture departs from it.
 
     `recurrence` takes the place of attention in recurrent layers, or stands beside it with `both`; `flash`: whether the
-    engine lets the architecture have flash attention; `one_sequence`: it makes room for a batch of one sequence too.
+    engine lets the architecture have flash attention; `one_sequence`: it makes room for a batch of one sequence too;
+    `before`: what is made of the embeddings before the first layer; `behind`: of the last layer's output, on the device
+    of the output.
     """
 
     style: Style = field(default_factory=Style)
@@ -36,6 +40,8 @@ class Family:
     both: bool = False
     flash: bool = True
     one_sequence: bool = False
+    before: Callable[[Sketch, Tensor], Tensor] | None = None
+    behind: Callable[[Sketch, Inputs, str, Tensor], Tensor] | None = None
 
 
 _LAYER_NORM = Style(layer_norm=True)
@@ -47,6 +53,8 @@ _PHI = Style(scaled_q=True, residual_first="second")
 _COHERE = Style(layer_norm=True, parallel="input", parallel_sum="ffn input attention")
 _NO_ROPE_LAYER_NORM = Style(layer_norm=True, rope="none", position_table=True)
 _DELTA_NET = Style(positions=4, post_norm=False, late_rows="after_norm")
+_ENCODER = Style(embeds=True)
+_BERT = Style(embeds=True, layer_norm=True, input_norm=True, normalise=False)
 _AS_LLAMA = """
     arcee apertus baichuan bailingmoe2 bitnet chatglm deci dream ernie4_5 ernie4_5-moe exaone granitemoe internlm2
     llada llama llama-embed mellum minicpm mistral3 nanbeige pangu-embedded plm pockettts qwen qwen2 qwen3 qwen3moe rnd1
@@ -111,6 +119,13 @@ FAMILIES: dict[str, Family] = {
     "deepseek32": Family(_FILE_DECIDES, attention=sparse_attention),
     "dots3note": Family(_FILE_DECIDES, attention=sparse_attention),
     "glm-dsa": Family(_FILE_DECIDES, attention=sparse_attention),
+    "hy_v4": Family(
+        Style(normalise=None, plain_indexer=True),
+        attention=sparse_attention,
+        layer=connected_layer,
+        before=open_streams,
+        behind=close_streams,
+    ),
     "minicpm3": Family(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention=latent_attention),
     "mistral4": Family(_FILE_DECIDES, attention=latent_attention),
     "mamba": Family(recurrence=mamba),
@@ -136,6 +151,19 @@ FAMILIES: dict[str, Family] = {
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
     "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),
 }
+FAMILIES.update(
+    {
+        "bert": Family(replace(_BERT, rope="none", position_table=True), layer=post_norm_layer),
+        "nomic-bert": Family(_BERT, layer=post_norm_layer),
+        "nomic-bert-moe": Family(_BERT, layer=post_norm_layer),
+        "jina-bert-v2": Family(replace(_BERT, rope="none", qk_norm="flat"), layer=post_norm_layer),
+        "jina-bert-v3": Family(_BERT, layer=post_norm_layer),
+        "modern-bert": Family(_BERT),
+        "neo-bert": Family(_ENCODER),
+        "eurobert": Family(_ENCODER),
+        "gemma-embedding": Family(replace(_GEMMA, embeds=True)),
+    }
+)
 FAMILIES["nemotron_h_moe"] = FAMILIES["nemotron_h"]
 
 
@@ -166,23 +194,9 @@ def _is_unmeasured(model: ModelFile) -> bool:
 def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output: str) -> Graph:
     """Return the graph of `layers` between the embeddings and the output matrix."""
     graph, batch, style = sketch.graph, sketch.batch, family.style
-    tokens = graph.new_input("i32", batch.n_tokens)
-    current = graph.get_rows(sketch.outer_weight(sketch.outer["token_embd"], HOST), tokens)
-    graph.expand(current)
-    graph.expand(graph.new_input("f32", sketch.numbers.n_embd, batch.n_tokens))
-    if sketch.numbers.scales_embeddings:
-        current = graph.expand(graph.scale(current))
-    if style.input_scale:
-        current = graph.scale(current)
     sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
-    if style.input_norm:
-        first = layers[0]
-        current = _outer_norm(sketch, style, "token_embd_norm", first.memory, current, first.backend)
-    if style.position_table and "position_embd" in sketch.outer:
-        current = graph.add(
-            current, graph.get_rows(sketch.outer_weight(sketch.outer["position_embd"], HOST), positions)
-        )
+    current = embed(sketch, style, layers[0], positions)
     if sketch.has_cache:
         rows = graph.new_input("i32", batch.n_states) if family.recurrence is not None else None
         inputs = Inputs(
@@ -197,45 +211,16 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
             unused_rows=None if rows is None else graph.view(rows, (batch.n_states - batch.n_sequences,)),
         )
     else:
-        mask = sketch.batch_mask()
-        inputs = Inputs(positions, current, sketch.output_rows(), mask, mask if sliding else None)
+        in_window = sketch.batch_mask() if sliding else None
+        inputs = Inputs(positions, current, sketch.output_rows(), sketch.batch_mask(), in_window)
+    if family.before is not None:
+        current = family.before(sketch, current)
     for index, layer in enumerate(layers):
         sketch.enter(index, layer)
         mixer = family.attention
         if family.recurrence is not None and layer.numbers.is_recurrent:
             mixer = family.recurrence
         current = family.layer(sketch, style, inputs, index, current, mixer)
-    return _finish(sketch, style, inputs, output, current)
-
-
-def _outer_norm(sketch: Sketch, style: Style, name: str, memory: str, current: Tensor, backend: int = -1) -> Tensor:
-    """Return `current` normalised with weights outside of the blocks, if the file has them."""
-    graph, outer = sketch.graph, sketch.outer
-    current = sketch.raw_norm(current, layer_norm=style.layer_norm)
-    current.backend = backend
-    for stem, operation in ((name, graph.mul), (f"{name}.bias", graph.add)):
-        if stem in outer:
-            current = operation(current, sketch.outer_weight(outer[stem], memory))
-    return current
-
-
-def _finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: Tensor) -> Graph:
-    graph, outer = sketch.graph, sketch.outer
-    if style.late_rows == "before_norm":
-        current.is_output = True
-        current = graph.get_rows(current, inputs.output_rows)
-    norm = "output_norm" if "output_norm" in outer else "token_embd_norm"
-    current = _outer_norm(sketch, style, norm, output, current)
-    if style.late_rows == "after_norm":
-        current.is_output = True
-        current = graph.get_rows(current, inputs.output_rows)
-    current.is_output = True
-    if style.scaled_output:
-        current = graph.scale(current)
-    matrix = outer.get("output") or outer["token_embd"]
-    logits = graph.mul_mat(sketch.outer_weight(matrix, output), current)
-    if "output.bias" in outer:
-        logits = graph.add(logits, sketch.outer_weight(outer["output.bias"], output))
-    logits.is_output = True
-    graph.expand(logits)
-    return graph
+    if family.behind is not None:
+        current = family.behind(sketch, inputs, output, current)
+    return finish(sketch, style, inputs, output, current)

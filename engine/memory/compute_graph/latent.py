@@ -9,10 +9,19 @@ from engine.memory.compute_graph.transformer import Inputs, Style
 
 def latent_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
     """Return the attention of the layer at the place `index` to its normalised input."""
-    found = latent_heads(sketch, inputs, index, current)
-    if sketch.has("attn_gate"):
-        found = sketch.graph.mul(found, sketch.graph.unary(sketch.graph.mul_mat(sketch.weight("attn_gate"), current)))
-    return sketch.linear("attn_output", found)
+    return sketch.linear("attn_output", gated(sketch, latent_heads(sketch, inputs, index, current), current))
+
+
+def gated(sketch: Sketch, found: Tensor, current: Tensor) -> Tensor:
+    """Return what heads found behind a gate for each element or each head, if the layer has one."""
+    if not sketch.has("attn_gate"):
+        return found
+    graph, (width, n_tokens) = sketch.graph, found.ne[:2]
+    gate = graph.unary(graph.mul_mat(sketch.weight("attn_gate"), current))
+    if gate.ne[0] == width:
+        return graph.mul(found, gate)
+    each = graph.reshape(found, width // gate.ne[0], gate.ne[0], n_tokens)
+    return graph.reshape(graph.mul(each, graph.reshape(gate, 1, gate.ne[0], n_tokens)), width, n_tokens)
 
 
 def latent_heads(sketch: Sketch, inputs: Inputs, index: int, current: Tensor) -> Tensor:

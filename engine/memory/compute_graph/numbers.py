@@ -14,6 +14,9 @@ _SCALED_FEED_FORWARD = frozenset(
 )
 """Architectures whose dense part looks for `.scale` tensors beside its weights."""
 
+_WITHOUT_SCALES = frozenset({"hy_v4"})
+"""Architectures that look for none at all."""
+
 
 @dataclass(frozen=True, slots=True)
 class LayerNumbers:
@@ -70,7 +73,7 @@ class StateNumbers:
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
-    are turned by position."""
+    are turned by position; `n_streams`: residual ones side by side."""
 
     n_embd: int
     n_vocab: int
@@ -87,12 +90,14 @@ class Numbers:
     rope_part: int
     latent: bool
     scales_embeddings: bool
+    scales_weights: bool
     scales_feed_forward: bool
     scales_experts: bool
     normalises_experts: bool
     scales_residuals: bool
     state: StateNumbers
     indexer: IndexerNumbers = IndexerNumbers()
+    n_streams: int = 1
 
 
 def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Architecture, positions: int) -> Numbers:
@@ -119,6 +124,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_v_latent=number(model, "attention.value_length_mla", 0, least=0) or hyper.head_v[first],
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
+        scales_weights=model.architecture not in _WITHOUT_SCALES,
         scales_feed_forward=model.architecture in _SCALED_FEED_FORWARD,
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
@@ -126,6 +132,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         scales_residuals=_is_set(model, "residual_scale"),
         state=_read_state(model, hyper) if has_state else StateNumbers(),
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
+        n_streams=number(model, "hyper_connection.count", 1, least=0),
     )
 
 

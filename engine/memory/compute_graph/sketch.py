@@ -140,7 +140,7 @@ class Sketch:
         """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
         found = self.graph.mul_mat(self.weight(stem), source)
         scales = self.numbers.scales_feed_forward or not stem.startswith("ffn_")
-        if scales and self.has(f"{stem}.scale"):
+        if scales and self.numbers.scales_weights and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         bias = self.maybe(f"{stem}.bias")
         return found if bias is None else self.graph.add(found, bias)
@@ -292,7 +292,7 @@ class Sketch:
         graph.expand(self.store_keys(cache, k, masks.k_rows))
         keys = self._read_k(cache)
         values = graph.view(keys, (v.ne[0], *keys.ne[1:]), keys.nb)
-        found = self.mix(q, keys, values, masks.mask, unpack=self.weight("attn_v_b"))
+        found = self.mix(q, keys, values, masks.mask, sinks=self.maybe("attn_sinks"), unpack=self.weight("attn_v_b"))
         return found if out is None else self.linear(out, found)
 
     def attend_batch(self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, out: str | None = "attn_output") -> Tensor:

@@ -1,36 +1,31 @@
-"""Latent attention to the cells that an indexer picks for each token (DeepSeek 3.2, GLM DSA, dots 3 note)."""
+"""Latent attention to the cells that an indexer picks (DeepSeek 3.2, GLM DSA, dots 3 note, Hunyuan 4)."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
 from engine.memory.compute_graph.graph import Tensor
-from engine.memory.compute_graph.latent import absorbed, narrow_queries
+from engine.memory.compute_graph.latent import absorbed, gated, narrow_queries
 from engine.memory.compute_graph.sketch import Masks, Sketch
 from engine.memory.compute_graph.transformer import Inputs, Style
 
 
 def sparse_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
-    """Return the attention of the layer at the place `index`, behind a gate for each head if it has one.
+    """Return the attention of the layer at the place `index`, behind a gate if it has one.
 
     Layers with a window attend to all of it; others without an indexer use the last one's choice.
     """
-    graph, narrow, masks = sketch.graph, narrow_queries(sketch, current), inputs.masks_of(sketch.layer)
+    narrow, masks = narrow_queries(sketch, current), inputs.masks_of(sketch.layer)
     if sketch.layer.numbers.indexer_width:
-        sketch.chosen = _choose(sketch, inputs, narrow, current)
-    if not sketch.layer.numbers.is_swa:
+        sketch.chosen = _choose(sketch, style, inputs, narrow, current)
+    if sketch.numbers.indexer.n_heads and not sketch.layer.numbers.is_swa:
         assert sketch.chosen is not None
         masks = replace(masks, mask=only_chosen(sketch, masks.mask, sketch.chosen))
     found = sketch.attend_latent(masks, *absorbed(sketch, inputs, narrow, current), index=index, out=None)
-    if sketch.has("attn_gate"):
-        heads, n_tokens = sketch.layer.numbers.n_head, current.ne[1]
-        gate = graph.unary(graph.mul_mat(sketch.weight("attn_gate", current.ne[0], heads), current))
-        each = graph.reshape(found, found.ne[0] // heads, heads, n_tokens)
-        found = graph.reshape(graph.mul(each, graph.reshape(gate, 1, heads, n_tokens)), *found.ne)
-    return sketch.linear("attn_output", found)
+    return sketch.linear("attn_output", gated(sketch, found, current))
 
 
-def _choose(sketch: Sketch, inputs: Inputs, narrow: Tensor, current: Tensor) -> Tensor:
+def _choose(sketch: Sketch, style: Style, inputs: Inputs, narrow: Tensor, current: Tensor) -> Tensor:
     """Return the cells with the best scores for each token."""
     graph, numbers, masks = sketch.graph, sketch.numbers.indexer, inputs.indexer
     assert masks is not None
@@ -41,7 +36,8 @@ def _choose(sketch: Sketch, inputs: Inputs, narrow: Tensor, current: Tensor) -> 
     k = graph.mul_mat(sketch.weight("indexer.attn_k"), current)
     k = sketch.norm(k, "indexer.k_norm", layer_norm=True)
     k = sketch.rope(graph.reshape(k, numbers.head, 1, n_tokens), inputs.positions)
-    q, k = graph.mul_mat(masks.k_rotation, q), graph.mul_mat(masks.k_rotation, k)
+    if not style.plain_indexer:
+        q, k = graph.mul_mat(masks.k_rotation, q), graph.mul_mat(masks.k_rotation, k)
     cache = sketch.stored_keys(numbers.head, sketch.batch.n_cells)
     graph.expand(sketch.store_keys(cache, k, masks.k_rows))
     weights = graph.mul_mat(sketch.weight("indexer.proj"), current)

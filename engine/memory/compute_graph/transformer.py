@@ -32,8 +32,10 @@ class Style:
     `normalise`: they are made to add up to 1, None where the file tells; `steps`: operations of an activation without
     a gate; `bare_norms`: norms have no weights; `input_norm`: embeddings are normalised with weights of their own;
     `ignores_experts`: the graph has a dense part even where the file has experts;
+    `plain_indexer`: what an indexer compares is not turned by a Hadamard matrix;
     `scales_unturned`: queries that are not turned are scaled by their position;
-    `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's.
+    `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's;
+    `embeds`: what the layers make of the tokens is the result, without an output matrix.
     """
 
     layer_norm: bool = False
@@ -59,7 +61,9 @@ class Style:
     bare_norms: bool = False
     input_norm: bool = False
     ignores_experts: bool = False
+    plain_indexer: bool = False
     scales_unturned: bool = False
+    embeds: bool = False
 
 
 @dataclass(frozen=True, slots=True)

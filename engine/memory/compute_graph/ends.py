@@ -1,0 +1,70 @@
+"""What comes before the first layer and behind the last: embeddings and their norms, the output."""
+
+from __future__ import annotations
+
+from engine.memory.compute_graph.graph import Graph, Tensor
+from engine.memory.compute_graph.scheduler import HOST
+from engine.memory.compute_graph.sketch import Placed, Sketch
+from engine.memory.compute_graph.transformer import Inputs, Style
+
+
+def embed(sketch: Sketch, style: Style, first: Placed, positions: Tensor) -> Tensor:
+    """Return what the layer `first` gets: rows for the tokens, and whatever is made of them."""
+    graph, outer = sketch.graph, sketch.outer
+    tokens = graph.new_input("i32", sketch.batch.n_tokens)
+    current = graph.get_rows(sketch.outer_weight(outer["token_embd"], HOST), tokens)
+    graph.expand(current)
+    graph.expand(graph.new_input("f32", sketch.numbers.n_embd, sketch.batch.n_tokens))
+    if sketch.numbers.scales_embeddings:
+        current = graph.expand(graph.scale(current))
+    if style.input_scale:
+        current = graph.scale(current)
+    if "token_types" in outer:
+        types = sketch.outer_weight(outer["token_types"], HOST)
+        current = graph.add(current, graph.view(types, (sketch.numbers.n_embd,)))
+    if style.position_table and "position_embd" in outer:
+        places = graph.get_rows(sketch.outer_weight(outer["position_embd"], HOST), positions)
+        current = graph.add(places, current) if style.embeds else graph.add(current, places)
+    if style.input_norm:
+        current = outer_norm(sketch, style, "token_embd_norm", first.memory, current, first.backend)
+    return current
+
+
+def outer_norm(sketch: Sketch, style: Style, name: str, memory: str, current: Tensor, backend: int = -1) -> Tensor:
+    """Return `current` normalised with weights outside of the blocks, if the file has them."""
+    graph, outer = sketch.graph, sketch.outer
+    current = sketch.raw_norm(current, layer_norm=style.layer_norm)
+    current.backend = backend
+    for stem, operation in ((name, graph.mul), (f"{name}.bias", graph.add)):
+        if stem in outer:
+            current = operation(current, sketch.outer_weight(outer[stem], memory))
+    return current
+
+
+def finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: Tensor) -> Graph:
+    """Return the graph with logits behind the last layer's `current`, or with what it makes of the tokens."""
+    graph, outer = sketch.graph, sketch.outer
+    if style.embeds:
+        norms = [name for name in ("output_norm", "enc.output_norm") if name in outer]
+        current = outer_norm(sketch, style, norms[0], output, current) if norms else current
+        current.is_output = True
+        graph.expand(current)
+        return graph
+    if style.late_rows == "before_norm":
+        current.is_output = True
+        current = graph.get_rows(current, inputs.output_rows)
+    norms = [name for name in ("output_norm", "dec.output_norm") if name in outer]
+    current = outer_norm(sketch, style, norms[0] if norms else "token_embd_norm", output, current)
+    if style.late_rows == "after_norm":
+        current.is_output = True
+        current = graph.get_rows(current, inputs.output_rows)
+    current.is_output = True
+    if style.scaled_output:
+        current = graph.scale(current)
+    matrix = outer.get("output") or outer["token_embd"]
+    logits = graph.mul_mat(sketch.outer_weight(matrix, output), current)
+    if "output.bias" in outer:
+        logits = graph.add(logits, sketch.outer_weight(outer["output.bias"], output))
+    logits.is_output = True
+    graph.expand(logits)
+    return graph

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.memory.compute_graph.facts import Weights
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Placed, Sketch
@@ -41,20 +42,24 @@ def outer_norm(sketch: Sketch, style: Style, name: str, memory: str, current: Te
     return current
 
 
+def _first_of(outer: Weights, *names: str) -> str | None:
+    return next((name for name in names if name in outer), None)
+
+
 def finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: Tensor) -> Graph:
     """Return the graph with logits behind the last layer's `current`, or with what it makes of the tokens."""
     graph, outer = sketch.graph, sketch.outer
     if style.embeds:
-        norms = [name for name in ("output_norm", "enc.output_norm") if name in outer]
-        current = outer_norm(sketch, style, norms[0], output, current) if norms else current
+        norm = _first_of(outer, "output_norm", "enc.output_norm")
+        current = current if norm is None else outer_norm(sketch, style, norm, output, current)
         current.is_output = True
         graph.expand(current)
         return graph
     if style.late_rows == "before_norm":
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)
-    norms = [name for name in ("output_norm", "dec.output_norm") if name in outer]
-    current = outer_norm(sketch, style, norms[0] if norms else "token_embd_norm", output, current)
+    norm = _first_of(outer, "output_norm", "dec.output_norm") or "token_embd_norm"
+    current = outer_norm(sketch, style, norm, output, current)
     if style.late_rows == "after_norm":
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)

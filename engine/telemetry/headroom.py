@@ -49,10 +49,6 @@ class HeadroomWatch:
         """Watch these devices from now on; what is in use at their next reading is what the model was loaded into."""
         self._devices = {device.id: _DeviceWatch(device) for device in devices}
 
-    def end(self) -> None:
-        """Watch nothing."""
-        self._devices = {}
-
     def update(self, samples: Iterable[Sample]) -> tuple[Alert, ...]:
         """Return the alerts that stand after these readings, one for a device at most, in the order of the samples."""
         alerts: list[Alert] = []

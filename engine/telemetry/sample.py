@@ -19,9 +19,9 @@ class Sample:
     used_bytes: int | None
     total_bytes: int | None
     own_bytes: int | None = None
-    spilled_bytes: int | None = None
-    major_faults: int | None = None
     utilization_percent: float | None = None
     temperature_c: float | None = None
     power_w: float | None = None
     note: str = ""
+    spilled_bytes: int | None = None
+    major_faults: int | None = None

@@ -12,10 +12,12 @@ from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
-from widgets.common.roles import plain_label
+from widgets.common.roles import plain_label, set_role
 from widgets.devices.memory_plot import MemoryPlot
 from widgets.devices.readings import (
+    NO_ALERT,
     NO_READING,
+    CardAlert,
     device_subtitle,
     device_total_bytes,
     overhead_text,
@@ -48,6 +50,7 @@ class DeviceCard(QFrame):
         self._device = device
         self._last: Sample | None = None
         self._row: DeviceRow | None = None
+        self._alert = NO_ALERT
         self.set_device(device)
 
     @property
@@ -87,13 +90,22 @@ class DeviceCard(QFrame):
         used_bytes = sample.used_bytes
         self._used_label.setText(NO_READING if used_bytes is None else format_share(used_bytes, total_bytes))
         self._used_label.setToolTip("" if used_bytes is None else f"{format_bytes(used_bytes)} used")
-        self._status_label.setText(status_line(sample))
+        self._show_status()
         self.plot.add_sample(sample, total_bytes)
         self._show_total()
 
     def set_row(self, row: DeviceRow | None) -> None:
         """Tell in the tooltip what the layout needs here."""
         self._row = row
+        self._show_tool_tip()
+
+    def set_alert(self, alert: CardAlert) -> None:
+        """Show what is wrong with the device in place of its readings; an empty alert takes that back."""
+        if alert == self._alert:
+            return
+        self._alert = alert
+        set_role(self, "panel-alert" if alert.words else "panel")
+        self._show_status()
         self._show_tool_tip()
 
     def context_menu(self) -> QMenu:
@@ -133,6 +145,10 @@ class DeviceCard(QFrame):
         self.menu_button.setAccessibleName("Device options")
         self.menu_button.clicked.connect(self._on_menu_button)
 
+    def _show_status(self) -> None:
+        set_role(self._status_label, "error" if self._alert.words else "dim")
+        self._status_label.setText(self._alert.words or status_line(self._last))
+
     def _show_total(self) -> None:
         text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
@@ -140,7 +156,11 @@ class DeviceCard(QFrame):
         self._total_label.setText(text)
 
     def _show_tool_tip(self) -> None:
-        lines = ["" if self._row is None else row_tool_tip(self._row), overhead_text(self._device)]
+        lines = [
+            self._alert.sentence,
+            "" if self._row is None else row_tool_tip(self._row),
+            overhead_text(self._device),
+        ]
         self.setToolTip("\n".join(filter(None, lines)))
 
     def _on_context_menu(self, position: QPoint) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
@@ -24,6 +24,7 @@ from widgets.common.palette import DARK, Palette
 from widgets.devices.device_card import DeviceCard
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.limits_dialog import LimitsDialog
+from widgets.devices.readings import NO_ALERT, CardAlert
 
 EMPTY_HEIGHT_PX = 120
 
@@ -105,6 +106,11 @@ class DeviceStrip(QWidget):
         by_id = {row.id: row for row in rows}
         for device_id, card in self._cards.items():
             card.set_row(by_id.get(device_id))
+
+    def set_alerts(self, alerts: Mapping[str, CardAlert]) -> None:
+        """Show these alerts by device id, and none on the other cards."""
+        for device_id, card in self._cards.items():
+            card.set_alert(alerts.get(device_id, NO_ALERT))
 
     def edit_limits(self, device: Device) -> LimitsDialog:
         """Open the dialog for cap and margin of `device`."""

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from engine.devices.device import Device
 from engine.fit.report import DeviceRow
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes
 
 NO_READING = "\N{EM DASH}"
+
+
+@dataclass(frozen=True, slots=True)
+class CardAlert:
+    """What is wrong with a device: a few words for the card, a sentence with the remedy for its tooltip."""
+
+    words: str = ""
+    sentence: str = ""
+
+
+NO_ALERT = CardAlert()
 
 
 def device_total_bytes(device: Device, sample: Sample | None) -> int:

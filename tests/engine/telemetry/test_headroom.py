@@ -126,7 +126,7 @@ def test_only_watched_devices_count_and_nothing_after_the_end() -> None:
     assert not any(feed(watch, GPU, [MIB] * 5))
     watch.begin((GPU,))
     assert feed(watch, GPU, [MIB] * 5)[-1]
-    watch.end()
+    watch.begin(())
     assert not any(feed(watch, GPU, [MIB] * 5))
 
 

@@ -21,6 +21,7 @@ from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_strip import DeviceStrip
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.memory_plot import WINDOW_S
+from widgets.devices.readings import CardAlert
 
 GPU = Device("CUDA0", "RTX 3090", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:01:00.0")
 REMOTE = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, endpoint="192.0.2.7:50052", cap_bytes=2 * GIB)
@@ -226,3 +227,20 @@ def test_the_palette_reaches_graphs_of_old_and_new_cards(qtbot: QtBot) -> None:
         color = card.plot.grab().toImage().pixelColor(2, 2).name()
         assert color == LIGHT.background
         assert color != DARK.background
+
+
+def test_an_alert_takes_the_place_of_the_readings_and_goes_again(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    strip.add_samples([Sample("CUDA0", 1.0, 18 * GIB, 24 * GIB, 17 * GIB, 87.0, 64.0, 285.4)])
+    card = card_of(strip, "CUDA0")
+
+    strip.set_alerts({"CUDA0": CardAlert("memory is low", "CUDA0 has only 90.0 MiB left. Close what uses it.")})
+    strip.add_samples([Sample("CUDA0", 2.0, 23 * GIB, 24 * GIB, 17 * GIB, 87.0, 64.0, 285.4)])
+
+    assert card.status_text == "memory is low"
+    assert card.toolTip().startswith("CUDA0 has only 90.0 MiB left.")
+    assert card_of(strip, "CPU").property("role") == "panel"
+    strip.set_alerts({})
+    assert card.status_text == "87 % 64 °C 285 W"
+    assert "left" not in card.toolTip()
+    assert card.property("role") == "panel"

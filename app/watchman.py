@@ -1,0 +1,57 @@
+"""Watches the memory beside what is loaded and tells when it will not last."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from PySide6.QtCore import QObject, Signal
+
+from app.rig_keeper import RigKeeper
+from engine.telemetry.headroom import Alert, AlertKind, HeadroomWatch
+from engine.telemetry.sample import Sample
+from widgets.devices.readings import CardAlert
+
+WORDS: Mapping[AlertKind, str] = {
+    "low": "memory is low",
+    "falling": "memory is falling",
+    "spilled": "moved to slower memory",
+    "paging": "reading weights from disk",
+}
+
+
+class Watchman(QObject):
+    """Follows the samples of devices that hold part of a loaded model, and of the host beside any."""
+
+    alerts_changed = Signal(object)  # dict[str, CardAlert], by device id
+    alarmed = Signal(str)
+    """The sentence of an alert that was not there before."""
+
+    def __init__(self, keeper: RigKeeper, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._keeper = keeper
+        self._watch = HeadroomWatch()
+        self._watched: frozenset[str] = frozenset()
+        self._alerts: tuple[Alert, ...] = ()
+        keeper.samples_arrived.connect(self._on_samples)
+
+    def watch(self, devices: Collection[str]) -> None:
+        """Watch the devices with these ids, on which models are loaded now, and the host; none: nothing."""
+        watched = frozenset((*devices, self._keeper.rig.host.id)) if devices else frozenset()
+        if watched == self._watched:
+            return
+        self._watched = watched
+        self._watch.begin(device for device in self._keeper.rig.all_devices if device.id in watched)
+        self._show(())
+
+    def _on_samples(self, samples: tuple[Sample, ...]) -> None:
+        self._show(self._watch.update(samples))
+
+    def _show(self, alerts: tuple[Alert, ...]) -> None:
+        before, self._alerts = self._alerts, alerts
+        if alerts == before:
+            return
+        self.alerts_changed.emit({each.device: CardAlert(WORDS[each.kind], each.message) for each in alerts})
+        known = {(each.device, each.kind) for each in before}
+        for each in alerts:
+            if (each.device, each.kind) not in known:
+                self.alarmed.emit(each.message)

@@ -1,0 +1,73 @@
+"""The watchman: it follows the devices of what is loaded, alarms once, and takes an alert back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.rig_keeper import RigKeeper
+from app.watchman import Watchman
+from engine.devices.device import Device, Rig, make_host
+from engine.telemetry.sample import Sample
+from engine.units import GIB, MIB
+from widgets.devices.readings import CardAlert
+
+CARDS = tuple(Device(name, "card", "CUDA", "gpu", 8 * GIB, margin_bytes=512 * MIB) for name in ("CUDA0", "CUDA1"))
+RIG = Rig(CARDS, make_host("host", 32 * GIB))
+
+
+@dataclass
+class Watched:
+    keeper: RigKeeper
+    watchman: Watchman
+    alerts: list[dict[str, CardAlert]] = field(default_factory=list)
+    alarms: list[str] = field(default_factory=list)
+
+    def read(self, time_s: float, **free_bytes: int) -> None:
+        samples = (Sample(each.id, time_s, 8 * GIB - free_bytes[each.id], 8 * GIB) for each in CARDS)
+        self.keeper.samples_arrived.emit(tuple(samples))
+
+
+@pytest.fixture
+def watched(qtbot: QtBot) -> Iterator[Watched]:
+    keeper = RigKeeper(Background())
+    keeper._set_rig(RIG)
+    made = Watched(keeper, Watchman(keeper))
+    made.watchman.alerts_changed.connect(made.alerts.append)
+    made.watchman.alarmed.connect(made.alarms.append)
+    yield made
+    keeper.close()
+
+
+def test_nothing_is_watched_while_nothing_is_loaded(watched: Watched) -> None:
+    for time_s in range(5):
+        watched.read(time_s, CUDA0=MIB, CUDA1=MIB)
+    assert watched.alerts == []
+
+
+def test_an_alarm_is_given_once_and_its_alert_stays_until_there_is_room(watched: Watched) -> None:
+    watched.watchman.watch(["CUDA0"])
+    for time_s in range(6):
+        watched.read(time_s, CUDA0=100 * MIB, CUDA1=MIB)
+    assert [set(alerts) for alerts in watched.alerts] == [{"CUDA0"}]
+    assert watched.alerts[0]["CUDA0"].words == "memory is low"
+    (alarm,) = watched.alarms
+    assert alarm.startswith("CUDA0 has only 100.0 MiB left")
+    for time_s in range(6, 12):
+        watched.read(time_s, CUDA0=3 * GIB, CUDA1=MIB)
+    assert watched.alerts[-1] == {}
+    assert len(watched.alarms) == 1
+
+
+def test_what_is_unloaded_is_not_worried_about(watched: Watched) -> None:
+    watched.watchman.watch(["CUDA0"])
+    for time_s in range(3):
+        watched.read(time_s, CUDA0=100 * MIB, CUDA1=MIB)
+    watched.watchman.watch([])
+    assert watched.alerts[-1] == {}
+    watched.read(4, CUDA0=100 * MIB, CUDA1=MIB)
+    assert watched.alerts[-1] == {}

@@ -42,7 +42,7 @@ class Buffer:
         else:
             self._offsets[best] = offset + size
             sizes[best] -= size
-        if best == last and offset + size > self.size_bytes:
+        if offset + size > self.size_bytes:
             self.size_bytes = offset + size
         return offset
 

@@ -20,7 +20,6 @@ from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
-from engine.memory.compute_graph.transformer import single_part_layer
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.override_weights import usable_rules
@@ -91,13 +90,6 @@ class GraphTables:
     @property
     def n_trunk(self) -> int:
         return len(self.layers)
-
-    def attends(self, index: int) -> bool:
-        """Return whether a layer has attention that can be one operation."""
-        numbers = self.layers[index]
-        if self.family.recurrence is not None and numbers.is_recurrent:
-            return self.family.both
-        return self.family.layer is not single_part_layer or "attn_output" in self.weights[index]
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,9 +262,8 @@ class ComputeForecast:
         probe = replace(self._batch, n_tokens=sequences, n_outputs=sequences)
         graph = self._graph(placement, parts, probe, names)
         scheduler.assign(graph)
-        owners = [part.device for part in parts for index in part.kept if self._tables.attends(index)]
-        fused = [node for node in graph.nodes if node.op == "flash_attn"]
-        return all(names[node.backend] == owner for node, owner in zip(fused, owners, strict=True))
+        owners = [HOST if name == CPU_ID else name for name in names]
+        return all(owners[node.backend] == memory for node, memory in graph.fused)
 
     def _graph(self, placement: Placement, parts: Sequence[Part], batch: Batch, names: Sequence[str]) -> Graph:
         tables = self._tables

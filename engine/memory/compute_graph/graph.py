@@ -104,11 +104,13 @@ def shape4(ne: Sequence[int]) -> Shape:
 
 class Graph:
     """Operations append nothing by themselves: `expand` puts a tensor and what it needs in order, as the engine's
-    depth-first walk does."""
+    depth-first walk does. `fused`: attention that is one operation as long as it is on its layer's device, with the
+    memory of that."""
 
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self.leafs: list[Tensor] = []
+        self.fused: list[tuple[Tensor, str]] = []
 
     def expand(self, tensor: Tensor) -> Tensor:
         """Append `tensor` and everything it needs that is not there yet."""

@@ -389,6 +389,7 @@ class Sketch:
         v = graph.cast(v, "f16") if v.type == "f32" else v
         ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
         found = graph.new("flash_attn", ne, q, k, v, mask, *(() if sinks is None else (sinks,)))
+        graph.fused.append((found, self.layer.memory))
         if unpack is not None:
             found = graph.mul_mat(unpack, graph.permute(found, 0, 2, 1, 3))
             found = graph.cont(graph.permute(found, 0, 2, 1, 3))

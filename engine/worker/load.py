@@ -243,6 +243,9 @@ def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
 def check_file(path: str) -> None:
     """End the request where there is no file to read."""
     try:
+        # before it is opened: that alone waits for ever where it has become a pipe
+        if not Path(path).is_file() and Path(path).exists():
+            raise failure("model_file", f"{Path(path).name} is not a regular file; choose the .gguf file itself.")
         with Path(path).open("rb"):
             return
     except OSError as error:

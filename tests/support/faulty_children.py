@@ -1,0 +1,36 @@
+"""Children of the real engine in a world that goes wrong: a disk that stops, memory that is limited."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from engine.runner.process import worker_argv
+
+_SLOW_DISK = Path(__file__).with_name("slow_disk.c")
+
+
+def build_slow_disk(folder: Path) -> Path:
+    """Compile the library into `folder` and return its path."""
+    library = folder / "libslow_disk.so"
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-Wall", "-Werror", str(_SLOW_DISK), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
+
+
+def with_slow_disk(library: Path, model: Path, after_bytes: int) -> list[str]:
+    """Return the command of a worker for which `model` delivers `after_bytes` and then nothing more."""
+    settings = {"LD_PRELOAD": library, "SLOW_DISK_FILE": model.resolve(), "SLOW_DISK_AFTER": after_bytes}
+    return ["env", *(f"{name}={value}" for name, value in settings.items()), *worker_argv()]
+
+
+def with_limited_memory(limit_bytes: int) -> list[str]:
+    """Return the command of a worker that gets no more than `limit_bytes` of address space for its data."""
+    code = (
+        "import os, resource, sys; "
+        f"resource.setrlimit(resource.RLIMIT_DATA, ({limit_bytes}, {limit_bytes})); os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    return [sys.executable, "-c", code, *worker_argv()]

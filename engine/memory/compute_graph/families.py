@@ -9,12 +9,15 @@ from engine.gguf.model_file import ModelFile
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
 from engine.memory.compute_graph.encoder import post_norm_layer
 from engine.memory.compute_graph.ends import embed, finish
+from engine.memory.compute_graph.gemma3n import gemma3n_layer, merge_versions
+from engine.memory.compute_graph.gemma4 import gemma4_layer
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
 from engine.memory.compute_graph.hyper_connections import close_streams, connected_layer, open_streams
 from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
 from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
+from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
@@ -161,6 +164,15 @@ FAMILIES.update(
         "modern-bert": Family(_BERT),
         "neo-bert": Family(_ENCODER),
         "eurobert": Family(_ENCODER),
+        "gemma3n": Family(
+            Style(input_scale=True, late_rows="never"),
+            attention=sharing_attention,
+            layer=gemma3n_layer,
+            behind=merge_versions,
+        ),
+        "gemma4": Family(
+            Style(input_scale=True, late_rows="after_norm"), attention=sharing_attention, layer=gemma4_layer
+        ),
         "gemma-embedding": Family(replace(_GEMMA, embeds=True)),
     }
 )
@@ -209,6 +221,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
             q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if style.scales_unturned else None,
             state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
             unused_rows=None if rows is None else graph.view(rows, (batch.n_states - batch.n_sequences,)),
+            output=output,
         )
     else:
         in_window = sketch.batch_mask() if sliding else None

@@ -44,6 +44,8 @@ class GraphTables:
         self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.style.rope)
         self.weights: tuple[Weights, ...] = tuple(block_weights(block) for block in model.blocks[: len(self.layers)])
         self.outer: Weights = global_weights(model)
+        shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
+        self.counts_layers: bool = shares or any(hyper.recurrent) or any(hyper.indexer_widths)
         shapes = [
             (numbers, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
             for numbers, weights in zip(self.layers, self.weights, strict=True)
@@ -57,7 +59,9 @@ class GraphTables:
         batch = Batch(2, 1, 2, 256, 256, 1, 1, "f16", "f16", flash=False, turned_values=True, offload_kqv=True)
         sketch = Sketch(self.numbers, batch, self.outer, lambda _, memory: memory, 0, has_cache=self.has_cache)
         firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
-        layers = [Placed(self.layers[index], self.weights[index], HOST, -1, False) for index in sorted(firsts.values())]
+        layers = [
+            Placed(self.layers[index], self.weights[index], HOST, -1, False, index) for index in sorted(firsts.values())
+        ]
         try:
             build_graph(sketch, self.family, layers, HOST)
         except (ArithmeticError, LookupError, AssertionError, ValueError) as error:
@@ -210,9 +214,10 @@ class ComputeForecast:
 
         All of them where layers keep a state: blocks of no size that their graphs leave behind gather in the
         allocator, so that the buffer depends on how many there are; and where an indexer picks cells, as each layer
-        has a tensor of its own for them from the start.
+        has a tensor of its own for them from the start; and where layers read an earlier layer's cache or embeddings of
+        their own, of which a device keeps a copy for each.
         """
-        if any(self._tables.hyper.recurrent) or any(self._tables.hyper.indexer_widths):
+        if self._tables.counts_layers:
             return tuple(range(first, last + 1))
         seen: set[tuple[int, int, int]] = set()
         kept = []
@@ -276,6 +281,7 @@ class ComputeForecast:
                 memory=part.memory,
                 backend=pins.get(part.device, -1),
                 is_last=index == tables.n_trunk - 1,
+                index=index,
             )
             for part in parts
             for index, weights in zip(part.kept, part.weights, strict=True)

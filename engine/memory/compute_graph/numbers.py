@@ -18,9 +18,16 @@ _WITHOUT_SCALES = frozenset({"hy_v4"})
 """Architectures that look for none at all."""
 
 
+_LAYERS_OF_LARGEST = 10
+"""How many layers of Gemma 3n leave out all but the largest gates, from the first on."""
+
+
 @dataclass(frozen=True, slots=True)
 class LayerNumbers:
-    """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts."""
+    """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts.
+
+    `cache_of`: the layer whose cache it reads, -1 for its own; `keeps_largest`: only the largest gates open (Gemma 3n).
+    """
 
     n_head: int
     n_head_kv: int
@@ -32,6 +39,8 @@ class LayerNumbers:
     indexer_width: int = 0
     owns_cache: bool = True
     has_rope: bool = True
+    cache_of: int = -1
+    keeps_largest: bool = False
 
     @property
     def k_width(self) -> int:
@@ -73,7 +82,8 @@ class StateNumbers:
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
-    are turned by position; `n_streams`: residual ones side by side."""
+    are turned by position; `n_streams`: residual ones side by side; `turned_heads`: keys and values that a quantised
+    cache turns by a matrix, of layers that attend to everything and of sliding ones, 0 where it does not."""
 
     n_embd: int
     n_vocab: int
@@ -96,6 +106,7 @@ class Numbers:
     normalises_experts: bool
     scales_residuals: bool
     state: StateNumbers
+    turned_heads: tuple[tuple[int, int], tuple[int, int]]
     indexer: IndexerNumbers = IndexerNumbers()
     n_streams: int = 1
 
@@ -131,9 +142,21 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
         scales_residuals=_is_set(model, "residual_scale"),
         state=_read_state(model, hyper) if has_state else StateNumbers(),
+        turned_heads=(_turned_heads(hyper, slides=False), _turned_heads(hyper, slides=True)),
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
         n_streams=number(model, "hyper_connection.count", 1, least=0),
     )
+
+
+def _turned_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
+    """Return the head sizes of the full or the sliding cache where they are those of all its layers."""
+    layers = [index for index, caches in enumerate(hyper.caching) if caches and hyper.sliding[index] is slides]
+
+    def common(heads: tuple[int, ...]) -> int:
+        sizes = {heads[index] for index in layers}
+        return sizes.pop() if len(sizes) == 1 and heads[0] % 64 == 0 else 0
+
+    return common(hyper.head_k), common(hyper.head_v)
 
 
 def _is_set(model: ModelFile, key: str) -> bool:
@@ -193,6 +216,8 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 indexer_width=hyper.indexer_widths[index],
                 owns_cache=hyper.caching[index],
                 has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
+                cache_of=-1 if hyper.cache_of[index] == index else hyper.cache_of[index],
+                keeps_largest=model.architecture == "gemma3n" and index < _LAYERS_OF_LARGEST,
             )
         )
     return tuple(found)

@@ -40,13 +40,15 @@ class Batch:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """A layer on its way into the graph: `memory` of its device, `backend` that its norms are pinned to (-1: none)."""
+    """A layer on its way into the graph: `memory` of its device, `backend` that its norms are pinned to (-1: none),
+    `index` in the file."""
 
     numbers: LayerNumbers
     weights: Weights
     memory: str
     backend: int
     is_last: bool
+    index: int
 
 
 _ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -76,6 +78,7 @@ class Sketch:
         self.numbers = numbers
         self.batch = batch
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.shared: dict[str, Tensor] = {}
         self.chosen: Tensor | None = None
         self._home_of = home_of
         self._cpu_backend = cpu_backend
@@ -158,7 +161,7 @@ class Sketch:
         batch, new = self.batch, self.graph.new_input
         cells = batch.n_cells_swa if swa else batch.n_cells
         width = self.numbers.v_width_max if batch.turned_values else 1
-        k_head, v_head = self.numbers.head_k, self.numbers.head_v
+        k_head, v_head = self.numbers.turned_heads[swa]
         k_turn = _rotation(batch.type_k, k_head) if rotate else 0
         v_turn = 64 if rotate and _rotation(batch.type_v, v_head) else 0
         return Masks(
@@ -235,10 +238,10 @@ class Sketch:
             parts.append(part if flat else graph.reshape(part, *shape, n_tokens))
         return parts[0], parts[1], parts[2]
 
-    def rope(self, source: Tensor, positions: Tensor) -> Tensor:
-        """Return `source` turned by its positions."""
+    def rope(self, source: Tensor, positions: Tensor, *, by_table: bool = True) -> Tensor:
+        """Return `source` turned by its positions, `by_table` if the file has one."""
         found = self.graph.like("rope", source, positions)
-        if self._rope_factors is not None:
+        if by_table and self._rope_factors is not None:
             home = self._home_of(self._rope_factors, self.layer.memory)
             factors = self._factors.get(home)
             if factors is None:

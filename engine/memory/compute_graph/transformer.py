@@ -9,6 +9,7 @@ from typing import Literal
 from engine.memory.compute_graph.experts import experts
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.numbers import Rope
+from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Masks, Placed, Sketch
 
 
@@ -69,7 +70,7 @@ class Style:
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What every layer reads besides its predecessor. `unused_rows`: states of sequences that are not in the batch,
-    none in the worst case."""
+    none in the worst case; `output`: memory of the output layer."""
 
     positions: Tensor
     embeddings: Tensor
@@ -80,6 +81,7 @@ class Inputs:
     state_rows: Tensor | None = None
     unused_rows: Tensor | None = None
     q_scale: Tensor | None = None
+    output: str = HOST
 
     def masks_of(self, layer: Placed) -> Masks:
         return self.sliding if layer.numbers.is_swa and self.sliding is not None else self.full

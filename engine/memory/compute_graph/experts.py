@@ -75,9 +75,16 @@ def weighted_sum(
 def _linear(sketch: Sketch, stem: str, source: Tensor, chosen: Tensor) -> Tensor:
     found = sketch.graph.mul_mat_id(sketch.weight(stem), source, chosen)
     if sketch.numbers.scales_weights and sketch.has(f"{stem}.scale"):
-        found = sketch.graph.mul(found, sketch.weight(f"{stem}.scale"))
+        found = sketch.graph.mul(found, _scales(sketch, f"{stem}.scale", chosen))
     bias = sketch.maybe(f"{stem}.bias")
     return found if bias is None else sketch.graph.like("add_id", found, bias, chosen)
+
+
+def _scales(sketch: Sketch, stem: str, chosen: Tensor) -> Tensor:
+    """Return the scale of each of the `chosen` experts."""
+    graph, weight = sketch.graph, sketch.weight(stem)
+    scales = graph.repeat(graph.reshape(weight, 1, weight.ne[0], 1), 1, weight.ne[0], chosen.ne[1])
+    return graph.get_rows(scales, chosen)
 
 
 def _activations(sketch: Sketch, source: Tensor, chosen: Tensor, kind: str, activations: int) -> Tensor:

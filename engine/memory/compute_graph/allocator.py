@@ -42,8 +42,7 @@ class Buffer:
         else:
             self._offsets[best] = offset + size
             sizes[best] -= size
-        if offset + size > self.size_bytes:
-            self.size_bytes = offset + size
+        self.size_bytes = max(self.size_bytes, offset + size)
         return offset
 
     def give_back(self, offset: int, size: int) -> None:

@@ -211,12 +211,14 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
     current = embed(sketch, style, layers[0], positions)
     if sketch.has_cache:
         rows = graph.new_input("i32", batch.n_states) if family.recurrence is not None else None
+        # A model with windows and states has no inputs to turn keys with, whatever the type of its caches.
+        rotates = rows is None or not sliding
         inputs = Inputs(
             positions=positions,
             embeddings=current,
             output_rows=sketch.output_rows(),
-            full=sketch.masks(k_only=sketch.numbers.latent),
-            sliding=sketch.masks(swa=True) if sliding else None,
+            full=sketch.masks(k_only=sketch.numbers.latent, rotate=rotates),
+            sliding=sketch.masks(swa=True, rotate=rotates) if sliding else None,
             indexer=sketch.indexer_masks() if sketch.numbers.indexer.n_heads else None,
             q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if style.scales_unturned else None,
             state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),

@@ -237,19 +237,45 @@ class ComputeForecast:
             op_offload=bool(self._context.op_offload),
             offload_batch=self._context.offload_batch,
         )
-        batch = self._batch
-        if (
-            asks_flash
-            and not self._suits_flash(placement)
-            and not self._flash_stays(placement, parts, scheduler, names)
-        ):
-            batch = replace(batch, flash=False)
-        sizes = scheduler.buffer_sizes(self._graph(placement, parts, batch, names))
+        batch, small = self._batch, None
+        if asks_flash and not self._suits_flash(placement):
+            small = self._smallest(placement, parts, scheduler, names)
+            if not self._flash_stays(small, names):
+                batch, small = replace(batch, flash=False), None
+        sizes = [scheduler.buffer_sizes(self._graph(placement, parts, batch, names))]
         if self._tables.family.one_sequence and batch.n_sequences > 1:
             single = replace(batch, n_sequences=1, n_tokens=batch.n_outputs)
-            found = scheduler.buffer_sizes(self._graph(placement, parts, single, names))
-            sizes = {memory: max(size, found[memory]) for memory, size in sizes.items()}
-        return Found({CPU_ID if memory == HOST else memory: size for memory, size in sizes.items()}, batch.flash)
+            sizes.append(scheduler.buffer_sizes(self._graph(placement, parts, single, names)))
+        if self._borrows(placement) and (self._tables.numbers.state.recurrent_width or not batch.flash):
+            # In the smallest batch the host does itself what devices do for it in others. With states, or attention in
+            # several operations, it may need more for that.
+            small = small or self._smallest(placement, parts, scheduler, names, flash=batch.flash)
+            sizes.append(scheduler.assigned_sizes(small))
+        found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
+        return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
+
+    def _borrows(self, placement: Placement) -> bool:
+        """Return whether devices take over operations whose weights are on the host."""
+        on_host = placement.leading or CPU_ID in placement.entries
+        on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
+        offloads = any(traits.op_offload for traits in placement.traits.values())
+        return bool(on_host and offloads and self._context.op_offload)
+
+    def _smallest(
+        self,
+        placement: Placement,
+        parts: Sequence[Part],
+        scheduler: Scheduler,
+        names: Sequence[str],
+        *,
+        flash: bool = True,
+    ) -> Graph:
+        """Return the graph of one token for each sequence, with its backends."""
+        sequences = self._batch.n_sequences
+        batch = replace(self._batch, n_tokens=sequences, n_outputs=sequences, flash=flash)
+        graph = self._graph(placement, parts, batch, names)
+        scheduler.assign(graph)
+        return graph
 
     def _suits_flash(self, placement: Placement) -> bool:
         """Return whether nothing stands against flash attention, so that the graph need not be asked."""
@@ -259,16 +285,10 @@ class ComputeForecast:
         heads = {*hyper.head_k, *hyper.head_v}
         return len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES - {512}
 
-    def _flash_stays(
-        self, placement: Placement, parts: Sequence[Part], scheduler: Scheduler, names: Sequence[str]
-    ) -> bool:
-        """Return whether flash attention ends up on the device of each layer, in a batch of one token a sequence."""
-        sequences = self._batch.n_sequences
-        probe = replace(self._batch, n_tokens=sequences, n_outputs=sequences)
-        graph = self._graph(placement, parts, probe, names)
-        scheduler.assign(graph)
+    def _flash_stays(self, smallest: Graph, names: Sequence[str]) -> bool:
+        """Return whether flash attention ends up on the device of each layer."""
         owners = [HOST if name == CPU_ID else name for name in names]
-        return all(owners[node.backend] == memory for node, memory in graph.fused)
+        return all(owners[node.backend] == memory for node, memory in smallest.fused)
 
     def _graph(self, placement: Placement, parts: Sequence[Part], batch: Batch, names: Sequence[str]) -> Graph:
         tables = self._tables

@@ -56,6 +56,10 @@ class Scheduler:
     def buffer_sizes(self, graph: Graph) -> dict[str, int]:
         """Return the bytes of the compute buffer in each memory."""
         self.assign(graph)
+        return self.assigned_sizes(graph)
+
+    def assigned_sizes(self, graph: Graph) -> dict[str, int]:
+        """Return the same for a graph whose nodes have their backends; it can be asked for once."""
         nodes, leafs = self._split(graph)
         shared: dict[str, Buffer] = {}
         buffers = [

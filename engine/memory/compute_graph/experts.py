@@ -74,7 +74,7 @@ def weighted_sum(
 
 def _linear(sketch: Sketch, stem: str, source: Tensor, chosen: Tensor) -> Tensor:
     found = sketch.graph.mul_mat_id(sketch.weight(stem), source, chosen)
-    if sketch.numbers.scales_weights and sketch.has(f"{stem}.scale"):
+    if "experts" in sketch.numbers.scaled and sketch.has(f"{stem}.scale"):
         found = sketch.graph.mul(found, _scales(sketch, f"{stem}.scale", chosen))
     bias = sketch.maybe(f"{stem}.bias")
     return found if bias is None else sketch.graph.like("add_id", found, bias, chosen)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.gguf.model_file import ModelFile
+from engine.memory.compute_graph.block_sparse import block_sparse_attention
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
 from engine.memory.compute_graph.encoder import post_norm_layer
 from engine.memory.compute_graph.ends import embed, finish
@@ -32,6 +33,7 @@ class Family:
 
     `recurrence` takes the place of attention in recurrent layers, or stands beside it with `both`; `flash`: whether the
     engine lets the architecture have flash attention; `one_sequence`: it makes room for a batch of one sequence too;
+    `one_token`: a batch of one token a sequence has another graph, which may need more;
     `before`: what is made of the embeddings before the first layer; `behind`: of the last layer's output, on the device
     of the output.
     """
@@ -43,6 +45,7 @@ class Family:
     both: bool = False
     flash: bool = True
     one_sequence: bool = False
+    one_token: bool = False
     before: Callable[[Sketch, Tensor], Tensor] | None = None
     behind: Callable[[Sketch, Inputs, str, Tensor], Tensor] | None = None
 
@@ -129,6 +132,7 @@ FAMILIES: dict[str, Family] = {
         before=open_streams,
         behind=close_streams,
     ),
+    "minimax-m3": Family(_FILE_DECIDES, attention=block_sparse_attention, one_token=True),
     "minicpm3": Family(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention=latent_attention),
     "mistral4": Family(_FILE_DECIDES, attention=latent_attention),
     "mamba": Family(recurrence=mamba),

@@ -246,7 +246,8 @@ class ComputeForecast:
         if self._tables.family.one_sequence and batch.n_sequences > 1:
             single = replace(batch, n_sequences=1, n_tokens=batch.n_outputs)
             sizes.append(scheduler.buffer_sizes(self._graph(placement, parts, single, names)))
-        if self._borrows(placement) and (self._tables.numbers.state.recurrent_width or not batch.flash):
+        borrows = self._borrows(placement) and (self._tables.numbers.state.recurrent_width or not batch.flash)
+        if borrows or self._tables.family.one_token:
             # In the smallest batch the host does itself what devices do for it in others. With states, or attention in
             # several operations, it may need more for that.
             small = small or self._smallest(placement, parts, scheduler, names, flash=batch.flash)

@@ -174,6 +174,10 @@ class Graph:
     def add(self, first: Tensor, second: Tensor) -> Tensor:
         return self.like("add", first, second)
 
+    def add_to(self, first: Tensor, second: Tensor) -> Tensor:
+        """Return the sum in the place of `first`, whatever else reads that."""
+        return Tensor("add", first.type, first.ne, first.nb, [first, second], first.root or first, first.n_bytes)
+
     def mul(self, first: Tensor, second: Tensor) -> Tensor:
         return self.like("mul", first, second)
 
@@ -213,7 +217,7 @@ class Graph:
         return self.new("cpy", source.ne, source, type_name=type_name)
 
     def repeat(self, source: Tensor, *ne: int) -> Tensor:
-        return self.new("repeat", ne, source)
+        return self.new("repeat", ne, source, type_name=source.type)
 
     def sum_rows(self, source: Tensor) -> Tensor:
         return self.new("sum_rows", (1, *source.ne[1:]), source)

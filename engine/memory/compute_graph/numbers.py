@@ -9,13 +9,18 @@ from engine.gguf.model_file import ModelFile
 from engine.memory.architectures import Architecture
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
-_SCALED_FEED_FORWARD = frozenset(
-    {"bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"}
-)
-"""Architectures whose dense part looks for `.scale` tensors beside its weights."""
+Scaled = frozenset[Literal["attention", "dense", "experts"]]
+"""Parts of a layer that look for `.scale` tensors beside their weights."""
 
-_WITHOUT_SCALES = frozenset({"hy_v4"})
-"""Architectures that look for none at all."""
+_SCALED: dict[str, Scaled] = {
+    **dict.fromkeys(
+        ("bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"),
+        frozenset({"attention", "dense", "experts"}),
+    ),
+    "hy_v4": frozenset(),
+    "minimax-m3": frozenset({"attention"}),
+}
+_MOSTLY_SCALED: Scaled = frozenset({"attention", "experts"})
 
 
 _LAYERS_OF_LARGEST = 10
@@ -53,11 +58,12 @@ class LayerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class IndexerNumbers:
-    """What picks cells: heads, elements of each, and how many cells a token attends to."""
+    """What picks cells: heads, elements of each, and how many cells or blocks of `block` a token attends to."""
 
     n_heads: int = 0
     head: int = 0
     n_chosen: int = 0
+    block: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,8 +106,7 @@ class Numbers:
     rope_part: int
     latent: bool
     scales_embeddings: bool
-    scales_weights: bool
-    scales_feed_forward: bool
+    scaled: Scaled
     scales_experts: bool
     normalises_experts: bool
     scales_residuals: bool
@@ -135,8 +140,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_v_latent=number(model, "attention.value_length_mla", 0, least=0) or hyper.head_v[first],
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
-        scales_weights=model.architecture not in _WITHOUT_SCALES,
-        scales_feed_forward=model.architecture in _SCALED_FEED_FORWARD,
+        scaled=_SCALED.get(model.architecture, _MOSTLY_SCALED),
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
@@ -169,6 +173,7 @@ def _read_indexer(model: ModelFile) -> IndexerNumbers:
         n_heads=number(model, "attention.indexer.head_count"),
         head=number(model, "attention.indexer.key_length"),
         n_chosen=number(model, "attention.indexer.top_k"),
+        block=number(model, "attention.indexer.block_size", 0, least=0),
     )
 
 

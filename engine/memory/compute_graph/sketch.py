@@ -79,7 +79,6 @@ class Sketch:
         self.batch = batch
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
         self.shared: dict[str, Tensor] = {}
-        self.chosen: Tensor | None = None
         self._home_of = home_of
         self._cpu_backend = cpu_backend
         self.has_cache = has_cache
@@ -142,8 +141,8 @@ class Sketch:
     def linear(self, stem: str, source: Tensor) -> Tensor:
         """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
         found = self.graph.mul_mat(self.weight(stem), source)
-        scales = self.numbers.scales_feed_forward or not stem.startswith("ffn_")
-        if scales and self.numbers.scales_weights and self.has(f"{stem}.scale"):
+        part = "dense" if stem.startswith("ffn_") else "attention"
+        if part in self.numbers.scaled and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         bias = self.maybe(f"{stem}.bias")
         return found if bias is None else self.graph.add(found, bias)
@@ -272,17 +271,21 @@ class Sketch:
         for part in (q, k, v) if sliding else (q, v, k):
             if part is not None:
                 graph.expand(part)
+        found = self.mix(q, *self.store(index, masks, k, v), masks.mask, sinks=sinks)
+        if masks.v_rotation is not None:
+            found = self.rotate(found, masks.v_rotation)
+        return self.linear(out, found) if out is not None and self.has(out) else found
+
+    def store(self, index: int, masks: Masks, k: Tensor | None, v: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Put keys and values, if the layer makes them, into its cache; return all of that."""
         k_cache, v_cache = self.cache(index, self.layer.numbers)
         assert v_cache is not None
         assert masks.v_rows is not None
         if k is not None:
-            graph.expand(self.store_keys(k_cache, k, masks.k_rows))
+            self.graph.expand(self.store_keys(k_cache, k, masks.k_rows))
         if v is not None:
-            graph.expand(self._store_v(v_cache, v, masks.v_rows))
-        found = self.mix(q, self._read_k(k_cache), self._read_v(v_cache), masks.mask, sinks=sinks)
-        if masks.v_rotation is not None:
-            found = self.rotate(found, masks.v_rotation)
-        return self.linear(out, found) if out is not None and self.has(out) else found
+            self.graph.expand(self._store_v(v_cache, v, masks.v_rows))
+        return self._read_k(k_cache), self._read_v(v_cache)
 
     def attend_latent(
         self, masks: Masks, q: Tensor, k: Tensor, v: Tensor, *, index: int, out: str | None = "attn_output"

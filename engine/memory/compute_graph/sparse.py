@@ -9,6 +9,8 @@ from engine.memory.compute_graph.latent import absorbed, gated, narrow_queries
 from engine.memory.compute_graph.sketch import Masks, Sketch
 from engine.memory.compute_graph.transformer import Inputs, Style
 
+_CHOSEN = "chosen cells"
+
 
 def sparse_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
     """Return the attention of the layer at the place `index`, behind a gate if it has one.
@@ -17,10 +19,9 @@ def sparse_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, c
     """
     narrow, masks = narrow_queries(sketch, current), inputs.masks_of(sketch.layer)
     if sketch.layer.numbers.indexer_width:
-        sketch.chosen = _choose(sketch, style, inputs, narrow, current)
+        sketch.shared[_CHOSEN] = _choose(sketch, style, inputs, narrow, current)
     if sketch.numbers.indexer.n_heads and not sketch.layer.numbers.is_swa:
-        assert sketch.chosen is not None
-        masks = replace(masks, mask=only_chosen(sketch, masks.mask, sketch.chosen))
+        masks = replace(masks, mask=only_chosen(sketch, masks.mask, sketch.shared[_CHOSEN]))
     found = sketch.attend_latent(masks, *absorbed(sketch, inputs, narrow, current), index=index, out=None)
     return sketch.linear("attn_output", gated(sketch, found, current))
 
@@ -63,5 +64,5 @@ def only_chosen(sketch: Sketch, mask: Tensor, chosen: Tensor) -> Tensor:
     hidden = graph.view(hidden, (1, cells, each, streams), (0, *hidden.nb[:2], hidden.nb[2]))
     zeros = graph.like("fill", graph.scratch("f32", 1, chosen.ne[0], each, streams))
     rows = graph.view(chosen, (chosen.ne[0], each, streams), chosen.nb)
-    shown = Tensor("set_rows", hidden.type, hidden.ne, hidden.nb, [zeros, rows, hidden], hidden.root)
+    shown = graph.write("set_rows", hidden, zeros, rows)
     return graph.add(graph.view(shown, mask.ne, (0, *hidden.nb[2:], hidden.nb[3])), mask)

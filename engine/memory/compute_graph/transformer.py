@@ -89,8 +89,23 @@ class Inputs:
 
 def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
     """Return the attention of the layer at the place `index` to its normalised input."""
-    graph, layer = sketch.graph, sketch.layer
-    numbers = layer.numbers
+    graph, masks = sketch.graph, inputs.masks_of(sketch.layer)
+    q, k, v = turned_projections(sketch, style, inputs, current)
+    gate = graph.mul_mat(sketch.weight("attn_gate"), current) if sketch.has("attn_gate") else None
+    out = None if gate is not None else "attn_output"
+    if not sketch.has_cache:
+        return sketch.attend_batch(masks, q, k, v, out)
+    found = sketch.attend(
+        masks, q, k, v, index=index, sliding=inputs.sliding is not None, sinks=sketch.maybe("attn_sinks"), out=out
+    )
+    if gate is not None:
+        found = sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))
+    return found
+
+
+def turned_projections(sketch: Sketch, style: Style, inputs: Inputs, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values as (head, heads, tokens): normalised, turned and scaled as the style says."""
+    graph, numbers = sketch.graph, sketch.layer.numbers
     if style.qk_norm == "flat":
         q, k, v = sketch.projections(current, flat=True)
         q, k = _normed_pair(sketch, style, q, k)
@@ -99,9 +114,6 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
         v = graph.reshape(v, numbers.head_v, numbers.n_head_kv, v.ne[1])
     else:
         q, k, v = sketch.projections(current)
-    gate = None
-    if sketch.has("attn_gate"):
-        gate = graph.mul_mat(sketch.weight("attn_gate"), current)
     if style.qk_norm == "before":
         q, k = _normed_pair(sketch, style, q, k)
     if numbers.has_rope:
@@ -112,16 +124,7 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
         q, k = _normed_pair(sketch, style, q, k)
     if style.scaled_q:
         q = graph.scale(q)
-    out = None if gate is not None else "attn_output"
-    if not sketch.has_cache:
-        return sketch.attend_batch(inputs.masks_of(layer), q, k, v, out)
-    found = sketch.attend(
-        inputs.masks_of(layer), q, k, v, index=index, sliding=inputs.sliding is not None,
-        sinks=sketch.maybe("attn_sinks"), out=out,
-    )  # fmt: skip
-    if gate is not None:
-        found = sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))
-    return found
+    return q, k, v
 
 
 def _normed_pair(sketch: Sketch, style: Style, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:

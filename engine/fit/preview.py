@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from engine.devices.device import Rig
 from engine.fit.advice import advice
 from engine.fit.check import check_fit
+from engine.fit.decisions.resolve import resolve
 from engine.fit.report import DeviceRow, FitReport
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
@@ -17,6 +18,7 @@ from engine.layout.layout import Layout
 from engine.layout.rules import violations
 from engine.memory.backends import HOST_RULE
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,26 +75,44 @@ class PreviewTables:
         return self._last[1]
 
 
-def make_report(model: ModelFile | ModelMemory, rig: Rig, layout: Layout, context: ContextSettings) -> FitReport:
-    """Return the forecast of `layout` on `rig` with the rules it breaks."""
+def make_report(
+    model: ModelFile | ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    context: ContextSettings,
+    side_files: SideFiles = NO_SIDE_FILES,
+) -> FitReport:
+    """Return the forecast of `layout` on `rig` with what was decided, the rules it breaks and what it costs."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    estimate = memory.estimate(layout, context, rig)
-    report = check_fit(estimate, rig, violations(layout, memory.model, rig, context))
-    return replace(report, advice=advice(layout, memory.model, rig, context))
+    resolved = resolve(memory, rig, layout, context, side_files)
+    report = check_fit(resolved.estimate, rig, violations(layout, memory.model, rig, resolved.context))
+    return replace(
+        report,
+        advice=advice(layout, memory.model, rig, resolved.context),
+        decisions=resolved.decisions,
+        context=resolved.context,
+    )
 
 
-def make_preview(tables: PreviewTables, rig: Rig, layout: Layout, context: ContextSettings) -> Preview:
+def make_preview(
+    tables: PreviewTables,
+    rig: Rig,
+    layout: Layout,
+    context: ContextSettings,
+    side_files: SideFiles = NO_SIDE_FILES,
+) -> Preview:
     """Return `layout` with its forecast on `rig`."""
     memory = tables.memory
+    report = make_report(memory, rig, layout, context, side_files)
     return Preview(
         model_name=memory.model.name,
         rig=rig,
         layout=layout,
         context=context,
-        layers=tables.layers(context),
+        layers=tables.layers(report.context or context),
         token_embedding_bytes=memory.weights.token_embedding_bytes,
         output_weights_bytes=memory.weights.output_bytes(HOST_RULE),
-        report=make_report(memory, rig, layout, context),
+        report=report,
     )
 
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import msgspec
 
 from engine.devices.device import Device
 from engine.fit.advice import Advice
+from engine.fit.decisions.decision import Decision
+from engine.layout.context_settings import ContextSettings
 from engine.layout.rules import Violation
 from engine.memory.estimate import DeviceMemory, Grade
+
+_PARTS = tuple(field.name for field in fields(DeviceMemory))
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,15 +34,25 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     shortfall_bytes: int
     grade: Grade
 
+    @property
+    def memory(self) -> DeviceMemory:
+        """What the device would hold, or holds."""
+        return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
+
 
 @dataclass(frozen=True, slots=True)
 class FitReport:
-    """A row per device of the rig (host last), the rules that the layout breaks, and what it costs."""
+    """A row per device of the rig (host last), the rules that the layout breaks, what it costs, and what was decided.
+
+    `context`: the settings that the rows are for, with everything decided; None where they were given so.
+    """
 
     rows: tuple[DeviceRow, ...]
     violations: tuple[Violation, ...] = ()
     probe_only: str | None = None
     advice: tuple[Advice, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    context: ContextSettings | None = None
 
     @property
     def fits(self) -> bool:

@@ -25,6 +25,7 @@ from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
 
 _LOGIT_BYTES = 4
+_UNDECIDING = frozenset({"threads", "threads_batch", "load_mode"})
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
@@ -41,7 +42,7 @@ class ModelMemory:
         self.unknown: tuple[Part, ...] = ()
         self._state: tuple[HyperParameters, Architecture] | None = None
         self._graphs: GraphTables | None = None
-        self._last: tuple[ContextSettings, ContextMemory] | None = None
+        self._last: tuple[ContextSettings, tuple[object, ...], ContextMemory] | None = None
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
             self._state = _read_state(model)
@@ -60,10 +61,12 @@ class ModelMemory:
         if self._state is None:
             return None
         last = self._last
-        if last is None or (last[0] is not context and last[0] != context):
-            last = (context, ContextMemory(*self._state, self._graphs, context))
-            self._last = last
-        return last[1]
+        if last is not None and last[0] is context:
+            return last[2]
+        key = _deciding_fields(context)
+        tables = last[2] if last is not None and last[1] == key else ContextMemory(*self._state, self._graphs, context)
+        self._last = (context, key, tables)
+        return tables
 
     def _refusal(self, layout: Layout) -> str | None:
         """Return why nothing at all can be said about `layout`, None if something can."""
@@ -186,6 +189,11 @@ class ContextMemory:
             sums = (tuple(accumulate(kv, initial=0)), tuple(accumulate(recurrent, initial=0)))
             self._sums[rule] = sums
         return sums
+
+
+def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
+    """Return what decides about caches and compute buffers: neither threads nor how the file is read."""
+    return tuple(getattr(context, name) for name in context.__struct_fields__ if name not in _UNDECIDING)
 
 
 def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:

@@ -1,53 +1,197 @@
-"""Weights of files that are loaded beside a model: projectors for images and sound (mmproj), LoRA adapters."""
+"""Files that are loaded beside a model, and what they take: projectors for images and sound (mmproj), LoRA adapters."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from engine.devices.device import CPU_ID
+from engine.devices.device import CPU_ID, Rig
+from engine.errors import ModelFileError
 from engine.gguf.byte_source import open_source
-from engine.gguf.header import read_header
-from engine.gguf.model_file import TensorInfo
+from engine.gguf.header import FileHeader, read_header
+from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.quoting import clean, quote
 from engine.memory.backends import HOST_RULE, SizeRule
+from engine.memory.estimate import DeviceMemory, MemoryEstimate
+from engine.memory.override_weights import usable_rules
 from engine.memory.placement import Placement
 from engine.memory.weights import tensor_bytes
 
 _BLOCK = re.compile(r"blk\.(\d{1,6})\.")
 _OUTPUT = "output"
+_EMBEDDING = "token_embd.weight"
+_HALVES = (".lora_a", ".lora_b")
+_SKIPPED = "_norm.weight"
+"""What the engine passes over in an adapter."""
 
 
-def projector_weights_bytes(path: Path, rule: SizeRule) -> int:
-    """Return what the weights of a projector take on the device that it runs on; its activations come on top.
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig."""
+
+    path: Path
+    tensors: tuple[TensorInfo, ...]
+    device: str | None = None
+
+    def weights_bytes(self, rule: SizeRule) -> int:
+        """Return what its weights take on a device with this rule; its activations come on top."""
+        return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
+
+
+@dataclass(frozen=True, slots=True)
+class Adapter:
+    """A LoRA adapter that changes weights of one model by `scale`; `tensors` are those that the engine loads."""
+
+    path: Path
+    tensors: tuple[TensorInfo, ...]
+    scale: float = 1.0
+
+    def weights_bytes(self, placement: Placement) -> dict[str, int]:
+        """Return what it takes on each device: each of its matrices lies with the weight that it changes."""
+        homes = [CPU_ID] * placement.leading
+        for run in placement.runs:
+            homes += [run.device] * run.length
+        rules = usable_rules(placement.overrides)
+        found: dict[str, int] = {}
+        for tensor in self.tensors:
+            block = _BLOCK.match(tensor.name)
+            home = CPU_ID
+            if block is not None and int(block[1]) < len(homes):
+                home = homes[int(block[1])]
+            elif tensor.name.startswith(_OUTPUT):
+                home = placement.output_device
+            changed = _changed_weight(tensor.name)
+            home = next((device for regex, device in rules if regex.search(changed)), home)
+            traits = placement.traits.get(home)
+            found[home] = found.get(home, 0) + tensor_bytes(tensor, traits.size_rule if traits else HOST_RULE)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class SideFiles:
+    """What is loaded beside a model."""
+
+    projector: Projector | None = None
+    adapters: tuple[Adapter, ...] = ()
+
+    def __bool__(self) -> bool:
+        return self.projector is not None or bool(self.adapters)
+
+
+NO_SIDE_FILES = SideFiles()
+
+
+def read_projector(path: Path, device: str | None = None) -> Projector:
+    """Read the header of a projector.
 
     Raises:
-        ModelFileError: when the file is no GGUF file.
+        ModelFileError: when the file is none.
     """
-    return sum(tensor_bytes(tensor, rule) for tensor in _tensors(path))
+    header = _read(path)
+    kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
+    if kind != "mmproj" and architecture != "clip":
+        raise ModelFileError(path, f"is {_described(header)}, not a projector; choose the model's mmproj file")
+    return Projector(path, header.tensors, device)
 
 
-def adapter_weights_bytes(path: Path, placement: Placement) -> dict[str, int]:
-    """Return what a LoRA adapter takes on each device: each of its matrices lies with the weight that it changes.
+def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
+    """Read the header of a LoRA adapter and check that it is one for `model`.
 
     Raises:
-        ModelFileError: when the file is no GGUF file.
+        ModelFileError: when it is not, with what does not go together.
     """
-    homes = [CPU_ID] * placement.leading
-    for run in placement.runs:
-        homes += [run.device] * run.length
+    header = _read(path)
+    kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
+    if kind != "adapter" or method != "lora":
+        raise ModelFileError(path, f"is {_described(header)}, not a LoRA adapter; choose one made for this model")
+    architecture = header.metadata.get("general.architecture")
+    if architecture != model.architecture:
+        raise ModelFileError(
+            path, f"is an adapter for {quote(str(architecture))} models, and this one is {quote(model.architecture)}"
+        )
+    pairs = _pairs(path, header.tensors)
+    weights = {tensor.name: tensor for tensor in model.tensors}
+    for name, (first, second) in pairs.items():
+        weight = weights.get(name)
+        if weight is None:
+            raise ModelFileError(path, f"changes {quote(name)}, which this model does not have; it is for another one")
+        if not _goes_with(weight, first, second):
+            raise ModelFileError(
+                path, f"does not go with the shape of {quote(name)}; it is for a model of another size"
+            )
+    return Adapter(path, tuple(half for pair in pairs.values() for half in pair), scale)
+
+
+def side_file_bytes(side_files: SideFiles, placement: Placement, rig: Rig, projector_device: str) -> Mapping[str, int]:
+    """Return what the files take on each device of `rig`."""
     found: dict[str, int] = {}
-    for tensor in _tensors(path):
-        block = _BLOCK.match(tensor.name)
-        home = CPU_ID
-        if block is not None and int(block[1]) < len(homes):
-            home = homes[int(block[1])]
-        elif tensor.name.startswith(_OUTPUT):
-            home = placement.output_device
-        traits = placement.traits.get(home)
-        found[home] = found.get(home, 0) + tensor_bytes(tensor, traits.size_rule if traits else HOST_RULE)
-    return found
+    for adapter in side_files.adapters:
+        for device_id, size_bytes in adapter.weights_bytes(placement).items():
+            found[device_id] = found.get(device_id, 0) + size_bytes
+    if side_files.projector is not None:
+        traits = placement.traits.get(projector_device)
+        size_bytes = side_files.projector.weights_bytes(traits.size_rule if traits else HOST_RULE)
+        found[projector_device] = found.get(projector_device, 0) + size_bytes
+    return {device_id: found[device_id] for device_id in rig.ids if device_id in found}
 
 
-def _tensors(path: Path) -> tuple[TensorInfo, ...]:
+def with_side_files(estimate: MemoryEstimate, sizes: Mapping[str, int], placement: Placement) -> MemoryEstimate:
+    """Return `estimate` with these bytes of weights more; a device that held nothing has its fixed cost now."""
+    devices = dict(estimate.devices)
+    for device_id, size_bytes in sizes.items():
+        memory = devices.get(device_id, DeviceMemory())
+        overhead_bytes = memory.overhead_bytes or placement.traits[device_id].overhead_bytes
+        devices[device_id] = replace(
+            memory, weights_bytes=memory.weights_bytes + size_bytes, overhead_bytes=overhead_bytes
+        )
+    return replace(estimate, devices=devices)
+
+
+def _read(path: Path) -> FileHeader:
     with open_source(path) as source:
-        return read_header(source).tensors
+        return read_header(source)
+
+
+def _described(header: FileHeader) -> str:
+    kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
+    if kind == "mmproj" or architecture == "clip":
+        return "a projector"
+    if kind == "adapter":
+        method = header.metadata.get("adapter.type")
+        return f"an adapter of type {quote(str(method))}"
+    return f"a model ({clean(str(architecture))})"
+
+
+def _changed_weight(name: str) -> str:
+    return name.removesuffix(_HALVES[0]).removesuffix(_HALVES[1])
+
+
+def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[TensorInfo, TensorInfo]]:
+    """Return the two halves of each change, by the weight that is changed."""
+    halves: dict[str, dict[str, TensorInfo]] = {}
+    for tensor in tensors:
+        half = next((each for each in _HALVES if tensor.name.endswith(each)), None)
+        if half is not None:
+            halves.setdefault(tensor.name.removesuffix(half), {})[half] = tensor
+        elif not tensor.name.endswith(_SKIPPED):
+            raise ModelFileError(path, f"has the tensor {quote(tensor.name)}, which no LoRA adapter has; it is damaged")
+    if not halves:
+        raise ModelFileError(path, "changes no weights; it is empty or damaged")
+    for name, found in halves.items():
+        if len(found) != len(_HALVES):
+            raise ModelFileError(path, f"has one half only of the change to {quote(name)}; it is incomplete")
+    return {name: (found[_HALVES[0]], found[_HALVES[1]]) for name, found in halves.items()}
+
+
+def _goes_with(weight: TensorInfo, first: TensorInfo, second: TensorInfo) -> bool:
+    """Return whether the halves make a matrix of the weight's shape, as the engine checks it."""
+
+    def extent(tensor: TensorInfo, dimension: int) -> int:
+        return tensor.shape[dimension] if dimension < len(tensor.shape) else 1
+
+    columns, rows = extent(weight, 0), extent(weight, 1)
+    if weight.name == _EMBEDDING:
+        return (extent(second, 1), extent(first, 1)) == (columns, rows)
+    return (extent(first, 0), extent(second, 1)) == (columns, rows) and extent(first, 1) == extent(second, 0)

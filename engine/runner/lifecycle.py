@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from engine.errors import ArgumentError, EngineError
-from engine.fit.proposals import Proposal
 from engine.runner.board import Board, Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.runner.events import (
@@ -45,7 +44,6 @@ from engine.runner.reports import (
     crash_event,
     done_event,
     failed_event,
-    load_proposals,
     loaded_event,
     out_of_memory_event,
     refusal,
@@ -91,7 +89,6 @@ class Lifecycle:
         # Replaced whole, so that they may be read anywhere.
         self.loaded: LoadedInfo | None = None
         self.context_used: int | None = None
-        self.proposals: tuple[Proposal, ...] = ()
         self._child: ChildProcess | None = None
         self._child_job: LoadJob | None = None
         self._last_child: ChildProcess | None = None
@@ -239,7 +236,6 @@ class Lifecycle:
 
     def _begin(self, job: LoadJob) -> None:
         load = self._load = LoadRun(job)
-        self.proposals = ()
         self._board.tell(load.tracker.enter("header"))
         self._board.tell(load.tracker.enter("fit"))
         try:
@@ -282,6 +278,7 @@ class Lifecycle:
             lambda outcome: self._inbox.put_result(partial(self._on_child_ended, child, outcome)),
             argv=self._options.argv,
             stall_timeout_s=self._options.stall_timeout_s,
+            environment=load.job.environment(),
         )
         self._child = self._last_child = child
         self._child_job = load.job
@@ -335,8 +332,7 @@ class Lifecycle:
             case LoadedModel() if load.ending is None:
                 self._become_ready(load, message)
             case AllocationFailure():
-                self.proposals = load_proposals(load.job, message)
-                self._conclude(load, out_of_memory_event(load.job.rig, message, self.proposals))
+                self._conclude(load, out_of_memory_event(load.job.rig, message))
             case Failure():
                 self._conclude(load, failed_event(message))
             case Stopped():

@@ -9,7 +9,6 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.report import DeviceRow, make_row
 from engine.layout.engine_parameters import split_members
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.memory.model_memory import ModelMemory
 from engine.runner.job import LoadJob
 from engine.runner.protocol import META_PREFIX, Part
 
@@ -50,7 +49,7 @@ def member_estimate(job: LoadJob, parts: Iterable[Part]) -> Mapping[str, DeviceM
     """Return the arithmetic's numbers of the members where the engine told a tensor split as one device."""
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
         return None
-    devices = ModelMemory(job.model).estimate(job.layout, job.context, job.rig).devices
+    devices = job.resolved().model_estimate.devices
     return {member: devices.get(member, DeviceMemory()) for member in split_members(job.layout)}
 
 

@@ -9,7 +9,6 @@ from collections.abc import Hashable
 import msgspec
 
 from engine.fit.report import DeviceRow, make_row
-from engine.memory.estimate import DeviceMemory
 from engine.runner.job import LoadJob
 
 CAPACITY = 128
@@ -32,7 +31,7 @@ class ProbeCache:
                 return None
             self._rows.move_to_end(key)
         devices = {device.id: device for device in job.rig.all_devices}
-        return tuple(make_row(devices[row.id], _memory(row), row.grade) for row in rows)
+        return tuple(make_row(devices[row.id], row.memory, row.grade) for row in rows)
 
     def keep(self, job: LoadJob, rows: tuple[DeviceRow, ...]) -> None:
         """Remember the rows of a probe."""
@@ -62,16 +61,4 @@ def _key(job: LoadJob) -> Hashable | None:
         (device.id, device.backend, device.endpoint, device.endpoint_device, device.pci_bus_id, device.overhead_bytes)
         for device in job.rig.all_devices
     )
-    return (files, job.parameters(), context, devices)
-
-
-def _memory(row: DeviceRow) -> DeviceMemory:
-    return DeviceMemory(
-        weights_bytes=row.weights_bytes,
-        mapped_bytes=row.mapped_bytes,
-        kv_cache_bytes=row.kv_cache_bytes,
-        recurrent_bytes=row.recurrent_bytes,
-        compute_bytes=row.compute_bytes,
-        output_bytes=row.output_bytes,
-        overhead_bytes=row.overhead_bytes,
-    )
+    return (files, job.parameters(), context, devices, job.side_files)

@@ -58,6 +58,21 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     context: ContextSettings
 
 
+class AdapterFile(msgspec.Struct, frozen=True):
+    """A LoRA adapter that is applied by `scale`."""
+
+    path: str
+    scale: float
+
+
+class ProjectorFile(msgspec.Struct, frozen=True):
+    """A projector, our id of the device that it runs on, and what its weights take there."""
+
+    path: str
+    device: str
+    weights_bytes: int
+
+
 class Load(Request, frozen=True, tag="load", kw_only=True):
     """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
 
@@ -65,6 +80,8 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    adapters: tuple[AdapterFile, ...] = ()
+    projector: ProjectorFile | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

@@ -91,9 +91,12 @@ class Bindings:
         self.rpc_start_server = bind(
             "ggml_backend_rpc_start_server", None, _TEXT, _TEXT, ctypes.c_size_t, ctypes.c_size_t, _POINTER
         )
+        self.allocate_buffer = bind("ggml_backend_buft_alloc_buffer", _POINTER, _POINTER, ctypes.c_size_t)
+        self.free_buffer = bind("ggml_backend_buffer_free", None, _POINTER)
         self.context_breakdown = self._bind_optional(_BREAKDOWN)
         self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
         self._kept: list[Any] = []
+        self.log_callback: Any = None
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
@@ -105,6 +108,7 @@ class Bindings:
         """Send every log line of llama.cpp and ggml to `write(level, text)`, in place of the binding's own printing."""
         callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
         self._kept.append(callback)
+        self.log_callback = callback
         self.low.llama_log_set(callback, _POINTER(0))
 
     def devices(self) -> list[int]:

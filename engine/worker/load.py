@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from pathlib import Path
 
 from engine.runner.protocol import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
@@ -14,7 +13,6 @@ from engine.worker.diagnosis import (
     FreeMemory,
     allocation_failure,
     context_failure,
-    decode_failure,
     model_failure,
 )
 from engine.worker.log import EngineLog, LoggedBuffer
@@ -23,11 +21,11 @@ from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
 from engine.worker.parts import logged_parts
 from engine.worker.progress import StageReporter
-from engine.worker.session import ABORTED, DECODED, Session, output_buffer_bytes
+from engine.worker.session import Session, output_buffer_bytes
+from engine.worker.side_files import Beside, SideFileLoader
 from engine.worker.stop import StopRequest
+from engine.worker.warm_up import WarmUp
 
-WARM_UP_SECONDS = 2.0
-WARM_UP_GROWTH = 8
 MAPPING_MODES = ("auto", "mmap", "mmap_mlock")
 PLAIN_HOST_BUFFER = "CPU"
 """The buffer type whose weights are not read but mapped, in a mapping load mode."""
@@ -65,14 +63,19 @@ class Loader:
         self._reporter.enter("allocate")
         check_file(self._load.path)
         model = self._read_model()
+        beside: Beside | None = None
         try:
-            context = self._make_context(model)
+            beside = self._load_beside(model)
+            context = self._make_context(model, beside)
         except EndOfRequest:
+            if beside is not None:
+                beside.free()
             self._engine.low.llama_model_free(model)
             raise
-        session = Session(self._engine, self._log, self._devices, self._load.context, model, context)
+        session = Session(self._engine, self._log, self._devices, self._load.context, model, context, beside)
+        beside.adapters.apply(context)
         try:
-            self._warm_up(session)
+            WarmUp(session, self._free, self._stop, self._reporter).run(self._load.context)
         except EndOfRequest:
             session.free()
             raise
@@ -99,7 +102,11 @@ class Loader:
         self._reporter.advance(min(1.0, max(0.0, fraction)))
         return not self._stop.requested
 
-    def _make_context(self, model: int) -> int:
+    def _load_beside(self, model: int) -> Beside:
+        placed = self._placed_before_context(model) if self._load.adapters or self._load.projector else ()
+        return SideFileLoader(self._engine, self._devices, self._log, self._free).load(self._load, model, placed)
+
+    def _make_context(self, model: int, beside: Beside) -> int:
         self._check_stop()
         self._reporter.enter("context")
         self._log.on_buffer = self._on_buffer
@@ -109,7 +116,7 @@ class Loader:
         if context:
             return int(context)
         self._check_stop()
-        self._raise_allocation_failure(self._placed_before_context(model))
+        self._raise_allocation_failure((*self._placed_before_context(model), *beside.parts))
         raise EndOfRequest(context_failure(self._load.context.n_ctx, self._log.facts))
 
     def _on_buffer(self, buffer: LoggedBuffer) -> None:
@@ -132,36 +139,6 @@ class Loader:
         )
         os._exit(1)
 
-    def _warm_up(self, session: Session) -> None:
-        """Compute batches that grow up to a full micro batch: a first large prompt may make backends allocate more.
-
-        Ends early where the next step would take longer than a user should wait for it.
-        """
-        self._reporter.enter("warm_up", 0.0)
-        if not session.makes_text:
-            return
-        token = self._warm_up_token(session)
-        largest = min(self._load.context.n_ubatch, self._load.context.n_batch, session.context_tokens)
-        size, spent_seconds = 1, 0.0
-        while True:
-            self._check_stop()
-            started = time.monotonic()
-            status = session.decode([token] * size)
-            if status != DECODED:
-                self._raise_decode_failure(session, status)
-            session.clear()
-            took_seconds = time.monotonic() - started
-            spent_seconds += took_seconds
-            self._reporter.advance(size / largest)
-            if size == largest or spent_seconds + took_seconds * WARM_UP_GROWTH > WARM_UP_SECONDS:
-                break
-            size = min(size * WARM_UP_GROWTH, largest)
-        self._check_stop()
-
-    def _warm_up_token(self, session: Session) -> int:
-        begin = int(self._engine.low.llama_vocab_bos(session.vocabulary))
-        return begin if 0 <= begin < session.vocabulary_size else 0
-
     def _describe(self, session: Session) -> LoadedModel:
         facts = self._log.facts
         names = {name: self._devices.id_of_name(name) for name in self._logged_names()}
@@ -181,12 +158,6 @@ class Loader:
     def _check_stop(self) -> None:
         if self._stop.requested:
             raise EndOfRequest(Stopped(stage=self._reporter.stage))
-
-    def _raise_decode_failure(self, session: Session, status: int) -> None:
-        if status == ABORTED:
-            self._check_stop()
-        self._raise_allocation_failure(session.parts())
-        raise EndOfRequest(decode_failure(status, self._log.facts))
 
     def _raise_allocation_failure(self, parts: tuple[Part, ...]) -> None:
         failed = allocation_failure(self._devices, self._log.facts, self._free, self._reporter.stage, parts)
@@ -237,7 +208,9 @@ def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[
 
 def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
     """Return the ids that a request places anything on."""
-    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides))
+    projector = request.projector if isinstance(request, Load) else None
+    beside = () if projector is None else (projector.device,)
+    return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *beside)
 
 
 def check_file(path: str) -> None:

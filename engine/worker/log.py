@@ -16,17 +16,18 @@ from typing import Literal
 DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
 ERROR_LINES = 40
 
-BufferUse = Literal["model", "kv", "rs", "compute", "output"]
+BufferUse = Literal["model", "kv", "rs", "compute", "output", "lora"]
 
 _LAYER = re.compile(r"layer\s+(\d+) assigned to device (\S.*), is_swa")
 _CACHE_LAYER = re.compile(r"[:,] layer\s+(\d+): dev = (\S+)")
-_BUFFER = re.compile(r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|compute|output) buffer size =\s*([\d.]+) MiB")
+_BUFFER = re.compile(r"\b\w+:\s+(\S.*?)\s+(model|KV|RS|compute|output|LoRA) buffer size =\s*([\d.]+) MiB")
 _FAILED_BYTES = re.compile(r"failed to allocate (\S.*?) buffer of size (\d+)\s*$")
 _FAILED_OUTPUT = re.compile(r"failed to allocate output buffer of size ([\d.]+) MiB")
 _FLASH_RESOLVED = re.compile(r"Flash Attention (enabled|not supported, set to disabled)")
 _FLASH_GIVEN = re.compile(r"llama_context: flash_attn\s+= (enabled|disabled)")
 _SPLITS = re.compile(r"graph.*: nodes = .*, splits = ([\d/ ]+),")
 _COPIES = re.compile(r"sched copies = (\d+)")
+_PROJECTOR = re.compile(r"load_hparams: model size:\s+([\d.]+) MiB")
 _FUNCTION = re.compile(r"^(?=\S*_)[\w~:<>]+: ")
 
 
@@ -59,6 +60,7 @@ class LogFacts:
     flash_attention: bool | None = None
     graph_splits: str | None = None
     input_copies: int = 1
+    projector_bytes: int = 0
     errors: deque[str] = field(default_factory=lambda: deque(maxlen=ERROR_LINES))
 
     def logged_bytes(self, use: BufferUse) -> dict[str, int]:
@@ -69,9 +71,13 @@ class LogFacts:
                 sizes[buffer.buffer_type] = sizes.get(buffer.buffer_type, 0) + buffer.size_bytes
         return sizes
 
+    def reasons(self) -> list[str]:
+        """Return the engine's own words for what went wrong, oldest first, without names of C functions."""
+        return [_plain(line) for line in self.errors]
+
     def reason(self) -> str:
         """Return the engine's own words for the last failure without names of C functions; empty if it said none."""
-        texts = [_plain(line) for line in self.errors]
+        texts = self.reasons()
         telling = [text for text in texts if not text.startswith(("failed to load model", "llama_model_load_from"))]
         return (telling or texts or [""])[-1]
 
@@ -116,6 +122,9 @@ class EngineLog:
             self.facts.flash_attention = match[1] == "enabled"
         elif "splits" in line and (match := _SPLITS.search(line)):
             self.facts.graph_splits = match[1].strip()
+        elif "model size:" in line and (match := _PROJECTOR.search(line)):
+            # Said once for images and once for sound, of the whole file both times.
+            self.facts.projector_bytes = _from_mib(match[1])
         elif "copies" in line and (match := _COPIES.search(line)):
             self.facts.input_copies = int(match[1])
 
@@ -138,7 +147,7 @@ class EngineLog:
         elif match := _CACHE_LAYER.search(line):
             self.facts.cache_devices[int(match[1])] = match[2]
         elif match := _BUFFER.search(line):
-            use: BufferUse = {"KV": "kv", "RS": "rs"}.get(match[2], match[2])  # type: ignore[assignment]
+            use: BufferUse = {"KV": "kv", "RS": "rs", "LoRA": "lora"}.get(match[2], match[2])  # type: ignore[assignment]
             buffer = LoggedBuffer(use, match[1], _from_mib(match[3]))
             self.facts.buffers.append(buffer)
             if self.on_buffer is not None:

@@ -7,10 +7,10 @@ from typing import Any
 
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
+from engine.processor import default_threads
 from engine.worker.bindings import Bindings, TensorOverrideEntry
 from engine.worker.devices import CPU_ID, ResolvedDevices
 from engine.worker.outcome import failure
-from engine.processor import default_threads
 from engine.worker.stop import StopRequest
 
 GGML_TYPES = {

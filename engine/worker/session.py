@@ -15,6 +15,7 @@ from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices
 from engine.worker.log import EngineLog
 from engine.worker.parts import logged_parts, measured_parts
+from engine.worker.side_files import Beside
 
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
@@ -31,6 +32,7 @@ class Session:
     settings: ContextSettings
     model: int
     context: int
+    beside: Beside | None = None
     tokens: list[int] = field(default_factory=list)
 
     @property
@@ -88,11 +90,14 @@ class Session:
         facts = self.log.facts
         output_bytes = output_buffer_bytes(self.vocabulary_size, self.settings)
         sizes = sizes or breakdown.context_bytes(self.engine, self.context)
+        beside = () if self.beside is None else self.beside.parts
         if sizes is None:
-            return logged_parts(self.devices, facts, None, output_bytes)
-        return measured_parts(self.devices, sizes, facts, output_bytes)
+            return (*logged_parts(self.devices, facts, None, output_bytes), *beside)
+        return (*measured_parts(self.devices, sizes, facts, output_bytes), *beside)
 
     def free(self) -> None:
+        if self.beside is not None:
+            self.beside.free()
         self.engine.low.llama_free(self.context)
         self.engine.low.llama_model_free(self.model)
 

@@ -1,0 +1,36 @@
+"""The settings that a model begins with when nobody chose any."""
+
+from __future__ import annotations
+
+import msgspec
+
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.memory.architectures import find_architecture
+
+
+def trained_length(model: ModelFile) -> int | None:
+    """Return how many tokens the model was trained with at most; None where the file does not say."""
+    trained = model.hyper_parameter("context_length")
+    usable = isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < 1 << 31
+    return trained if usable and isinstance(trained, int) else None
+
+
+def reads_whole_texts(model: ModelFile) -> bool:
+    """Return whether the model looks at a text as a whole, as embedding models do: all of it is one micro batch."""
+    architecture = find_architecture(model.architecture)
+    if model.hyper_parameter("attention.causal") is False:
+        return True
+    return architecture is not None and not architecture.has_cache and model.hyper_parameter("pooling_type") is not None
+
+
+def default_context(model: ModelFile) -> ContextSettings:
+    """Return our defaults, with no more context than the model was trained for.
+
+    A model that reads whole texts gets batches as long as its context: the engine refuses a text that needs two.
+    """
+    defaults = ContextSettings()
+    n_ctx = min(defaults.n_ctx, trained_length(model) or defaults.n_ctx)
+    if not reads_whole_texts(model):
+        return msgspec.structs.replace(defaults, n_ctx=n_ctx)
+    return msgspec.structs.replace(defaults, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx)

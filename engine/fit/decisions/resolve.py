@@ -1,0 +1,144 @@
+"""From what was asked for to what is used: every setting decided, with the forecast that the decisions rest on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import msgspec
+
+from engine.devices.device import CPU_ID, Rig
+from engine.fit.check import device_needs
+from engine.fit.decisions.attention import decide_cache_types, decide_flash_attention
+from engine.fit.decisions.context_length import context_lengths, decide_context
+from engine.fit.decisions.decision import Decision
+from engine.fit.decisions.host_facts import HostFacts, own_host
+from engine.fit.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
+from engine.fit.decisions.op_offload import decide_op_offload, offload_choices
+from engine.fit.decisions.projector import decide_side_files, projector_device
+from engine.fit.decisions.threads import decide_threads, thread_counts
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from engine.memory.estimate import MemoryEstimate
+from engine.memory.model_memory import ModelMemory
+from engine.memory.placement import place
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, with_side_files
+
+
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """`context` is what a load uses: nothing is left open but what the engine decides by itself (flash attention).
+
+    `estimate` is the forecast for it, side files included, `model_estimate` that of the model alone; `projector_device`
+    is the CPU without a projector.
+    """
+
+    context: ContextSettings
+    decisions: tuple[Decision, ...]
+    estimate: MemoryEstimate
+    model_estimate: MemoryEstimate
+    projector_device: str = CPU_ID
+
+
+@dataclass(frozen=True, slots=True)
+class _Tried:
+    """Settings with their forecast; `short`: the devices that would lack memory."""
+
+    context: ContextSettings
+    mode: ModeChoice
+    estimate: MemoryEstimate
+    model_estimate: MemoryEstimate
+    projector_device: str
+    short: frozenset[str]
+
+
+def resolve(
+    memory: ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    asked: ContextSettings,
+    side_files: SideFiles = NO_SIDE_FILES,
+    host: HostFacts | None = None,
+) -> Resolved:
+    """Return what is used where `asked` is asked for; `host` None is this machine.
+
+    What was chosen is never changed. Where something is left open, the first choice that the forecast has room for is
+    taken, and the last one where it has room for none.
+    """
+    facts = host or own_host()
+    tried = _first_fitting(_Trials(memory, rig, layout, asked, side_files, facts))
+    used = tried.context
+    decisions = (
+        *decide_context(memory.model, rig, asked, used, fits=not tried.short),
+        *decide_cache_types(memory.model, used),
+        decide_flash_attention(memory, rig, layout, used),
+        decide_load_mode(asked.load_mode, tried.mode),
+        *decide_threads(asked, facts),
+        *decide_op_offload(rig, layout, asked.op_offload, used),
+        *decide_side_files(side_files, rig, tried.projector_device),
+    )
+    return Resolved(used, decisions, tried.estimate, tried.model_estimate, tried.projector_device)
+
+
+def _first_fitting(trials: _Trials) -> _Tried:
+    tried = None
+    for tried in trials.each():
+        if not tried.short:
+            break
+    assert tried is not None  # There is at least one length and one mode.
+    return tried
+
+
+@dataclass(frozen=True, slots=True)
+class _Trials:
+    """The settings that may be used, from the most wanted to the last resort."""
+
+    memory: ModelMemory
+    rig: Rig
+    layout: Layout
+    asked: ContextSettings
+    side_files: SideFiles
+    host: HostFacts
+
+    def each(self) -> Iterator[_Tried]:
+        """Yield settings with their forecasts; a choice that what is short has nothing to do with is left out."""
+        model = self.memory.model
+        modes = load_modes(
+            model, self.rig, self.layout, self.asked.load_mode, self.host, has_adapters=bool(self.side_files.adapters)
+        )
+        threads, threads_batch = thread_counts(self.asked, self.host)
+        for n_ctx in context_lengths(model, self.rig, self.asked):
+            for offload in offload_choices(self.rig, self.layout, self.asked):
+                for mode in modes:
+                    tried = self._try(
+                        msgspec.structs.replace(
+                            self.asked,
+                            n_ctx=n_ctx,
+                            op_offload=offload,
+                            load_mode=mode.mode,
+                            threads=threads,
+                            threads_batch=threads_batch,
+                        ),
+                        mode,
+                    )
+                    if CPU_ID not in tried.short:
+                        break  # The mode decides about the host's memory only.
+                yield tried
+                if not tried.short - {CPU_ID}:
+                    break  # Lending weights takes memory of devices only.
+
+    def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
+        alone = self.memory.estimate(self.layout, context, self.rig)
+        estimate, device_id = alone, CPU_ID
+        if self.side_files and self.layout.n_layers == self.memory.model.n_layers:
+            device_id = projector_device(self.side_files.projector, self.rig, device_needs(alone, self.rig))
+            placement = place(self.layout, self.rig, context)
+            sizes = side_file_bytes(self.side_files, placement, self.rig, device_id)
+            estimate = with_side_files(alone, sizes, placement)
+        needs = device_needs(estimate, self.rig)
+        short = frozenset(
+            device.id
+            for device in self.rig.all_devices
+            if needs[device.id].need_bytes > max(0, device.available_bytes - device.margin_bytes)
+        )
+        return _Tried(context, mode, estimate, alone, device_id, short)

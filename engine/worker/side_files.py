@@ -1,0 +1,166 @@
+"""What is loaded beside a model: LoRA adapters, and the projector that turns images or sound into its input."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from engine.processor import default_threads
+from engine.runner.protocol import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
+from engine.worker.bindings import Bindings
+from engine.worker.devices import CPU_ID, ResolvedDevices
+from engine.worker.diagnosis import FreeMemory, allocation_failure
+from engine.worker.log import EngineLog
+from engine.worker.outcome import EndOfRequest, failure
+
+AUTO_FLASH_ATTENTION = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Adapters:
+    """Adapters of a model; they are freed with it."""
+
+    engine: Bindings
+    handles: tuple[Any, ...] = ()
+    scales: tuple[float, ...] = ()
+
+    def apply(self, context: int) -> None:
+        """Have `context` compute with them from now on; the next batch makes its buffers anew."""
+        if self.handles:
+            count = len(self.handles)
+            handles = (self.engine.low.llama_adapter_lora_p_ctypes * count)(*self.handles)
+            scales = (ctypes.c_float * count)(*self.scales)
+            self.engine.low.llama_set_adapters_lora(context, handles, count, scales)
+
+
+@dataclass(frozen=True, slots=True)
+class Projector:
+    """A loaded projector, with the binding that it is freed through."""
+
+    library: Any
+    handle: int
+
+    def free(self) -> None:
+        self.library.mtmd_free(self.handle)
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What was loaded beside a model; `parts` is what it takes, as the engine logs it (in steps of 0.01 MiB)."""
+
+    adapters: Adapters
+    projector: Projector | None = None
+    parts: tuple[Part, ...] = ()
+
+    def free(self) -> None:
+        """Give back what is not freed with the model."""
+        if self.projector is not None:
+            self.projector.free()
+
+
+class SideFileLoader:
+    """Loads files beside a model that has its weights."""
+
+    def __init__(self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory) -> None:
+        self._engine, self._devices, self._log, self._free = engine, devices, log, free
+
+    def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> Beside:
+        """Load what the request names; `placed` is what was allocated before.
+
+        Raises:
+            EndOfRequest: with `AllocationFailure` or with the `Failure` of a file; then nothing is left to free.
+        """
+        handles = tuple(self._adapter(model, file, placed) for file in load.adapters)
+        adapters = Adapters(self._engine, handles, tuple(file.scale for file in load.adapters))
+        parts = self._adapter_parts()
+        if load.projector is None:
+            return Beside(adapters, None, parts)
+        n_threads = load.context.threads_batch or load.context.threads or default_threads()
+        projector, further = self._projector(model, load.projector, n_threads, (*placed, *parts))
+        return Beside(adapters, projector, (*parts, *further))
+
+    def _adapter_parts(self) -> tuple[Part, ...]:
+        return tuple(
+            Part(device=self._devices.id_of_buffer_name(name), buffer_type=name, weights_bytes=size_bytes)
+            for name, size_bytes in self._log.facts.logged_bytes("lora").items()
+        )
+
+    def _projector(
+        self, model: int, file: ProjectorFile, n_threads: int, placed: tuple[Part, ...]
+    ) -> tuple[Projector, tuple[Part, ...]]:
+        self._make_sure_of_room(file, placed)
+        library = _projector_library()
+        library.mtmd_log_set(self._engine.log_callback, ctypes.c_void_p(0))
+        parameters = library.mtmd_context_params_default()
+        parameters.use_gpu = file.device != CPU_ID
+        parameters.device = self._devices.by_id[file.device] if file.device != CPU_ID else None
+        parameters.n_threads = n_threads
+        parameters.print_timings = False
+        parameters.flash_attn_type = AUTO_FLASH_ATTENTION
+        parameters.warmup = True
+        buffers = self._log.facts.buffers
+        logged_before = len(buffers)
+        handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
+        logged = buffers[logged_before:]
+        del buffers[logged_before:]
+        if not handle:
+            raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
+        weights = Part(device=file.device, buffer_type="projector", weights_bytes=self._log.facts.projector_bytes)
+        computing = (
+            Part(
+                device=self._devices.id_of_buffer_name(each.buffer_type),
+                buffer_type=each.buffer_type,
+                compute_bytes=each.size_bytes,
+            )
+            for each in logged
+        )
+        return Projector(library, int(handle)), (weights, *computing)
+
+    def _adapter(self, model: int, file: AdapterFile, placed: tuple[Part, ...]) -> Any:
+        failed_before = len(self._log.facts.failed)
+        handle = self._engine.low.llama_adapter_lora_init(model, file.path.encode())
+        if handle:
+            return handle
+        if len(self._log.facts.failed) > failed_before:
+            refused = allocation_failure(self._devices, self._log.facts, self._free, "read", placed)
+            if refused is not None:
+                raise EndOfRequest(refused)
+        raise self._refusal(file.path, "llama.cpp cannot use it as an adapter of this model")
+
+    def _make_sure_of_room(self, file: ProjectorFile, placed: tuple[Part, ...]) -> None:
+        """Allocate and free what the weights will take: where the engine itself does not get it, it aborts."""
+        buffer_type = self._engine.device_buffer_type(self._devices.by_id[file.device])
+        buffer = self._engine.allocate_buffer(buffer_type, file.weights_bytes)
+        if buffer:
+            self._engine.free_buffer(buffer)
+            return
+        name = self._engine.buffer_type_name(buffer_type)
+        raise EndOfRequest(
+            AllocationFailure(
+                stage="read",
+                device=file.device,
+                buffer_type=name,
+                requested_bytes=file.weights_bytes,
+                free_bytes=self._devices.free_bytes(file.device),
+                parts=placed,
+                text=f"failed to allocate {name} buffer of size {file.weights_bytes} for the projector",
+            )
+        )
+
+    def _refusal(self, path: str, what: str) -> EndOfRequest:
+        # The first line says what was wrong, those behind it what that led to.
+        reason = next(iter(self._log.facts.reasons()), "it gave no reason").removeprefix("error: ").rstrip(".")
+        return failure("model_file", f"{Path(path).name}: {what}: {reason}.")
+
+
+def _projector_library() -> Any:
+    """Return the binding of libmtmd, which builds may leave out."""
+    try:
+        from llama_cpp import mtmd_cpp
+    except (ImportError, OSError, RuntimeError) as error:
+        raise failure(
+            "argument", f"This build of llama.cpp loads no projectors ({error}). Load the model without its projector."
+        ) from None
+    return mtmd_cpp

@@ -1,0 +1,101 @@
+"""The first batches of a loaded model, before anybody waits for an answer: they may make backends allocate more."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from engine.layout.context_settings import ContextSettings
+from engine.runner.protocol import AllocationFailure, Stopped
+from engine.worker.diagnosis import FreeMemory, allocation_failure, decode_failure
+from engine.worker.log import FailedAllocation
+from engine.worker.outcome import EndOfRequest
+from engine.worker.progress import StageReporter
+from engine.worker.session import ABORTED, DECODED, Session
+from engine.worker.stop import StopRequest
+
+WARM_UP_SECONDS = 2.0
+WARM_UP_GROWTH = 8
+
+
+class WarmUp:
+    """Computes batches that grow up to a full micro batch.
+
+    Ends early where the next step would take longer than a user should wait for it.
+    """
+
+    def __init__(self, session: Session, free: FreeMemory, stop: StopRequest, reporter: StageReporter) -> None:
+        self._session, self._free, self._stop, self._reporter = session, free, stop, reporter
+        self._before = session.parts()
+
+    def run(self, settings: ContextSettings) -> None:
+        """Warm up a session with these settings.
+
+        Raises:
+            EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`.
+        """
+        self._reporter.enter("warm_up", 0.0)
+        session = self._session
+        if not session.makes_text:
+            return
+        if session.beside is not None and session.beside.adapters.handles:
+            session.log.on_failed = self._end_unmade
+        token = self._token()
+        largest = min(settings.n_ubatch, settings.n_batch, session.context_tokens)
+        size, spent_seconds = 1, 0.0
+        while True:
+            self._check_stop()
+            started = time.monotonic()
+            status = session.decode([token] * size)
+            if status != DECODED:
+                self._raise_failure(status)
+            session.clear()
+            took_seconds = time.monotonic() - started
+            spent_seconds += took_seconds
+            self._reporter.advance(size / largest)
+            if size == largest or spent_seconds + took_seconds * WARM_UP_GROWTH > WARM_UP_SECONDS:
+                break
+            size = min(size * WARM_UP_GROWTH, largest)
+        session.log.on_failed = self._free.note
+        self._check_stop()
+
+    def _token(self) -> int:
+        begin = int(self._session.engine.low.llama_vocab_bos(self._session.vocabulary))
+        return begin if 0 <= begin < self._session.vocabulary_size else 0
+
+    def _check_stop(self) -> None:
+        if self._stop.requested:
+            raise EndOfRequest(Stopped(stage=self._reporter.stage))
+
+    def _raise_failure(self, status: int) -> None:
+        session = self._session
+        if status == ABORTED:
+            self._check_stop()
+        failed = allocation_failure(
+            session.devices, session.log.facts, self._free, self._reporter.stage, session.parts()
+        )
+        raise EndOfRequest(failed or decode_failure(status, session.log.facts))
+
+    def _end_unmade(self, failed: FailedAllocation) -> None:
+        """Say which buffer was refused, and end the process.
+
+        With adapters the first batch makes the compute buffers anew, and the engine answers a refusal with a C++
+        exception that nobody can catch. It first does without copies for a pipeline.
+        """
+        self._free.note(failed)
+        log, devices = self._session.log, self._session.devices
+        if log.facts.input_copies > 1:
+            log.facts.input_copies = 1
+            return
+        self._reporter.say_last(
+            AllocationFailure(
+                stage=self._reporter.stage,
+                device=devices.id_of_buffer_name(failed.buffer_type),
+                buffer_type=failed.buffer_type,
+                requested_bytes=failed.requested_bytes,
+                free_bytes=self._free.of(failed.buffer_type),
+                parts=self._before,
+                text=failed.text,
+            )
+        )
+        os._exit(1)

@@ -1,0 +1,102 @@
+"""Small files that go beside a model: LoRA adapters and projectors that llama.cpp loads."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import gguf
+import numpy as np
+import numpy.typing as npt
+
+from engine.gguf.model_file import ModelFile
+
+Matrices = Mapping[str, npt.NDArray[np.float32]]
+IMAGE_PX, PATCH_PX = 16, 8
+
+
+def write_tiny_lora(
+    path: Path,
+    model: ModelFile,
+    *,
+    weights: Sequence[str] = ("attn_q", "ffn_down"),
+    layers: Sequence[int] | None = None,
+    rank: int = 2,
+    seed: int = 1,
+    architecture: str | None = None,
+) -> Path:
+    """Write an adapter that changes these weights of the layers (all, unless named) of `model`; return `path`."""
+    generator = np.random.default_rng(seed)
+    shapes = {tensor.name: tensor.shape for tensor in model.tensors}
+    matrices: dict[str, npt.NDArray[np.float32]] = {}
+    for layer in range(model.n_layers) if layers is None else layers:
+        for weight in weights:
+            name = f"blk.{layer}.{weight}.weight"
+            columns, rows = shapes[name]
+            matrices[f"{name}.lora_a"] = generator.standard_normal((rank, columns), np.float32)
+            matrices[f"{name}.lora_b"] = generator.standard_normal((rows, rank), np.float32)
+    return write_adapter(path, architecture or model.architecture, matrices, rank=rank)
+
+
+def write_adapter(path: Path, architecture: str, matrices: Matrices, *, rank: int = 2, method: str = "lora") -> Path:
+    """Write any adapter, sensible or not; return `path`."""
+    writer = gguf.GGUFWriter(path, architecture)
+    writer.add_type(gguf.GGUFType.ADAPTER)
+    writer.add_string("adapter.type", method)
+    writer.add_float32("adapter.lora.alpha", float(rank))
+    _finish(writer, matrices)
+    return path
+
+
+def write_tiny_projector(path: Path, *, n_embd: int = 64, n_layers: int = 2, seed: int = 2) -> Path:
+    """Write a projector of LLaVA's kind for images of 16 x 16 pixels and models that are `n_embd` wide."""
+    generator = np.random.default_rng(seed)
+    width, n_ff = 32, 64
+    n_patches = (IMAGE_PX // PATCH_PX) ** 2
+
+    def matrix(*shape: int) -> npt.NDArray[np.float32]:
+        return generator.standard_normal(shape, np.float32)
+
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_bool("clip.has_vision_encoder", True)
+    writer.add_string("clip.projector_type", "mlp")
+    writer.add_bool("clip.use_gelu", True)
+    for key, number in {
+        "embedding_length": width, "attention.head_count": 2, "feed_forward_length": n_ff, "block_count": n_layers,
+        "projection_dim": n_embd, "image_size": IMAGE_PX, "patch_size": PATCH_PX,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"clip.vision.{key}", number)
+    writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
+    writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
+    writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
+    matrices = {
+        "v.class_embd": matrix(width),
+        "v.patch_embd.weight": matrix(width, 3, PATCH_PX, PATCH_PX),
+        "v.position_embd.weight": matrix(n_patches + 1, width),
+        **{f"v.pre_ln.{part}": matrix(width) for part in ("weight", "bias")},
+        "mm.0.weight": matrix(n_embd, width), "mm.0.bias": matrix(n_embd),
+        "mm.2.weight": matrix(n_embd, n_embd), "mm.2.bias": matrix(n_embd),
+    }  # fmt: skip
+    for layer in range(n_layers):
+        for name, rows, columns in (
+            *((f"attn_{part}", width, width) for part in ("q", "k", "v", "out")),
+            ("ffn_up", n_ff, width),
+            ("ffn_down", width, n_ff),
+        ):
+            matrices[f"v.blk.{layer}.{name}.weight"] = matrix(rows, columns)
+            matrices[f"v.blk.{layer}.{name}.bias"] = matrix(rows)
+        for norm in ("ln1", "ln2"):
+            for part in ("weight", "bias"):
+                matrices[f"v.blk.{layer}.{norm}.{part}"] = matrix(width)
+    _finish(writer, matrices)
+    return path
+
+
+def _finish(writer: gguf.GGUFWriter, matrices: Matrices) -> None:
+    for name, values in matrices.items():
+        writer.add_tensor(name, values)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()

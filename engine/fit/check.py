@@ -15,11 +15,17 @@ _NOTHING = DeviceMemory()
 
 def check_fit(estimate: MemoryEstimate, rig: Rig, violations: Sequence[Violation] = ()) -> FitReport:
     """Return a row for every device of `rig`, the host last, with the broken rules beside them."""
-    rows = tuple(
-        make_row(device, with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING)), estimate.grade)
-        for device in rig.all_devices
-    )
+    needs = device_needs(estimate, rig)
+    rows = tuple(make_row(device, needs[device.id], estimate.grade) for device in rig.all_devices)
     return FitReport(rows=rows, violations=tuple(violations), probe_only=estimate.probe_only)
+
+
+def device_needs(estimate: MemoryEstimate, rig: Rig) -> dict[str, DeviceMemory]:
+    """Return what every device of `rig` would hold, with the overhead that was measured where one was."""
+    return {
+        device.id: with_measured_overhead(device, estimate.devices.get(device.id, _NOTHING))
+        for device in rig.all_devices
+    }
 
 
 def with_measured_overhead(device: Device, memory: DeviceMemory) -> DeviceMemory:

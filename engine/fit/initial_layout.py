@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.fit.check import device_needs
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES
@@ -140,7 +141,7 @@ class _Search:
         return {device_id: size for device_id, size in short.items() if size > 0 and found[device_id].need_bytes}
 
     def _estimate(self, layout: Layout) -> dict[str, DeviceMemory]:
-        return dict(self._memory.estimate(layout, self._context, self._rig).devices)
+        return device_needs(self._memory.estimate(layout, self._context, self._rig), self._rig)
 
     def _layout(self, ids: list[str], counts: list[int]) -> Layout:
         """Return the layout with the CPU first and `counts` layers on each device after it."""

@@ -102,7 +102,7 @@ def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     pipeline = not refused and raw["pipeline"]
     if pipeline and raw["load"] == "no_alloc":
         _correct_dry_run(measured, model, context, _id(raw["device_order"][0]))
-    layout = _layout(model, raw)
+    layout = layout_of(model, raw)
     has_largest = not refused and raw["load"] == "real" and "meta" in raw["devices"]
     listed = [_id(number) for number in raw["device_order"]]
     used = [run.device for run in entries(layout)]
@@ -132,7 +132,8 @@ def _correct_dry_run(measured: dict[str, Measured], model: ModelFile, context: C
             measured[device_id] = Measured(sizes.weights_bytes, sizes.state_bytes, compute_bytes)
 
 
-def _layout(model: ModelFile, raw: dict[str, Any]) -> Layout:
+def layout_of(model: ModelFile, raw: dict[str, Any]) -> Layout:
+    """Return the layout that the engine's parameters in `raw` mean."""
     ids = tuple(_id(number) for number in raw["device_order"])
     shares = [float(share) for share in raw["tensor_split"] or [1.0] * len(ids)]
     mode: SplitMode = raw["split_mode"]

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.devices.device import CPU_ID, Rig
+from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import capacity_layout, whole_reason
+from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
-from engine.fit.strategies.workbench import Candidate, Workbench
+from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -23,12 +25,12 @@ def balanced(
 ) -> AutoLayout:
     """Return the layout whose fullest device has most headroom, and headroom as equal as whole layers allow."""
     bench = Workbench(memory, rig, context, constraints)
-    return bench.choose(balanced_candidates(bench))
+    return choose(bench, balanced_candidates(bench))
 
 
 def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     """Yield the single device with most headroom if one holds everything, else the evenly filled layout."""
-    whole = {} if bench.constraints.split else dict(bench.whole_layouts())
+    whole = {} if bench.constraints.split else dict(whole_layouts(bench))
     if whole:
         roomiest = max(whole, key=lambda device: min(_headroom(bench, whole[device]).values()))
         yield Candidate(whole[roomiest], whole_reason(bench, roomiest))
@@ -52,13 +54,13 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
 def balanced_layout(bench: Workbench) -> Layout:
     """Return the filling that leaves most headroom, its boundaries moved to make headroom equal."""
     ids = bench.in_layer_order(bench.devices)
-    best = bench.fill(ids)
+    best = fill(bench, ids)
     if not bench.holds_all(best):
         return best
     low, high = 0, max(bench.usable.values())
     for _ in range(_SEARCH_STEPS):
         middle = (low + high) // 2
-        layout = bench.fill(ids, headroom_bytes=middle)
+        layout = fill(bench, ids, headroom_bytes=middle)
         if bench.holds_all(layout):
             best, low = layout, middle
         else:

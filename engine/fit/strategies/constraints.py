@@ -23,8 +23,9 @@ class Pin:
 @dataclass(frozen=True, slots=True)
 class Constraints:
     """`order`: device ids, the preferred first (those left out follow in the rig's order); `off`: ids not to be used;
-    `split`: use several devices even where one holds everything; `kv_types`: cache types that may be chosen, the
-    preferred first (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens.
+    `pins`: layers whose device is given; `output`: the device of the output layer, where it is given; `split`: use
+    several devices even where one holds everything; `kv_types`: cache types that may be chosen, the preferred first
+    (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens.
 
     Margins are the rig's (`Device.margin_bytes`).
     """
@@ -32,6 +33,7 @@ class Constraints:
     order: tuple[str, ...] = ()
     off: frozenset[str] = frozenset()
     pins: tuple[Pin, ...] = ()
+    output: str | None = None
     split: bool = False
     kv_types: tuple[KvType, ...] = ()
     max_ctx: int | None = None

@@ -7,12 +7,14 @@ from itertools import islice, permutations
 
 from engine.devices.device import Rig
 from engine.fit.strategies.balanced import balanced_layout
+from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.experts import experts_candidates
 from engine.fit.strategies.fewest import fewest_candidates
+from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.speed import NO_MEASUREMENTS, Prediction, Speeds, Work, bandwidth, predict
 from engine.fit.strategies.wording import describe_rest, describe_runs
-from engine.fit.strategies.workbench import Candidate, Workbench
+from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -31,10 +33,13 @@ def fastest(
     bench = Workbench(memory, rig, context, constraints)
     predicted = {layout: _predict(bench, layout, speeds) for layout in _layouts(bench, speeds)}
     ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
-    single = not constraints.split and any(True for _ in bench.whole_layouts())
-    return bench.choose(
-        Candidate(layout, _reason(bench, layout, predicted[layout], len(predicted), single=single))
-        for layout in ordered
+    single = not constraints.split and any(True for _ in whole_layouts(bench))
+    return choose(
+        bench,
+        (
+            Candidate(layout, _reason(bench, layout, predicted[layout], len(predicted), single=single))
+            for layout in ordered
+        ),
     )
 
 
@@ -52,15 +57,15 @@ def _predict(bench: Workbench, layout: Layout, speeds: Speeds) -> Prediction:
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:
     """Yield single devices where one is enough, else what every order of devices and every other idea leads to."""
     if not bench.constraints.split:
-        whole = [layout for _, layout in bench.whole_layouts()]
+        whole = [layout for _, layout in whole_layouts(bench)]
         if whole:
             yield from whole
             return
     by_speed = sorted(bench.devices, key=lambda device: bandwidth(device, speeds))
     ids = [device.id for device in by_speed]
-    yield bench.fill(ids)
+    yield fill(bench, ids)
     for order in islice(permutations(ids), _MAX_ORDERS):
-        yield bench.fill(order)
+        yield fill(bench, order)
     yield balanced_layout(bench)
     for candidate in (*fewest_candidates(bench), *experts_candidates(bench)):
         yield candidate.layout

@@ -6,9 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.strategies.capacity_search import MemoryView, Place, Wishes, place_layers
+from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import count_layers, describe_rest, describe_runs, name_list
-from engine.fit.strategies.workbench import Candidate, Workbench, rank
+from engine.fit.strategies.workbench import Workbench, rank
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -21,13 +23,13 @@ def fewest(
 ) -> AutoLayout:
     """Return the layout on the fewest devices; where all of them are too small, with most of the model on them."""
     bench = Workbench(memory, rig, context, constraints)
-    return bench.choose(fewest_candidates(bench))
+    return choose(bench, fewest_candidates(bench))
 
 
 def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
     """Yield a single device if one holds everything, else the search's and the plain filling of the fewest."""
     if not bench.constraints.split:
-        for device, layout in bench.whole_layouts():
+        for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))
             return
     searched = None if bench.pinned else capacity_layout(bench, spread=bench.constraints.split)
@@ -91,9 +93,9 @@ def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) ->
 
 def _fewest_filled(bench: Workbench) -> Layout:
     """Return the plain filling of the first few devices that hold everything, else of all."""
-    layout = bench.fill([])
+    layout = fill(bench, [])
     for count in range(1, len(bench.devices) + 1):
-        layout = bench.fill(bench.in_layer_order(bench.devices[:count]))
+        layout = fill(bench, bench.in_layer_order(bench.devices[:count]))
         if bench.holds_all(layout):
             break
     return layout

@@ -9,9 +9,11 @@ from functools import partial
 import msgspec
 
 from engine.devices.device import CPU_ID, Rig
+from engine.fit.strategies.choosing import choose, fits_plainly
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import fewest, fewest_candidates
-from engine.fit.strategies.workbench import Workbench, largest
+from engine.fit.strategies.filling import fill, largest
+from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.memory.model_memory import ModelMemory
 
@@ -62,7 +64,7 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
 
     def without_cpu(n_ctx: int) -> bool:
         bench = Workbench(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
-        layout = bench.fill(bench.in_layer_order(bench.devices))
+        layout = fill(bench, bench.in_layer_order(bench.devices))
         return CPU_ID not in layout.devices and bench.report(layout).fits
 
     n_ctx = _longest(context.n_ctx, without_cpu)
@@ -72,7 +74,7 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
 def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Constraints, n_ctx: int) -> bool:
     context = msgspec.structs.replace(base, n_ctx=n_ctx)
     bench = Workbench(memory, rig, context, constraints)
-    return bench.fits_plainly() or bench.choose(fewest_candidates(bench)).fits
+    return fits_plainly(bench) or choose(bench, fewest_candidates(bench)).fits
 
 
 def _longest(limit: int, holds: Callable[[int], bool]) -> int:

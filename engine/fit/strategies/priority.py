@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.devices.device import CPU_ID, Rig
+from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
+from engine.fit.strategies.expert_filling import fill_with_experts
+from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
-from engine.fit.strategies.workbench import Candidate, Workbench
+from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
 
@@ -17,7 +20,7 @@ def priority(
 ) -> AutoLayout:
     """Return the layout that fills the preferred device first, from the output layer downwards."""
     bench = Workbench(memory, rig, context, constraints)
-    return bench.choose(priority_candidates(bench))
+    return choose(bench, priority_candidates(bench))
 
 
 def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
@@ -25,17 +28,24 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
     order = bench.in_preferred_order()
     in_order = name_list(order)
     if not bench.constraints.split:
-        whole = {device.id: layout for device, layout in bench.whole_layouts()}
+        whole = {device.id: layout for device, layout in whole_layouts(bench)}
         first = next((device_id for device_id in order if device_id in whole), None)
         if first is not None:
             yield Candidate(whole[first], f"{first} is the first in the order {in_order} that holds everything.")
             return
-    layout = bench.fill(order[::-1])
+    layout = fill(bench, order[::-1])
     if layout.devices == (CPU_ID,):
         yield Candidate(layout, f"In the order {in_order} no device has room for a layer: all stay on the CPU.")
-        return
-    yield Candidate(
-        layout,
-        f"In the order {in_order} each device is filled before the next, from the output layer downwards: "
-        f"{describe_runs(layout)}.{describe_rest(layout)}",
-    )
+    else:
+        yield Candidate(
+            layout,
+            f"In the order {in_order} each device is filled before the next, from the output layer downwards: "
+            f"{describe_runs(layout)}.{describe_rest(layout)}",
+        )
+    sparse = None if bench.holds_all(layout) else fill_with_experts(bench, order[::-1])
+    if sparse is not None:
+        yield Candidate(
+            sparse,
+            f"In the order {in_order} each device gets dense parts and then the experts that it has room for: "
+            f"{describe_runs(sparse)}.{describe_rest(sparse)}",
+        )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engine.devices.device import CPU_ID, Rig
+from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import capacity_layout, whole_reason
+from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
-from engine.fit.strategies.workbench import Candidate, Workbench
+from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -23,7 +25,7 @@ def proportional(
 ) -> AutoLayout:
     """Return the layout whose ranges follow the shares of `memory_shares`, as far as every device holds its own."""
     bench = Workbench(memory, rig, context, constraints)
-    return bench.choose(proportional_candidates(bench))
+    return choose(bench, proportional_candidates(bench))
 
 
 def memory_shares(free: Sequence[int]) -> tuple[int, ...]:
@@ -71,7 +73,7 @@ def proportional_layout(bench: Workbench) -> Layout | None:
 def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
     """Yield a single device if one holds everything, then the shares, then what fits in their spirit."""
     if not bench.constraints.split:
-        for device, layout in bench.whole_layouts():
+        for device, layout in whole_layouts(bench):
             yield Candidate(layout, whole_reason(bench, device))
             return
     shared = proportional_layout(bench)
@@ -81,7 +83,7 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
             f"Layers follow the free memory of each device less a headroom: {describe_runs(shared)}.",
         )
     searched = None if bench.pinned else capacity_layout(bench, spread=True)
-    filled = bench.fill(bench.in_layer_order(bench.devices))
+    filled = fill(bench, bench.in_layer_order(bench.devices))
     for layout in (filled,) if searched is None else (searched, filled):
         used = [device_id for device_id in layout.devices if device_id != CPU_ID]
         yield Candidate(

@@ -1,0 +1,68 @@
+"""What llama.cpp's own fit put on devices of known sizes (`tests/zoo/fit`), as rigs and layouts of ours."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from engine.devices.device import Device, Rig, make_host
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
+from tests.support.truth import layout_of, truth_model
+from tests.zoo.pack import FOLDER
+from tests.zoo.record import DEFAULTS
+
+FIT_NAMES = tuple(sorted(path.name.removesuffix(".json.gz") for path in (FOLDER / "fit").iterdir()))
+_HOST_BYTES = 1 << 44
+"""llama.cpp's fit takes the host's memory for unlimited."""
+
+
+@dataclass(frozen=True, slots=True)
+class FitCase:
+    """One rig that llama.cpp's fit was asked for. `layout` is None where it found none; `placed_bytes` are weights
+    and caches that the engine then counts on devices."""
+
+    model: ModelFile
+    rig: Rig
+    context: ContextSettings
+    layout: Layout | None
+    placed_bytes: int
+
+
+def fit_cases(name: str) -> Iterator[FitCase]:
+    """Yield what was recorded for one model."""
+    model = truth_model(name)
+    for raw in json.loads(gzip.decompress((FOLDER / "fit" / f"{name}.json.gz").read_bytes())):
+        yield _case(model, raw)
+
+
+def _case(model: ModelFile, raw: dict[str, Any]) -> FitCase:
+    count = len(raw["memory"])
+    found = raw["status"] == 0 and "held" in raw
+    # The engine reads free memory when its context is on the card already: the overhead is not in these numbers.
+    devices = tuple(
+        Device(
+            id=f"D{number}",
+            name="stand-in",
+            backend="CUDA",
+            kind="gpu",
+            total_bytes=raw["memory"][number],
+            margin_bytes=raw["margin"],
+            overhead_bytes=0,
+        )
+        for number in range(count)
+    )
+    options = {**DEFAULTS, **raw, "device_order": list(range(count))}
+    if found and options["tensor_split"] is None:
+        options["tensor_split"] = [float(size) for size in raw["memory"]]
+    return FitCase(
+        model=model,
+        rig=Rig(devices, make_host("host", _HOST_BYTES)),
+        context=ContextSettings(n_ctx=raw["n_ctx"], n_ubatch=raw.get("n_ubatch", 512)),
+        layout=layout_of(model, options) if found else None,
+        placed_bytes=raw.get("placed_bytes", 0),
+    )

@@ -38,16 +38,23 @@ class Conversation(QObject):
         self._messages: list[ChatMessage] = []
         self._answer: list[str] = []
         self._discard_answer = False
+        self._used = False
         loading.bridge.token.connect(self._on_token)
         loading.answered.connect(self._on_answered)
         loading.answer_lost.connect(self._end_answer)
         loading.loaded_changed.connect(self._on_loaded_changed)
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was said since it began or was cleared."""
+        return not self._used
 
     def send(self, text: str) -> None:
         """Answer `text` in the conversation so far."""
         loading = self._loading
         if loading.state is not ModelState.READY or loading.model is None:
             return
+        self._used = True
         self._messages.append(ChatMessage(role="user", content=text))
         self._answer = []
         self._discard_answer = False
@@ -63,6 +70,7 @@ class Conversation(QObject):
         self._loading.stop_answer()
         self._messages.clear()
         self._answer.clear()
+        self._used = False
         self.cleared.emit()
         if self._loading.state is ModelState.READY:
             self.context_use_changed.emit(ContextUse(0, self._context_size))
@@ -70,6 +78,7 @@ class Conversation(QObject):
     def restore(self, messages: tuple[tuple[Literal["user", "assistant"], str], ...]) -> None:
         """Go on with a conversation that had been cleared."""
         self._messages = [ChatMessage(role=role, content=text) for role, text in messages]
+        self._used = True
 
     @property
     def _context_size(self) -> int | None:

@@ -8,11 +8,10 @@ from PySide6.QtCore import QObject, Signal
 
 from app.calibrator import Calibrator
 from app.engine_bridge import EngineBridge
-from app.rig_keeper import RigKeeper
 from engine.fit.preview import LoadedLayout
 from engine.fit.proposals import Proposal
 from engine.gguf.model_file import ModelFile
-from engine.runner.client import LoadJob
+from engine.runner.client import LoadJob, RunnerState
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
 from engine.runner.protocol import Generate
 
@@ -39,7 +38,7 @@ class Loading(QObject):
     released = Signal()
     """The child holds nothing any more."""
 
-    def __init__(self, keeper: RigKeeper, calibrator: Calibrator, parent: QObject | None = None) -> None:
+    def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.bridge = EngineBridge(self)
         self.state = ModelState.EMPTY
@@ -49,8 +48,8 @@ class Loading(QObject):
         self.proposals: tuple[Proposal, ...] = ()
         """What to change after the load that ran out of memory, if that is what became of the last one."""
         self.proposals_model: ModelFile | None = None
-        self._keeper = keeper
         self._calibrator = calibrator
+        self._job: LoadJob | None = None
         self._pending: LoadJob | None = None
         self._waiting: tuple[LoadJob, bool] | None = None
         """A load that begins when the answer being written has ended."""
@@ -60,7 +59,6 @@ class Loading(QObject):
 
     def _connect(self) -> None:
         bridge = self.bridge
-        bridge.device_memory.connect(self._keeper.show_engine_memory)
         bridge.loaded.connect(self._on_loaded)
         bridge.progress.connect(self._on_progress)
         for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
@@ -78,6 +76,17 @@ class Loading(QObject):
         """Whether a load runs or is being cancelled."""
         return self.state in (ModelState.LOADING, ModelState.STOPPING)
 
+    @property
+    def endpoints(self) -> frozenset[str]:
+        """Workers that the child holds, or is about to."""
+        jobs = (self._job, self._pending)
+        return frozenset(endpoint for job in jobs if job is not None for endpoint in job.used_endpoints())
+
+    @property
+    def has_child(self) -> bool:
+        """Whether there is a process, be it one that is ending."""
+        return self.bridge.runner.state not in (RunnerState.STOPPED, RunnerState.FAILED)
+
     def load(self, job: LoadJob, *, forecast_is_whole: bool = True) -> None:
         """Load `job`; what is loaded is replaced once the layout has been checked. An answer is stopped first.
 
@@ -92,7 +101,6 @@ class Loading(QObject):
         self._pending = job
         self._set_state(ModelState.LOADING)
         self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
-        self._keeper.set_held_endpoints(job.rig, job.layout)
         self.bridge.load(job)
 
     def cancel(self) -> None:
@@ -136,12 +144,14 @@ class Loading(QObject):
         job, self._pending = self._pending, None
         if job is None:
             return
+        self._job = job
         self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
         self._set_state(ModelState.READY)
         self._calibrator.finish(job, event)
 
     def _on_progress(self, event: Progress) -> None:
         if event.stage == "allocate" and self.loaded is not None:
+            self._job = None
             self._set_loaded(None, None)
 
     def _on_done(self, event: Done) -> None:
@@ -179,14 +189,13 @@ class Loading(QObject):
 
     def _forget_child(self) -> None:
         self._calibrator.forget()
+        self._job = None
         self._set_loaded(None, None)
         self._set_state(ModelState.EMPTY)
-        self._keeper.release_endpoints()
         self.released.emit()
 
     def _set_loaded(self, loaded: LoadedLayout | None, model: ModelFile | None) -> None:
         self.loaded, self.model = loaded, model
-        self._keeper.set_measured(loaded.measured if loaded is not None else ())
         self.loaded_changed.emit(loaded)
 
     def _set_state(self, state: ModelState) -> None:

@@ -12,7 +12,9 @@ from app import dialogs
 from app.actions import Actions
 from app.bug_report import versions
 from app.keys_dialog import KeysDialog
+from app.loaded_presenter import LoadedPresenter
 from app.menus import make_menus
+from app.model_views import ModelViews
 from app.paths import log_path
 from app.presenter import Presenter
 from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
@@ -28,6 +30,7 @@ from widgets.controls.share_editor import ShareEditor
 from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keys import KEYS
+from widgets.library.load_question import LoadQuestionBar
 from widgets.library.model_panel import ModelPanel
 from widgets.load_report.load_report import LoadReport
 
@@ -58,16 +61,18 @@ class MainWindow(QMainWindow):
         self.device_strip = DeviceStrip()
         self.editor = LayoutEditor()
         self.model_panel = ModelPanel()
-        self.load_report = LoadReport()
-        self.chat = ChatPane()
+        self.load_question = LoadQuestionBar()
+        self.views = ModelViews(self)
         self.status_line = StatusLine()
         self.recent_menu = QMenu("Open Re&cent", self)
         self._closing = False
         self._place_widgets()
+        self.views.follow_models()
         self.actions_by_name = Actions(self, make_menus(self))
         self._fill_view_menu()
         self._fill_file_menu()
         self.presenter = Presenter(self)
+        LoadedPresenter(self)
         self._connect_dialogs()
         self.theme.palette_changed.connect(self._apply_palette)
         self._apply_palette(theme.palette)
@@ -88,6 +93,7 @@ class MainWindow(QMainWindow):
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(8)
         column.addWidget(self.device_strip)
+        column.addWidget(self.load_question)
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
         self.setCentralWidget(central)
@@ -99,8 +105,8 @@ class MainWindow(QMainWindow):
         self.addToolBar(Qt.ToolBarArea.TopToolBarArea, bar)
         self.docks = {
             "models": self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea),
-            "report": self._dock("Last load", "report", self.load_report, Qt.DockWidgetArea.BottomDockWidgetArea),
-            "chat": self._dock("Chat", "chat", self.chat, Qt.DockWidgetArea.RightDockWidgetArea),
+            "report": self._dock("Last load", "report", self.views.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
+            "chat": self._dock("Chat", "chat", self.views.chats, Qt.DockWidgetArea.RightDockWidgetArea),
         }
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
@@ -155,7 +161,7 @@ class MainWindow(QMainWindow):
             self.device_strip,
             self.editor,
             self.model_panel,
-            self.load_report,
+            self.views,
         ):
             widget.apply_palette(palette)
 
@@ -204,6 +210,19 @@ class MainWindow(QMainWindow):
 
     def start_lab(self) -> None:
         ask_lab_caps(self, self.session.rig_keeper.start_lab)
+
+    @property
+    def chat(self) -> ChatPane:
+        """The chat with the current model."""
+        return self.views.current.chat
+
+    @property
+    def load_report(self) -> LoadReport:
+        """The report on the current model's last load."""
+        return self.views.current.report
+
+    def copy_report(self) -> None:
+        self.load_report.copy()
 
     def set_theme(self, name: ThemeName) -> None:
         self.settings.theme = name

@@ -60,8 +60,8 @@ def _edit(window: MainWindow) -> MenuEntries:
         Command("undo", "&Undo", undo.undo, _Key.Undo),
         Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
-        Command("copy_report", "&Copy Load Report", window.load_report.copy, "Ctrl+Shift+C"),
-        Command("clear_chat", "C&lear Chat", window.session.conversation.clear, "Ctrl+Shift+L"),
+        Command("copy_report", "&Copy Load Report", window.copy_report, "Ctrl+Shift+C"),
+        Command("clear_chat", "C&lear Chat", window.session.clear_conversation, "Ctrl+Shift+L"),
     )
 
 
@@ -101,11 +101,13 @@ def _devices(window: MainWindow) -> MenuEntries:
 def _model(window: MainWindow) -> MenuEntries:
     session = window.session
     return (
-        Command("load", "&Load", session.load, "Ctrl+Return"),
-        Command("cancel", "&Cancel Load", session.loading.cancel, "Ctrl+."),
+        Command("load", "&Load", session.loader.load, "Ctrl+Return"),
+        Command("cancel", "&Cancel Load", session.loader.cancel, "Ctrl+."),
         Command("unload", "&Unload", session.unload, "Ctrl+U"),
         SEPARATOR,
-        Command("stop_answer", "&Stop Answer", session.loading.stop_answer, "Ctrl+Shift+."),
+        Command("stop_answer", "&Stop Answer", session.stop_answer, "Ctrl+Shift+."),
+        SEPARATOR,
+        Command("ask_unload", "&Ask before Unloading a Model", session.loader.ask_again),
     )
 
 

@@ -8,22 +8,20 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMenu
 
-from app.conversation import ContextUse
 from app.loading import ModelState
+from app.open_model import OpenModel
 from app.status_line import Notice
 from engine.devices.device import Rig
-from engine.fit.preview import LoadedLayout, Preview
+from engine.fit.preview import Preview
 from engine.fit.strategies.catalogue import STRATEGIES
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
 from widgets.controls.share_editor import ShareChange
 from widgets.controls.states import LoadState, SplitModeChoice
 from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
 from widgets.library.recent_model import ModelChoice
-from widgets.load_report.outcome import ProposalWords, progress_words
 
 if TYPE_CHECKING:
     from app.main_window import MainWindow
@@ -48,15 +46,12 @@ class Presenter(QObject):
 
     def _connect_session(self) -> None:
         session, window = self._session, self._window
-        keeper, document, loading, conversation = (
-            session.rig_keeper,
-            session.document,
-            session.loading,
-            session.conversation,
-        )
+        keeper, document, models = session.rig_keeper, session.document, session.models
         session.model_changed.connect(self._on_model_changed)
-        loading.state_changed.connect(self._on_state_changed)
-        loading.loaded_changed.connect(self._on_loaded_changed)
+        models.current_changed.connect(self._show_current)
+        models.added.connect(self._connect_model)
+        self._connect_model(models.current)
+        session.loader.memory_return.waiting_changed.connect(self._on_waiting_changed)
         session.recent_changed.connect(self.show_recent_models)
         session.notice.connect(window.status_line.show_notice)
         session.background.busy_changed.connect(self._on_busy_changed)
@@ -67,27 +62,21 @@ class Presenter(QObject):
         document.preview_changed.connect(self._on_preview_changed)
         document.undo_group.canUndoChanged.connect(window.actions_by_name["undo"].setEnabled)
         document.undo_group.canRedoChanged.connect(window.actions_by_name["redo"].setEnabled)
-        loading.bridge.progress.connect(self._on_progress)
-        loading.bridge.loaded.connect(self._on_loaded)
-        loading.ended.connect(self._on_ended)
-        conversation.answer_started.connect(window.chat.begin_answer)
-        conversation.answer_text.connect(window.chat.append_text)
-        conversation.answer_finished.connect(self._on_answer_finished)
-        conversation.answer_failed.connect(window.chat.fail_answer)
-        conversation.context_use_changed.connect(self._on_context_use)
-        conversation.cleared.connect(window.chat.clear)
+
+    def _connect_model(self, model: OpenModel) -> None:
+        model.loading.state_changed.connect(self._show_current)
+        model.loading.loaded_changed.connect(self._show_current)
 
     def _connect_widgets(self) -> None:
         window, session = self._window, self._session
-        bar, editor, strip, panel, chat = (
+        bar, editor, strip, panel = (
             window.settings_bar,
             window.editor,
             window.device_strip,
             window.model_panel,
-            window.chat,
         )
-        bar.load_requested.connect(session.load)
-        bar.cancel_requested.connect(session.loading.cancel)
+        bar.load_requested.connect(session.loader.load)
+        bar.cancel_requested.connect(session.loader.cancel)
         bar.unload_requested.connect(session.unload)
         bar.context_changed.connect(session.document.set_context)
         bar.split_mode_changed.connect(self._on_split_mode)
@@ -105,11 +94,6 @@ class Presenter(QObject):
         panel.demo_requested.connect(session.open_demo)
         panel.try_demo_requested.connect(session.try_demo)
         panel.lab_requested.connect(window.start_lab)
-        window.load_report.proposal_chosen.connect(session.apply_proposal)
-        chat.send_requested.connect(session.conversation.send)
-        chat.stop_requested.connect(session.loading.stop_answer)
-        chat.clear_requested.connect(session.conversation.clear)
-        chat.clear_undone.connect(lambda: session.conversation.restore(chat.messages()))
 
     # ------------------------------------------------------------------ model, rig, layout
 
@@ -143,7 +127,7 @@ class Presenter(QObject):
             shown = recent.get(model.paths[0])
             window.settings_bar.set_model_text(model.name, "" if shown is None else shown.detail)
             window.model_panel.set_current(model.paths[0])
-        self._on_loaded_changed(self._session.loading.loaded)
+        self._show_current()
         window.setWindowTitle("Layerdeck" if model is None else f"{model.name} — Layerdeck")
         window.actions_by_name.enable(
             save_layout=model is not None,
@@ -211,34 +195,22 @@ class Presenter(QObject):
 
     # ------------------------------------------------------------------ loading
 
-    def _on_state_changed(self, state: ModelState) -> None:
-        window = self._window
-        if state is ModelState.READY:
-            window.chat.set_ready(True)
-        elif state is ModelState.GENERATING:
-            pass
-        elif state is ModelState.LOADING:
-            window.chat.set_ready(False, "Loading…")
-            window.chat.set_context_full(False)
-        else:
-            window.chat.set_ready(False, "Load a model to chat.")
-        names = window.actions_by_name
-        names.enable(
-            cancel=state is ModelState.LOADING,
+    def _show_current(self) -> None:
+        """Show how the current model stands."""
+        window, loading = self._window, self._session.loading
+        loaded, state = loading.loaded, loading.state
+        window.editor.set_loaded(loaded)
+        window.device_strip.set_rows(loaded.measured if loaded is not None else ())
+        window.actions_by_name.enable(
+            cancel=self._load_state() is LoadState.LOADING,
             unload=state in (ModelState.READY, ModelState.GENERATING),
             stop_answer=state is ModelState.GENERATING,
         )
-        if state not in (ModelState.LOADING, ModelState.STOPPING):
-            window.status_line.set_busy("load", "")
-        elif state is ModelState.STOPPING:
-            window.status_line.set_busy("load", "Cancelling")
         self._show_load_state()
 
-    def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        shown = loaded if self._session.document.model is self._session.loading.model else None
-        self._window.editor.set_loaded(shown)
-        self._window.device_strip.set_rows(loaded.measured if loaded is not None else ())
-        self._show_load_state()
+    def _on_waiting_changed(self, text: str) -> None:
+        self._window.status_line.set_busy("memory", text)
+        self._show_current()
 
     def _show_load_state(self) -> None:
         state = self._load_state()
@@ -247,6 +219,8 @@ class Presenter(QObject):
 
     def _load_state(self) -> LoadState:
         session = self._session
+        if session.loader.is_waiting:
+            return LoadState.LOADING
         match session.loading.state:
             case ModelState.LOADING:
                 return LoadState.LOADING
@@ -257,62 +231,8 @@ class Presenter(QObject):
             case ModelState.EMPTY:
                 return LoadState.NO_MODEL if session.document.model is None else LoadState.IDLE
 
-    def _on_progress(self, event: Progress) -> None:
-        words = progress_words(event.stage, event.device)
-        self._window.settings_bar.set_progress(event.fraction, words)
-        self._window.load_report.show_progress(event.stage, event.fraction, event.device)
-        if self._session.loading.state is ModelState.LOADING:
-            self._window.status_line.set_busy("load", words)
-
-    def _on_loaded(self, event: Loaded) -> None:
-        self._window.load_report.show_loaded(event)
-        model = self._session.loading.model
-        if model is not None:
-            self._window.status_line.show_notice(Notice(f"{model.name} is loaded", bad=False))
-
-    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
-        report = self._window.load_report
-        match event:
-            case OutOfMemory():
-                names = {device.id: device.name for device in self._session.rig_keeper.rig.all_devices}
-                words = [
-                    ProposalWords(each.text, f"{each.detail} · {each.grade}")
-                    for each in self._session.loading.proposals
-                ]
-                report.show_out_of_memory(event, names, words)
-                self._tell_ending(f"{event.device} ran out of memory", event.message)
-            case Failed():
-                report.show_failed(event)
-                self._tell_ending("It failed", event.message)
-            case Crashed():
-                report.show_crashed(event)
-                self._tell_ending("The engine ended", event.message)
-            case Cancelled():
-                report.show_cancelled(event)
-                self._window.status_line.show_notice(Notice("Cancelled", bad=False))
-
-    def _tell_ending(self, short: str, whole: str) -> None:
-        """Point to the report; where it is closed, say all of it."""
-        report = self._window.docks["report"]
-        text = f"{short}: see {report.windowTitle()}" if report.isVisible() else whole
-        self._window.status_line.show_notice(Notice(text))
-
     def _on_worker_lost(self, sentence: str) -> None:
         self._window.status_line.show_notice(Notice(sentence))
 
     def _on_busy_changed(self, what: str) -> None:
         self._window.status_line.set_busy("work", what)
-
-    # ------------------------------------------------------------------ chat
-
-    def _on_answer_finished(self, event: Done) -> None:
-        chat = self._window.chat
-        stats = (
-            f"{event.generation_tokens_per_second:.1f} tok/s · prompt {event.prompt_tokens_per_second:.0f} tok/s · "
-            f"{event.generated_tokens} tokens"
-        )
-        chat.finish_answer(f"{stats} · stopped" if event.stop_reason == "stopped" else stats)
-        chat.set_context_full(event.stop_reason == "context_full")
-
-    def _on_context_use(self, use: ContextUse) -> None:
-        self._window.chat.set_context(use.used, use.total)

@@ -12,31 +12,27 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
 from app.demo import ensure_demo
+from app.live_memory import LiveMemory, with_less_free
 from app.paths import self_test_path
-from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.device import Device, Rig
 from engine.devices.rig_file import encode_rig, read_rig
 from engine.errors import EngineError, RigError
 from engine.fit.calibration import NO_CALIBRATION, Calibration
-from engine.fit.report import DeviceRow
-from engine.layout.engine_parameters import split_members
-from engine.layout.layout import Layout
+from engine.fit.loaded_models import LoadedModel
 from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
 from engine.runner.protocol import DeviceMemoryReading
 from engine.runner.self_test import keep_verdict, read_verdicts, try_repeated, with_verdicts
 from engine.telemetry.readings import DeviceReadings
-from engine.telemetry.rpc_worker import WorkerProcess, is_local
+from engine.telemetry.rpc_worker import WorkerProcess
 from engine.telemetry.sample import Sample
 from engine.telemetry.sampler import Sampler
-from engine.units import MIB
 
 _T = TypeVar("_T")
 _log = logging.getLogger("layerdeck.rig")
 
 SAMPLER_STOP_S = 0.5
 NOT_HERE = "from the rig file"
-FREE_STEP_BYTES = 16 * MIB
-"""Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""
 
 
 class RigKeeper(QObject):
@@ -55,13 +51,14 @@ class RigKeeper(QObject):
     def __init__(self, background: Background, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._background = background
-        self._rig = Rig((), host_device())
+        self._found = Rig((), host_device())
+        """The devices with the free memory that they report."""
+        self._rig = self._found
+        self.memory = LiveMemory()
+        self._current: LoadedModel | None = None
         self._lab: LabRig | None = None
-        self._readings = DeviceReadings(self._rig.all_devices)
+        self._readings = DeviceReadings(self._found.all_devices)
         self._sampler = Sampler(self._readings, self._sampled.emit)
-        self._held: frozenset[str] = frozenset()
-        self._engine_memory: dict[str, DeviceMemoryReading] = {}
-        self._own_bytes: dict[str, int] = {}
         self._calibration = NO_CALIBRATION
         self._from_file = False
         self._starting_lab = False
@@ -72,6 +69,7 @@ class RigKeeper(QObject):
 
     @property
     def rig(self) -> Rig:
+        """The devices as a load of the edited layout finds them, beside other models of ours."""
         return self._rig
 
     @property
@@ -84,7 +82,7 @@ class RigKeeper(QObject):
         """Devices of a rig file that this machine does not have; workers elsewhere are asked when they are needed."""
         if not self._from_file:
             return ()
-        local = (device for device in self._rig.devices if not device.is_rpc)
+        local = (device for device in self._found.devices if not device.is_rpc)
         return tuple(device.id for device in local if (device.id, device.pci_bus_id) not in self._here)
 
     def start(self, rig: Path | None = None) -> None:
@@ -112,8 +110,8 @@ class RigKeeper(QObject):
         def show(found: Rig) -> None:
             self._remember_local(found)
             self._from_file = False
-            workers = tuple(device for device in self._rig.devices if device.is_rpc)
-            known = {device.id: device for device in self._rig.devices}
+            workers = tuple(device for device in self._found.devices if device.is_rpc)
+            known = {device.id: device for device in self._found.devices}
             local = tuple(_with_limits_of(device, known.get(device.id)) for device in found.devices)
             self._set_rig(Rig((*local, *workers), found.host))
 
@@ -124,7 +122,7 @@ class RigKeeper(QObject):
 
     def test_repeats(self) -> None:
         """Try whether local devices are safe as several entries of a layout, one for each backend, and say so."""
-        rig = self._rig
+        rig = self._found
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
             self.said.emit("There is no local GPU to test; CPU and remote devices may always come twice.")
@@ -166,7 +164,7 @@ class RigKeeper(QObject):
 
     def save_rig(self, path: Path) -> None:
         """Write the rig file of the devices shown."""
-        document = encode_rig(self._rig)
+        document = encode_rig(self._found)
 
         def write() -> None:
             try:
@@ -210,7 +208,9 @@ class RigKeeper(QObject):
         """End the lab workers and take them out of the rig."""
         endpoints = self.lab_endpoints
         self._end_lab()
-        self._set_rig(Rig(tuple(each for each in self._rig.devices if each.endpoint not in endpoints), self._rig.host))
+        self._set_rig(
+            Rig(tuple(each for each in self._found.devices if each.endpoint not in endpoints), self._found.host)
+        )
 
     @property
     def lab_endpoints(self) -> frozenset[str]:
@@ -234,7 +234,7 @@ class RigKeeper(QObject):
 
     def add_remote(self, endpoint: str) -> None:
         """Ask the RPC worker at `endpoint` (host:port) for its devices and add them."""
-        if endpoint in {device.endpoint for device in self._rig.devices}:
+        if endpoint in {device.endpoint for device in self._found.devices}:
             self.failed.emit(RigError(f"{endpoint} is already among the devices."))
             return
 
@@ -246,7 +246,7 @@ class RigKeeper(QObject):
 
     def remove(self, device_id: str) -> None:
         """Take a device out of the rig; it is not touched."""
-        self._set_rig(Rig(tuple(device for device in self._rig.devices if device.id != device_id), self._rig.host))
+        self._set_rig(Rig(tuple(device for device in self._found.devices if device.id != device_id), self._found.host))
 
     def set_limits(self, device_id: str, cap_bytes: int | None, margin_bytes: int) -> None:
         """Set how much of a device may be planned."""
@@ -254,13 +254,13 @@ class RigKeeper(QObject):
         def limited(device: Device) -> Device:
             return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
 
-        self._set_rig(Rig(tuple(limited(device) for device in self._rig.devices), limited(self._rig.host)))
+        self._set_rig(Rig(tuple(limited(device) for device in self._found.devices), limited(self._found.host)))
 
     def _run(self, what: str, function: Callable[[], _T], show: Callable[[_T], None]) -> None:
         self._background.run(what, function, show, self.failed.emit)
 
     def _add(self, devices: Sequence[Device]) -> None:
-        taken = set(self._rig.ids)
+        taken = set(self._found.ids)
         added = []
         for device in devices:
             device_id = device.id
@@ -270,92 +270,62 @@ class RigKeeper(QObject):
                 number += 1
             taken.add(device_id)
             added.append(replace(device, id=device_id))
-        self._set_rig(Rig((*self._rig.devices, *added), self._rig.host))
+        self._set_rig(Rig((*self._found.devices, *added), self._found.host))
 
     def set_calibration(self, calibration: Calibration) -> None:
         """Forecast with the overhead that was measured on the devices."""
         self._calibration = calibration
-        if calibration.apply(self._rig) != self._rig:
-            self._set_rig(self._rig)
+        if calibration.apply(self._found) != self._found:
+            self._set_rig(self._found)
 
     def _set_rig(self, rig: Rig) -> None:
         rig = self._calibration.apply(rig)
-        devices_changed = _identity(rig) != _identity(self._rig)
-        self._rig = rig
+        devices_changed = _identity(rig) != _identity(self._found)
+        self._found = rig
         if devices_changed:
             self._follow_devices()
-        self.rig_changed.emit(rig)
+        self._show_rig()
 
     # ------------------------------------------------------------------ live memory
 
-    def set_held_endpoints(self, rig: Rig, layout: Layout) -> None:
-        """Remember which workers our own load holds: they serve one client and must not be asked."""
-        used = {*layout.devices, *split_members(layout), *(override.device for override in layout.overrides)}
-        self._held = frozenset(d.endpoint for d in rig.devices if d.endpoint is not None and d.id in used)
+    def set_models(self, models: Sequence[LoadedModel], current: LoadedModel | None) -> None:
+        """Tell what is loaded. `current` is what a load of the edited layout replaces: its memory counts as free."""
+        taken_bytes = self.memory.set_models(models)
+        if not self._from_file:
+            # Until the next samples tell.
+            self._found = with_less_free(self._found, taken_bytes)
+        self._current = current
+        self._show_rig()
 
-    def release_endpoints(self) -> None:
-        self._held = frozenset()
-        self._engine_memory.clear()
-
-    @property
-    def holds_remote(self) -> bool:
-        """Whether our own load holds a worker on another machine, whose memory only its child can read."""
-        return any(not is_local(endpoint) for endpoint in self._held)
+    def rig_without(self, leaving: Sequence[LoadedModel]) -> Rig:
+        """Return the rig as a load finds it when `leaving` have gone, and everything else is as it is."""
+        return self.memory.beside(self._found, leaving, from_file=self._from_file)
 
     def show_engine_memory(self, readings: Sequence[DeviceMemoryReading]) -> None:
-        """Take what the loaded model's child reads of its devices, for those that nobody else can read.
-
-        A CPU worker reports all of its memory as free, whatever is used: that is no reading.
-        """
-        self._engine_memory = {each.device: each for each in readings if each.free_bytes < each.total_bytes}
-
-    @property
-    def held_endpoints(self) -> frozenset[str]:
-        return self._held
-
-    def set_measured(self, rows: Sequence[DeviceRow]) -> None:
-        """Tell what our loaded model holds, so that its memory counts as free for the layout that would replace it."""
-        self._own_bytes = {row.id: row.need_bytes for row in rows}
+        """Take what a loaded model's child reads of its devices; a slot, as children tell in threads of their own."""
+        self.memory.take_engine_readings(readings)
 
     def _follow_devices(self) -> None:
-        self._readings.set_devices(self._rig.all_devices, {} if self._lab is None else _processes(self._lab))
+        self._readings.set_devices(self._found.all_devices, {} if self._lab is None else _processes(self._lab))
 
     def _on_sampled(self, samples: tuple[Sample, ...]) -> None:
         if self._closed:
             return
-        samples = tuple(map(self._with_engine_memory, samples))
+        samples = self.memory.take(samples)
         missing = self.missing_devices
         self.samples_arrived.emit(
             tuple(replace(each, note=NOT_HERE) if each.device in missing else each for each in samples)
         )
-        free = {sample.device: self._free_bytes(sample) for sample in samples}
-
-        def updated(device: Device) -> Device:
-            now = free.get(device.id)
-            if now is None or (device.free_bytes is not None and abs(now - device.free_bytes) < FREE_STEP_BYTES):
-                return device
-            return replace(device, free_bytes=min(now, device.total_bytes))
-
         if not self._from_file:
-            rig = Rig(tuple(updated(device) for device in self._rig.devices), updated(self._rig.host))
-            if rig != self._rig:
-                self._rig = rig
-                self.rig_changed.emit(rig)
+            self._found = self.memory.followed(self._found)
+            self._show_rig()
 
-    def _with_engine_memory(self, sample: Sample) -> Sample:
-        reading = self._engine_memory.get(sample.device)
-        if reading is None or sample.used_bytes is not None:
-            return sample
-        used_bytes = reading.total_bytes - reading.free_bytes
-        return replace(sample, used_bytes=used_bytes, total_bytes=reading.total_bytes, note="")
-
-    def _free_bytes(self, sample: Sample) -> int | None:
-        if sample.used_bytes is None or sample.total_bytes is None:
-            return None
-        own = self._own_bytes.get(sample.device, 0)
-        if sample.device == CPU_ID and sample.own_bytes is not None:
-            own = min(own, sample.own_bytes)
-        return max(0, sample.total_bytes - sample.used_bytes + own)
+    def _show_rig(self) -> None:
+        """Tell the rig as the edited layout finds it, where it has changed."""
+        rig = self.rig_without([self._current] if self._current is not None else [])
+        if rig != self._rig:
+            self._rig = rig
+            self.rig_changed.emit(rig)
 
     def _on_worker_ended(self, worker: str, sentence: str) -> None:
         _log.warning("%s: %s", worker, sentence)

@@ -1,7 +1,8 @@
-"""What the window's actions on models and layouts mean: open, propose, load, change."""
+"""What the window's actions on models and layouts mean: open, propose, change, unload."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,7 +13,10 @@ from app.calibrator import Calibrator
 from app.conversation import Conversation
 from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
+from app.loader import Loader
 from app.loading import Loading, ModelState
+from app.open_model import OpenModel
+from app.open_models import OpenModels
 from app.paths import demo_path
 from app.prober import Prober
 from app.rig_keeper import RigKeeper
@@ -21,16 +25,16 @@ from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import Preview
+from engine.fit.loaded_models import needs_reload
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import AutoLayout
 from engine.gguf.file_type import file_type_name
+from engine.gguf.identity import FileIdentity, identify
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import split_members
+from engine.layout.engine_parameters import used_devices
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
-from engine.runner.client import LoadJob
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
 
@@ -38,21 +42,23 @@ DEMO_LAB_CAPS = (256 * MIB, 256 * MIB, 512 * MIB)
 
 
 class Session(QObject):
-    """Owns document, rig, loading and conversation. What waits happens elsewhere; answers arrive as signals."""
+    """Owns document, rig and models. What waits happens elsewhere; answers arrive as signals."""
 
     model_changed = Signal(object)  # ModelFile | None
     recent_changed = Signal()
     notice = Signal(Notice)
 
-    def __init__(self, settings: Settings, parent: QObject | None = None) -> None:
+    def __init__(
+        self, settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(parent)
         self.settings = settings
         self.background = Background(self)
         self.document = LayoutDocument(self)
         self.rig_keeper = RigKeeper(self.background, self)
         self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
-        self.loading = Loading(self.rig_keeper, self.calibrator, self)
-        self.conversation = Conversation(self.loading, self)
+        self.models = OpenModels(self.calibrator, clock=clock, parent=self)
+        self.loader = Loader(self.models, self.document, self.rig_keeper, settings, self)
         self.prober = Prober(self.document, self.background, self._may_probe, self)
         self._opening = 0
         self._connect()
@@ -62,25 +68,43 @@ class Session(QObject):
         self.rig_keeper.failed.connect(self._tell)
         self.rig_keeper.said.connect(self._say)
         self.rig_keeper.samples_arrived.connect(self._on_samples)
-        self.loading.released.connect(self.prober.restart)
+        self.models.changed.connect(self._on_models_changed)
+        self.models.expired.connect(self._on_expired)
+        self.models.added.connect(self._connect_model)
+        self._connect_model(self.models.current)
+        self.loader.notice.connect(self.notice)
+
+    def _connect_model(self, model: OpenModel) -> None:
+        model.loading.released.connect(self.prober.restart)
+        model.loading.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
+
+    @property
+    def loading(self) -> Loading:
+        """The child of the current model."""
+        return self.models.current.loading
+
+    @property
+    def conversation(self) -> Conversation:
+        """The conversation with the current model."""
+        return self.models.current.conversation
 
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
         self.prober.close()
-        self.loading.close()
+        self.models.close()
         self.rig_keeper.close()
         self.settings.sync()
 
     # ------------------------------------------------------------------ model and layout
 
     def open_model(self, path: Path) -> None:
-        """Read `path` and begin with its initial layout. What is loaded stays loaded."""
-        self._open(f"Reading {path.name}", lambda: read_model(path), path)
+        """Read `path` and begin with its initial layout, or go on with it. What is loaded stays loaded."""
+        self._open(f"Reading {path.name}", lambda: _read(path), path)
 
     def open_demo(self) -> None:
         """Open the demo model, written first where it is not there yet."""
-        self._open("Preparing the demo model", lambda: read_model(ensure_demo()), demo_path())
+        self._open("Preparing the demo model", lambda: _read(ensure_demo()), demo_path())
 
     def try_demo(self) -> None:
         """A lab rig and the demo model, in one click."""
@@ -134,14 +158,14 @@ class Session(QObject):
             "Finding a layout", lambda: auto_layout(strategy, model, rig, edit.context), apply, self._tell
         )
 
-    def _open(self, what: str, read: Callable[[], ModelFile], path: Path) -> None:
+    def _open(self, what: str, read: Callable[[], tuple[ModelFile, FileIdentity]], path: Path) -> None:
         """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""
         self._opening += 1
         number = self._opening
 
-        def show(model: ModelFile) -> None:
+        def show(found: tuple[ModelFile, FileIdentity]) -> None:
             if number == self._opening:
-                self._on_model_read(model)
+                self._on_model_read(*found)
 
         def failed(error: EngineError) -> None:
             if number == self._opening:
@@ -152,35 +176,55 @@ class Session(QObject):
 
         self.background.run(what, read, show, failed)
 
-    def _on_model_read(self, model: ModelFile) -> None:
-        if model == self.loading.model and self.loading.model is not None:
-            model = self.loading.model  # The same file, read again: what is loaded is still this.
-        detail = f"{file_type_name(model)} · {format_bytes(model.size_bytes)} · {model.n_layers} layers"
-        self.settings.add_recent_model(RecentModel(model.paths[0], model.name, detail))
+    def _on_model_read(self, file: ModelFile, key: FileIdentity) -> None:
+        detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
+        self.settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
         self.recent_changed.emit()
-        context = _first_context(model)
-        layout = initial_layout(model, self.rig_keeper.rig, context)
-        self.document.open(model, self.rig_keeper.rig, Edit(layout, context))
-        self.model_changed.emit(model)
-        self._say(f"Opened {model.name}")
+        known = self.models.find(key)
+        if known is not None:
+            self.show_model(known)
+        else:
+            self._begin_model(self.models.place(file, key), file)
+        self._say(f"Opened {file.name}")
+
+    def _begin_model(self, model: OpenModel, file: ModelFile) -> None:
+        self._make_current(model)
+        context, rig = _first_context(file), self.rig_keeper.rig
+        self.document.open(file, rig, Edit(initial_layout(file, rig, context), context))
+        self.model_changed.emit(file)
+
+    def show_model(self, model: OpenModel) -> None:
+        """Make an open model current, with its edit and its conversation as they were left."""
+        if model is self.models.current:
+            return
+        self._make_current(model)
+        sheet, model.sheet = model.sheet, None
+        if sheet is not None:
+            self.document.show(sheet, self.rig_keeper.rig)
+        self.model_changed.emit(model.file)
+
+    def _make_current(self, model: OpenModel) -> None:
+        left = self.models.current
+        if model is not left:
+            left.sheet = self.document.put_aside()
+            self.models.make_current(model)
+        self._on_models_changed()
+
+    def _on_models_changed(self) -> None:
+        self.rig_keeper.set_models(self.models.held, self.models.current.held)
 
     def _on_samples(self) -> None:
-        if self.loading.state is ModelState.READY and self.rig_keeper.holds_remote:
-            self.loading.bridge.query_device_memory()
+        for model in self.models.all:
+            if model.loading.state is ModelState.READY and model.holds_remote:
+                model.loading.bridge.query_device_memory()
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        edit, model, before = self.document.edit, self.document.model, self.document.preview
+        edit, file, before = self.document.edit, self.document.model, self.document.preview
         other_devices = before is not None and before.rig.ids != rig.ids
-        untouched = self.document.is_untouched and self.loading.loaded is None
-        if (
-            other_devices
-            and untouched
-            and self.loading.state is ModelState.EMPTY
-            and edit is not None
-            and model is not None
-        ):
+        untouched = self.document.is_untouched and self.models.current.held is None
+        if other_devices and untouched and edit is not None and file is not None:
             # Nobody has touched the proposal, and it was made for other devices.
-            self.document.open(model, rig, Edit(initial_layout(model, rig, edit.context), edit.context))
+            self.document.open(file, rig, Edit(initial_layout(file, rig, edit.context), edit.context))
         else:
             self.document.set_rig(rig)
 
@@ -188,29 +232,9 @@ class Session(QObject):
 
     @property
     def is_edited(self) -> bool:
-        """Whether the edited layout is not the loaded one."""
+        """Whether the edited layout is not the one that is loaded of the current model."""
         edit, loaded = self.document.edit, self.loading.loaded
-        if loaded is None or edit is None:
-            return False
-        return self.document.model is not self.loading.model or edit != Edit(loaded.layout, loaded.context)
-
-    def load(self) -> None:
-        """Load the edited layout; what is loaded is replaced, once the layout has been checked.
-
-        An answer that is being written is stopped first.
-        """
-        model, preview = self.document.model, self.document.preview
-        if model is None or preview is None or self.loading.is_busy:
-            return
-        obstacle = self._load_obstacle(preview)
-        if obstacle:
-            self._say(obstacle, bad=True)
-            return
-        self.prober.cancel()
-        job = LoadJob(
-            model=model, rig=preview.rig, layout=preview.layout, context=preview.context, forecast=preview.report.rows
-        )
-        self.loading.load(job, forecast_is_whole=preview.report.probe_only is None)
+        return loaded is not None and edit is not None and needs_reload(loaded, edit.layout, edit.context)
 
     def apply_proposal(self, index: int) -> None:
         """Change layout and settings to a proposal, as one step of undo; it is not loaded yet."""
@@ -225,36 +249,41 @@ class Session(QObject):
         asked = "; the engine is asked now" if self.rig_keeper.is_real else ""
         self._say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
 
-    def _load_obstacle(self, preview: Preview) -> str:
-        """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
-        if preview.report.violations:
-            first = preview.report.violations[0]
-            return f"{first.message} {first.remedy}"
-        used = {*preview.layout.devices, *split_members(preview.layout)}
-        used |= {override.device for override in preview.layout.overrides}
-        missing = [device for device in self.rig_keeper.missing_devices if device in used]
-        if not missing:
-            return ""
-        return (
-            f"This machine does not have {', '.join(missing)} of the rig file: the layout can be planned, not loaded. "
-            "Devices > Refresh goes back to what is here."
-        )
-
     def unload(self) -> None:
-        """Free the loaded model."""
-        if self.loading.unload():
-            self._say("Unloaded")
+        """Free what is loaded of the current model."""
+        self.unload_model(self.models.current)
+
+    def unload_model(self, model: OpenModel) -> None:
+        """Free what is loaded of `model`."""
+        if model.loading.unload():
+            self._say(f"Unloaded {model.name}")
+
+    def stop_answer(self) -> None:
+        """End the answer that the current model writes; what is there stays."""
+        self.loading.stop_answer()
+
+    def clear_conversation(self) -> None:
+        """Forget the conversation with the current model; a running answer ends first."""
+        self.conversation.clear()
 
     def stop_lab(self) -> None:
-        """End the lab workers; a model that is on them is unloaded first."""
-        if not self.rig_keeper.lab_endpoints.isdisjoint(self.rig_keeper.held_endpoints):
-            self.loading.cancel()
-            self.unload()
+        """End the lab workers; models that are on them are unloaded first."""
+        for model in self.models.all:
+            if model.held is not None and not self.rig_keeper.lab_endpoints.isdisjoint(model.held.endpoints):
+                model.loading.cancel()
+                self.unload_model(model)
         self.rig_keeper.stop_lab()
 
+    def _on_expired(self, model: OpenModel) -> None:
+        self._say(f"Unloaded {model.name}: nothing was asked of it for as long as it was to be kept")
+
     def _may_probe(self) -> bool:
-        """A loaded model holds its workers, and devices of a rig file cannot be asked."""
-        return self.loading.state is ModelState.EMPTY and self.rig_keeper.is_real
+        """What is loaded of the model holds its memory, others hold their workers, and a rig file cannot be asked."""
+        preview = self.document.preview
+        if preview is None or self.loading.state is not ModelState.EMPTY or not self.rig_keeper.is_real:
+            return False
+        used = used_devices(preview.layout)
+        return not any(each.is_rpc and each.holdings for each in preview.rig.devices if each.id in used)
 
     # ------------------------------------------------------------------ telling
 
@@ -263,6 +292,11 @@ class Session(QObject):
 
     def _say(self, text: str, *, bad: bool = False) -> None:
         self.notice.emit(Notice(text, bad))
+
+
+def _read(path: Path) -> tuple[ModelFile, FileIdentity]:
+    file = read_model(path)
+    return file, identify(file.paths)
 
 
 def _first_context(model: ModelFile) -> ContextSettings:

@@ -10,6 +10,7 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from app.paths import APPLICATION
 from app.theme import THEME_NAMES, ThemeName
+from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
 
 MAX_RECENT = 12
@@ -71,6 +72,16 @@ class Settings:
     @remote_warning_given.setter
     def remote_warning_given(self, given: bool) -> None:
         self._store.setValue("remote_warning_given", "true" if given else "false")
+
+    @property
+    def without_room(self) -> LoadAnswer | None:
+        """What to do when a model does not fit beside those that are loaded; None: ask."""
+        kept = self._store.value("without_room")
+        return next((answer for answer in LoadAnswer if answer == kept), None)
+
+    @without_room.setter
+    def without_room(self, answer: LoadAnswer | None) -> None:
+        self._store.setValue("without_room", "" if answer is None else answer.value)
 
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
         """Return geometry and dock state as last saved."""

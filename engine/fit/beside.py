@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.devices.device import Device, Holding, Rig
@@ -46,7 +46,7 @@ def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Dev
     limit_bytes = device.total_bytes if device.cap_bytes is None else min(device.total_bytes, device.cap_bytes)
     free_bytes = device.free_bytes
     if free_bytes is not None:
-        free_bytes = min(free_bytes + returned_bytes, device.total_bytes)
+        free_bytes = max(0, min(free_bytes + returned_bytes, device.total_bytes))
     if any(device.endpoint in model.endpoints for model in staying):
         free_bytes = 0
     elif staying_bytes:
@@ -63,17 +63,3 @@ def rows_fit(rows: Iterable[DeviceRow], rig: Rig) -> bool:
         for row in rows
         if row.need_bytes and row.id in devices
     )
-
-
-def fit_after(
-    rows: Sequence[DeviceRow],
-    rig: Rig,
-    models: Collection[LoadedModel],
-    replaced: Collection[LoadedModel] = (),
-    seen_bytes: Mapping[str, int] | None = None,
-) -> Callable[[Sequence[LoadedModel]], bool]:
-    """Return the question that `choose_victims` asks: do `rows` fit once these models have gone?
-
-    `replaced` is the model that the load replaces anyhow; the other arguments are those of `rig_beside`.
-    """
-    return lambda leaving: rows_fit(rows, rig_beside(rig, models, (*replaced, *leaving), seen_bytes))

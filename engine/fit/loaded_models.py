@@ -22,7 +22,7 @@ AFTER_THE_ANSWER_S = 0.0
 
 @dataclass(frozen=True, slots=True)
 class LoadedModel:
-    """A loaded model, what it holds by device, and since when nothing has been asked of it (None: it is answering).
+    """A loaded model, what it holds by device, and since when nothing has been asked of it (None: it is at work).
 
     `keep_alive_s` is how long it may be idle. With `AFTER_THE_ANSWER_S` it goes after its next answer, not before it.
     """
@@ -36,7 +36,7 @@ class LoadedModel:
     has_answered: bool = False
 
     @property
-    def is_answering(self) -> bool:
+    def is_busy(self) -> bool:
         return self.idle_since_s is None
 
     @property
@@ -46,17 +46,21 @@ class LoadedModel:
             return inf
         return self.idle_since_s + self.keep_alive_s
 
-    def answering(self) -> LoadedModel:
-        """Return the model with an answer begun: its time stands still."""
+    def holding(self, held_bytes: Mapping[str, int], endpoints: frozenset[str]) -> LoadedModel:
+        """Return the model with these devices and workers."""
+        return replace(self, held_bytes=held_bytes, endpoints=endpoints)
+
+    def busy(self) -> LoadedModel:
+        """Return the model with an answer, or a load, begun: its time stands still."""
         return replace(self, idle_since_s=None)
 
-    def answered(self, now_s: float) -> LoadedModel:
-        """Return the model with its answer ended: its time begins anew."""
-        return replace(self, idle_since_s=now_s, has_answered=True)
+    def idle(self, now_s: float, *, answered: bool) -> LoadedModel:
+        """Return the model with its work ended: its time begins anew. `answered`: the work was an answer."""
+        return replace(self, idle_since_s=now_s, has_answered=answered)
 
     def kept_alive(self, keep_alive_s: float, now_s: float) -> LoadedModel:
         """Return the model with another keep-alive, which counts from now."""
-        idle_since_s = None if self.is_answering else now_s
+        idle_since_s = None if self.is_busy else now_s
         return replace(self, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s, has_answered=False)
 
 
@@ -76,17 +80,17 @@ def choose_victims(
 ) -> tuple[LoadedModel, ...] | None:
     """Return which of `models` to unload so that `is_enough` holds for those that go; None where not even all are.
 
-    An answering model goes only where all the idle ones are not enough; then as few of them as possible. Otherwise the
+    A busy model goes only where all the idle ones are not enough; then as few of them as possible. Otherwise the
     fewest go, and of as many those with the shortest keep-alive, the longest idle first.
     """
     ordered = sorted(models, key=_eviction_order)
-    idle = [model for model in ordered if not model.is_answering]
-    answering = [model for model in ordered if model.is_answering]
+    idle = [model for model in ordered if not model.is_busy]
+    busy = [model for model in ordered if model.is_busy]
     if not is_enough(ordered):
         return None
     if is_enough(idle):
         return _fewest(idle, (), is_enough)
-    needed = _fewest(answering, idle, is_enough)
+    needed = _fewest(busy, idle, is_enough)
     return (*_fewest(idle, needed, is_enough), *needed)
 
 

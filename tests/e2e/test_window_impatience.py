@@ -72,22 +72,25 @@ def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Windo
     assert len(window.ask("text", "chat.messages")) > 20
 
 
-def test_another_model_opened_while_one_loads_is_not_the_loaded_one(window: Window, tmp_path: Path) -> None:
+def test_another_model_opened_while_one_loads_has_a_place_of_its_own(window: Window, tmp_path: Path) -> None:
     first = write_tiny_llama(tmp_path / "first.gguf", n_layers=3)
     second = write_tiny_llama(tmp_path / "second.gguf", n_layers=5)
     window.click("chat.prompt_edit")
     window.desktop.type_text("keep this")
     window.desktop.key("ctrl+Return", "Return")
+    window.wait_for("the load", lambda: window.ask("state") != "EMPTY")
     window.ask("drop", str(first))
     window.ask("drop", str(second))
-    wait_for_state(window, "READY")
-    window.wait_for("the last one", lambda: window.ask("layout") == [["RPC2", 0, 4]])
-    assert window.ask("text", "chat.prompt_edit.toPlainText") == "keep this"
-    assert window.ask("text", "session.loading.model.name") == "Layerdeck demo"
-    assert window.ask("text", "settings_bar.load_buttons.load_button.text") == "Reload"
-    assert window.ask("text", "session.is_edited") == "True"
+    # The worker of the model that is being loaded is taken.
+    window.wait_for("the last one", lambda: window.ask("layout") == [["RPC0", 0, 4]])
+    assert window.ask("state") == "EMPTY"
+    assert window.ask("text", "chat.prompt_edit.toPlainText") == ""
+    assert window.ask("text", "settings_bar.load_buttons.load_button.text") == "Load"
     window.ask("text", "session.open_demo")
-    window.wait_for("the loaded one", lambda: window.ask("text", "session.is_edited") == "False")
+    window.wait_for("the loaded one", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    wait_for_state(window, "READY")
+    assert window.ask("text", "session.is_edited") == "False"
+    assert window.ask("text", "chat.prompt_edit.toPlainText") == "keep this"
 
 
 def test_a_conversation_too_long_for_the_context_leaves_the_report_alone(window: Window) -> None:

@@ -1,4 +1,4 @@
-"""The model panel: recent models with a search, open a file, the demo model, a lab rig."""
+"""The model panel: loaded models, recent ones with a search, open a file, the demo model, a lab rig."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from PySide6.QtCore import QModelIndex, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
 from widgets.common.palette import Palette
+from widgets.library.loaded_list import LoadedList
 from widgets.library.model_delegate import ModelDelegate
 from widgets.library.recent_list_model import SEARCH_ROLE, RecentListModel
 from widgets.library.recent_list_view import RecentListView
@@ -34,6 +35,7 @@ class ModelPanel(QWidget):
         self._filtered.setFilterCaseSensitivity(Qt.CaseSensitivity.CaseInsensitive)
         self._delegate = ModelDelegate(self)
         self.search_edit = QLineEdit()
+        self.loaded_list = LoadedList()
         self.list_view = RecentListView()
         self.start_panel = StartPanel()
         self.open_button = QPushButton("Open…")
@@ -95,6 +97,7 @@ class ModelPanel(QWidget):
         layout.setContentsMargins(8, 4, 8, 8)
         layout.setSpacing(8)
         layout.addLayout(heading)
+        layout.addWidget(self.loaded_list)
         layout.addWidget(self._pages, 1)
         layout.addLayout(below)
 

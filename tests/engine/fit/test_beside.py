@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
-from engine.fit.beside import fit_after, rig_beside, rows_fit
+from engine.fit.beside import rig_beside, rows_fit
 from engine.fit.loaded_models import LoadedModel, choose_victims
 from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
 from engine.fit.report import DeviceRow, make_row
@@ -94,8 +94,8 @@ def test_rows_fit_with_the_margins_of_the_rig() -> None:
 def test_the_model_that_makes_room_is_found() -> None:
     rig = Rig((card("CUDA0", 1000, 825),), HOST)
     rows = [row(rig.devices[0], 900)]
-    assert choose_victims([A, B], fit_after(rows, rig, [A, B])) == (B,)
-    assert choose_victims([A], fit_after(rows, rig, [A, B], replaced=[B])) == ()
+    assert choose_victims([A, B], lambda leaving: rows_fit(rows, rig_beside(rig, [A, B], leaving))) == (B,)
+    assert choose_victims([A], lambda leaving: rows_fit(rows, rig_beside(rig, [A, B], [B, *leaving]))) == ()
 
 
 holds = st.integers(0, 3000)

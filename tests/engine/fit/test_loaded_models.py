@@ -54,29 +54,29 @@ def names(models: Sequence[LoadedModel] | None) -> list[str] | None:
     [(300.0, 299.9, False), (300.0, 300.0, True), (UNTIL_UNLOADED_S, 1e9, False), (AFTER_THE_ANSWER_S, 0.0, True)],
 )
 def test_an_idle_model_goes_when_its_time_is_over(keep_alive_s: float, now_s: float, gone: bool) -> None:
-    model = loaded("a", keep_alive_s=keep_alive_s, idle_since_s=None).answered(0.0)
+    model = loaded("a", keep_alive_s=keep_alive_s, idle_since_s=None).idle(0.0, answered=True)
     assert (expired([model], now_s) == (model,)) is gone
 
 
 def test_an_answering_model_does_not_expire_and_its_time_begins_anew() -> None:
-    answering = loaded("a").answering()
+    answering = loaded("a").busy()
     assert expired([answering], 1e9) == ()
     assert next_expiry_s([answering]) is None
-    answered = answering.answered(1000.0)
+    answered = answering.idle(1000.0, answered=True)
     assert next_expiry_s([answered]) == 1300.0
     assert expired([answered], 1299.0) == ()
 
 
 def test_after_the_answer_means_the_next_answer() -> None:
-    model = loaded("a").answering().answered(5.0).kept_alive(AFTER_THE_ANSWER_S, 6.0)
+    model = loaded("a").busy().idle(5.0, answered=True).kept_alive(AFTER_THE_ANSWER_S, 6.0)
     assert expired([model], 1e9) == ()
-    assert expired([model.answering().answered(20.0)], 20.0) != ()
+    assert expired([model.busy().idle(20.0, answered=True)], 20.0) != ()
 
 
 def test_another_keep_alive_counts_from_the_choice() -> None:
     model = loaded("a").kept_alive(60.0, 1000.0)
     assert next_expiry_s([model, loaded("b", keep_alive_s=inf)]) == 1060.0
-    assert loaded("a").answering().kept_alive(60.0, 5.0).is_answering
+    assert loaded("a").busy().kept_alive(60.0, 5.0).is_busy
 
 
 # ---------------------------------------------------------------------- eviction
@@ -130,9 +130,9 @@ def test_victims_are_enough_few_and_not_answering_without_need(models: list[Load
         return
     assert is_enough(victims)
     assert all(not is_enough([each for each in victims if each is not one]) for one in victims)
-    idle = [model for model in models if not model.is_answering]
+    idle = [model for model in models if not model.is_busy]
     if is_enough(idle):
-        assert not any(victim.is_answering for victim in victims)
+        assert not any(victim.is_busy for victim in victims)
         assert not victims or not any(map(is_enough, combinations(idle, len(victims) - 1)))
 
 

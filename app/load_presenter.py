@@ -1,0 +1,92 @@
+"""Tells what becomes of one model's loads: in its report, on the status line, and on the bar while it is current."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+
+from app.loading import ModelState
+from app.open_model import OpenModel
+from app.status_line import Notice
+from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
+from widgets.load_report.load_report import LoadReport
+from widgets.load_report.outcome import ProposalWords, progress_words
+
+if TYPE_CHECKING:
+    from app.main_window import MainWindow
+
+
+class LoadPresenter(QObject):
+    """Names the model wherever another one is current."""
+
+    def __init__(self, model: OpenModel, report: LoadReport, window: MainWindow, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._model = model
+        self._report = report
+        self._window = window
+        loading = model.loading
+        loading.state_changed.connect(self._on_state_changed)
+        loading.bridge.progress.connect(self._on_progress)
+        loading.bridge.loaded.connect(self._on_loaded)
+        loading.ended.connect(self._on_ended)
+        report.proposal_chosen.connect(window.session.apply_proposal)
+
+    @property
+    def _is_current(self) -> bool:
+        return self._window.session.models.current is self._model
+
+    def _on_state_changed(self, state: ModelState) -> None:
+        if state is ModelState.STOPPING:
+            self._set_busy("Cancelling")
+        elif state is not ModelState.LOADING:
+            self._window.status_line.set_busy(self._busy_key, "")
+
+    def _on_progress(self, event: Progress) -> None:
+        words = progress_words(event.stage, event.device)
+        self._report.show_progress(event.stage, event.fraction, event.device)
+        if self._is_current:
+            self._window.settings_bar.set_progress(event.fraction, words)
+        if self._model.loading.state is ModelState.LOADING:
+            self._set_busy(words)
+
+    def _on_loaded(self, event: Loaded) -> None:
+        self._report.show_loaded(event)
+        self._window.status_line.show_notice(Notice(f"{self._model.name} is loaded", bad=False))
+
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        report = self._report
+        match event:
+            case OutOfMemory():
+                names = {device.id: device.name for device in self._window.session.rig_keeper.rig.all_devices}
+                words = [
+                    ProposalWords(each.text, f"{each.detail} · {each.grade}") for each in self._model.loading.proposals
+                ]
+                report.show_out_of_memory(event, names, words)
+                self._tell_ending(f"{event.device} ran out of memory", event.message)
+            case Failed():
+                report.show_failed(event)
+                self._tell_ending("It failed", event.message)
+            case Crashed():
+                report.show_crashed(event)
+                self._tell_ending("The engine ended", event.message)
+            case Cancelled():
+                report.show_cancelled(event)
+                self._window.status_line.show_notice(Notice(self._named("Cancelled"), bad=False))
+
+    def _tell_ending(self, short: str, whole: str) -> None:
+        """Point to the report; where it is closed, or another model's is shown, say all of it."""
+        dock = self._window.docks["report"]
+        points_there = dock.isVisible() and self._is_current
+        text = f"{short}: see {dock.windowTitle()}" if points_there else self._named(whole)
+        self._window.status_line.show_notice(Notice(text))
+
+    def _named(self, text: str) -> str:
+        return text if self._is_current else f"{self._model.name}: {text}"
+
+    @property
+    def _busy_key(self) -> str:
+        return f"load {self._model.number}"
+
+    def _set_busy(self, text: str) -> None:
+        self._window.status_line.set_busy(self._busy_key, self._named(text))

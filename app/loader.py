@@ -1,0 +1,187 @@
+"""Loads the current model: alone, beside others, or in the place of one that has to go, which is asked first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject, Signal
+
+from app.document import LayoutDocument
+from app.load_plan import LoadPlan, load_question, plan_load
+from app.memory_return import MemoryReturn
+from app.open_model import OpenModel
+from app.open_models import OpenModels
+from app.rig_keeper import RigKeeper
+from app.settings import Settings
+from app.status_line import Notice
+from engine.fit.loaded_models import needs_reload
+from engine.fit.preview import Preview
+from engine.gguf.model_file import ModelFile
+from engine.layout.engine_parameters import used_devices
+from engine.runner.client import LoadJob
+from widgets.library.load_question import LoadAnswer, LoadChoice
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A load that was asked for and has not begun."""
+
+    model: OpenModel
+    job: LoadJob
+    plan: LoadPlan
+    forecast_is_whole: bool
+
+
+class Loader(QObject):
+    """One load at a time. Calls return at once."""
+
+    question_changed = Signal(object)  # LoadQuestion | None
+    notice = Signal(Notice)
+
+    def __init__(
+        self,
+        models: OpenModels,
+        document: LayoutDocument,
+        keeper: RigKeeper,
+        settings: Settings,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._models = models
+        self._document = document
+        self._keeper = keeper
+        self._settings = settings
+        self._asked: _Wanted | None = None
+        self.memory_return = MemoryReturn(models, keeper, self)
+        models.current_changed.connect(self._on_current_changed)
+        document.preview_changed.connect(self._on_preview_changed)
+
+    @property
+    def is_waiting(self) -> bool:
+        """Whether a load waits for memory to come back."""
+        return self.memory_return.is_waiting
+
+    def load(self) -> None:
+        """Load the edited layout of the current model. An answer that it writes is stopped first.
+
+        Its own old load is replaced, once the layout has been checked; other models stay where there is room.
+        """
+        current, file, preview = self._models.current, self._document.model, self._document.preview
+        if file is None or preview is None or self.is_waiting:
+            return
+        busy = self._models.loading
+        if busy is not None:
+            if busy is not current:
+                self._say(f"{busy.name} is being loaded. Load {file.name} when that has ended, or cancel it.")
+            return
+        loaded = current.loading.loaded
+        if loaded is not None and not needs_reload(loaded, preview.layout, preview.context):
+            return
+        obstacle = self._obstacle(preview)
+        if obstacle:
+            self._say(obstacle)
+            return
+        self._decide(current, file, preview)
+
+    def answer(self, choice: LoadChoice) -> None:
+        """Go on with the load that was asked about."""
+        wanted = self._asked
+        self._withdraw()
+        if choice.remember:
+            self._settings.without_room = choice.answer
+        if wanted is not None:
+            self._go_on(wanted, choice.answer)
+
+    def ask_again(self) -> None:
+        """Forget the answer that was to count from then on."""
+        self._settings.without_room = None
+        self.notice.emit(Notice("You will be asked when a model does not fit beside others", bad=False))
+
+    def cancel(self) -> None:
+        """End the load that waits or runs."""
+        self._withdraw()
+        if self.is_waiting:
+            self.memory_return.cancel()
+        else:
+            self._models.current.loading.cancel()
+
+    # ------------------------------------------------------------------ deciding
+
+    def _decide(self, current: OpenModel, file: ModelFile, preview: Preview) -> None:
+        replaced = () if current.held is None else (current.held,)
+        others = [held for held in self._models.held if held not in replaced]
+        rows = preview.report.rows
+        plan = plan_load(rows, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
+        whole = preview.report.probe_only is None
+        wanted = _Wanted(current, _job(file, preview), plan, whole)
+        answer = LoadAnswer.BESIDE if not plan.victims else self._settings.without_room
+        if answer is not None and _may_go_unasked(plan, answer):
+            self._go_on(wanted, answer)
+        else:
+            self._asked = wanted
+            self.question_changed.emit(load_question(plan, file.name, self._models.now_s()))
+
+    def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
+        if answer is LoadAnswer.CANCEL:
+            return
+        if answer is LoadAnswer.UNLOAD:
+            for victim in wanted.plan.victims:
+                model = self._models.find(victim.key)
+                if model is not None:
+                    model.loading.unload()
+        self.memory_return.then(lambda: self._begin(wanted))
+
+    def _begin(self, wanted: _Wanted) -> None:
+        job, preview = wanted.job, self._document.preview
+        if self._models.current is wanted.model and preview is not None and _is_of(job, preview):
+            job = _job(job.model, preview)  # With the devices as they are after the wait.
+        # What others gave back just now would be taken for what this load did not take.
+        learns = wanted.forecast_is_whole and not wanted.plan.victims
+        wanted.model.loading.load(job, forecast_is_whole=learns)
+
+    def _obstacle(self, preview: Preview) -> str:
+        """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
+        if preview.report.violations:
+            first = preview.report.violations[0]
+            return f"{first.message} {first.remedy}"
+        used = used_devices(preview.layout)
+        missing = [device for device in self._keeper.missing_devices if device in used]
+        if not missing:
+            return ""
+        return (
+            f"This machine does not have {', '.join(missing)} of the rig file: the layout can be planned, not loaded. "
+            "Devices > Refresh goes back to what is here."
+        )
+
+    # ------------------------------------------------------------------ telling
+
+    def _on_current_changed(self, _model: OpenModel) -> None:
+        self._withdraw()
+
+    def _on_preview_changed(self, preview: Preview | None) -> None:
+        """A question is about one layout; about another one it would be another question."""
+        if self._asked is not None and (preview is None or not _is_of(self._asked.job, preview)):
+            self._withdraw()
+
+    def _withdraw(self) -> None:
+        if self._asked is not None:
+            self._asked = None
+            self.question_changed.emit(None)
+
+    def _say(self, text: str) -> None:
+        self.notice.emit(Notice(text))
+
+
+def _may_go_unasked(plan: LoadPlan, answer: LoadAnswer) -> bool:
+    """Whether a remembered answer will do. An answer under way is never ended, a worker never shared, unasked."""
+    if answer is LoadAnswer.UNLOAD:
+        return not any(victim.is_busy for victim in plan.victims)
+    return answer is LoadAnswer.BESIDE and not plan.workers
+
+
+def _job(file: ModelFile, preview: Preview) -> LoadJob:
+    return LoadJob(file, preview.rig, preview.layout, preview.context, preview.report.rows)
+
+
+def _is_of(job: LoadJob, preview: Preview) -> bool:
+    return job.layout == preview.layout and job.context == preview.context

@@ -1,0 +1,91 @@
+"""A model that is open: its file, its edit, its child and its conversation, and since when it has been idle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, Signal
+
+from app.calibrator import Calibrator
+from app.conversation import Conversation
+from app.document import Sheet
+from app.loading import Loading, ModelState
+from engine.fit.loaded_models import UNTIL_UNLOADED_S, LoadedModel, held_bytes
+from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import ModelFile
+from engine.telemetry.rpc_worker import is_local
+
+
+class OpenModel(QObject):
+    """One of several; before the first is opened there is one without a file."""
+
+    changed = Signal()
+    """What `held` tells is not what it was."""
+
+    def __init__(
+        self, number: int, calibrator: Calibrator, clock: Callable[[], float], parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self.number = number
+        """Tells it from others for as long as the window is open."""
+        self.file: ModelFile | None = None
+        self.key: FileIdentity | None = None
+        self.sheet: Sheet | None = None
+        """Its edit, while another model is current."""
+        self.loading = Loading(calibrator, self)
+        self.conversation = Conversation(self.loading, self)
+        self.held: LoadedModel | None = None
+        """What it holds of the devices; None where it is neither loaded nor being loaded."""
+        self._keep_alive_s = UNTIL_UNLOADED_S
+        self._clock = clock
+        self._state = ModelState.EMPTY
+        self.loading.state_changed.connect(self._on_changed)
+        self.loading.loaded_changed.connect(self._on_changed)
+
+    @property
+    def name(self) -> str:
+        return "" if self.file is None else self.file.name
+
+    @property
+    def is_blank(self) -> bool:
+        """Whether another model may take its place: nothing is loaded, nothing was said, no load left a proposal."""
+        loading = self.loading
+        return loading.state is ModelState.EMPTY and self.conversation.is_empty and not loading.proposals
+
+    @property
+    def holds_remote(self) -> bool:
+        """Whether it holds a worker on another machine, whose memory only its child can read."""
+        return self.held is not None and any(not is_local(endpoint) for endpoint in self.held.endpoints)
+
+    @property
+    def keep_alive_s(self) -> float:
+        return self._keep_alive_s
+
+    def keep_alive(self, keep_alive_s: float) -> None:
+        """Unload it once it has been idle for so long, counted from now; see `LoadedModel`."""
+        self._keep_alive_s = keep_alive_s
+        if self.held is not None:
+            self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
+
+    def _on_changed(self) -> None:
+        self._set_held(self._held_now())
+
+    def _held_now(self) -> LoadedModel | None:
+        loading, before = self.loading, self.held
+        if self.key is None or loading.state is ModelState.EMPTY:
+            self._state = ModelState.EMPTY
+            return None
+        if before is None:
+            before = LoadedModel(self.key, self.name, keep_alive_s=self._keep_alive_s)
+        held = before.holding({} if loading.loaded is None else held_bytes(loading.loaded.measured), loading.endpoints)
+        before_state, self._state = self._state, loading.state
+        if loading.state is not ModelState.READY:
+            return held.busy()
+        if before_state is ModelState.READY:
+            return held
+        return held.idle(self._clock(), answered=before_state is ModelState.GENERATING)
+
+    def _set_held(self, held: LoadedModel | None) -> None:
+        if held != self.held:
+            self.held = held
+            self.changed.emit()

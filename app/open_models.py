@@ -1,0 +1,113 @@
+"""The models that are open: which one is current, and which one's keep-alive is over."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.calibrator import Calibrator
+from app.loading import ModelState
+from app.open_model import OpenModel
+from engine.fit.loaded_models import LoadedModel, expired, next_expiry_s
+from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import ModelFile
+
+_LONGEST_WAIT_MS = 3_600_000
+"""A timer's milliseconds are 32 bits; a later expiry is looked at again."""
+
+
+class OpenModels(QObject):
+    """Owns them. There is always a current one, at first without a file."""
+
+    added = Signal(object)  # OpenModel
+    current_changed = Signal(object)  # OpenModel
+    changed = Signal()
+    """One was loaded, unloaded, asked or answered."""
+    expired = Signal(object)  # OpenModel: it was unloaded, because nobody asked it anything for long enough
+
+    def __init__(
+        self, calibrator: Calibrator, *, clock: Callable[[], float] = time.monotonic, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._calibrator = calibrator
+        self._clock = clock
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self.unload_expired)
+        self._all: list[OpenModel] = []
+        self.current = self._add()
+
+    @property
+    def all(self) -> tuple[OpenModel, ...]:
+        """All of them, in the order in which they were opened."""
+        return tuple(self._all)
+
+    @property
+    def held(self) -> tuple[LoadedModel, ...]:
+        """What is loaded or being loaded, as values."""
+        return tuple(model.held for model in self._all if model.held is not None)
+
+    @property
+    def loading(self) -> OpenModel | None:
+        """The one that is being loaded, or whose load is being cancelled."""
+        return next((model for model in self._all if model.loading.is_busy), None)
+
+    def now_s(self) -> float:
+        """Return the time that idle times are compared with."""
+        return self._clock()
+
+    def find(self, key: FileIdentity) -> OpenModel | None:
+        """Return the open model of this file."""
+        return next((model for model in self._all if model.key == key), None)
+
+    def place(self, file: ModelFile, key: FileIdentity) -> OpenModel:
+        """Return the open model for a file that is not open yet: the current one where it is blank, else a new one."""
+        model = self.current if self.current.is_blank else self._add()
+        model.file, model.key, model.sheet = file, key, None
+        return model
+
+    def make_current(self, model: OpenModel) -> None:
+        """Show `model` from now on."""
+        if model is not self.current:
+            self.current = model
+            self.current_changed.emit(model)
+
+    def unload_expired(self) -> None:
+        """Unload what has been idle for longer than its keep-alive."""
+        over = {held.key for held in expired(self.held, self._clock())}
+        for model in self._all:
+            if model.key in over and model.loading.state is ModelState.READY:
+                model.loading.unload()
+                self.expired.emit(model)
+        self._wait_for_next()
+
+    def close(self) -> None:
+        """End every child, all at once, waiting a bounded time."""
+        self._timer.stop()
+        closing = [threading.Thread(target=model.loading.close, name="close a model") for model in self._all]
+        for thread in closing:
+            thread.start()
+        for thread in closing:
+            thread.join()
+
+    def _add(self) -> OpenModel:
+        model = OpenModel(len(self._all), self._calibrator, self._clock, self)
+        model.changed.connect(self._on_changed)
+        self._all.append(model)
+        self.added.emit(model)
+        return model
+
+    def _on_changed(self) -> None:
+        self._wait_for_next()
+        self.changed.emit()
+
+    def _wait_for_next(self) -> None:
+        due_s = next_expiry_s(self.held)
+        if due_s is None:
+            self._timer.stop()
+            return
+        wait_ms = max(0, round((due_s - self._clock()) * 1000))
+        self._timer.start(min(wait_ms, _LONGEST_WAIT_MS))

@@ -1,0 +1,96 @@
+"""The question above the editor when a model does not fit beside what is loaded. Nothing waits for the answer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
+
+from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
+
+
+class LoadAnswer(StrEnum):
+    """What to do with the models that are in the way; the value is what settings keep."""
+
+    UNLOAD = "unload"
+    BESIDE = "beside"
+    CANCEL = "cancel"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadQuestion:
+    """What is asked, and the words of the buttons; an empty `beside_text`: loading anyway cannot work."""
+
+    text: str
+    unload_text: str
+    unload_tool_tip: str
+    beside_text: str
+    can_remember: bool
+
+
+@dataclass(frozen=True, slots=True)
+class LoadChoice:
+    """What the person chose, and whether for the next time as well."""
+
+    answer: LoadAnswer
+    remember: bool = False
+
+
+class LoadQuestionBar(QFrame):
+    """Hidden without a question."""
+
+    answered = Signal(LoadChoice)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
+        self.text_label = plain_label("", wrap=True)
+        self.unload_button = QPushButton()
+        self.unload_button.setProperty("role", "primary")
+        self.unload_button.setMaximumWidth(420)
+        self.beside_button = QPushButton()
+        self.cancel_button = QPushButton("Cancel")
+        self.remember_box = QCheckBox("Do not ask again")
+        self.remember_box.setToolTip("Model > Ask before Unloading a Model brings the question back")
+        buttons = QHBoxLayout()
+        buttons.setSpacing(8)
+        buttons.addWidget(self.remember_box)
+        buttons.addStretch(1)
+        for button in (self.cancel_button, self.beside_button, self.unload_button):
+            buttons.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(12, 8, 12, 8)
+        column.setSpacing(8)
+        column.addWidget(self.text_label)
+        column.addLayout(buttons)
+        self.unload_button.clicked.connect(lambda: self._answer(LoadAnswer.UNLOAD))
+        self.beside_button.clicked.connect(lambda: self._answer(LoadAnswer.BESIDE))
+        self.cancel_button.clicked.connect(lambda: self._answer(LoadAnswer.CANCEL))
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return self.text_label.text()
+
+    def set_question(self, question: LoadQuestion | None) -> None:
+        """Ask `question`; None: there is nothing to ask."""
+        if question is None:
+            self.hide()
+            return
+        self.text_label.setText(question.text)
+        self.setAccessibleName(question.text)
+        self.unload_button.setText(question.unload_text)
+        self.unload_button.setToolTip(plain_tool_tip(question.unload_tool_tip))
+        self.beside_button.setText(question.beside_text)
+        self.beside_button.setVisible(bool(question.beside_text))
+        self.remember_box.setChecked(False)
+        self.remember_box.setVisible(question.can_remember)
+        self.show()
+
+    def _answer(self, answer: LoadAnswer) -> None:
+        remember = answer is not LoadAnswer.CANCEL and self.remember_box.isChecked()
+        self.answered.emit(LoadChoice(answer, remember))

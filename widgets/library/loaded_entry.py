@@ -1,0 +1,41 @@
+"""What the model panel shows of a loaded model, and what a person wants of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
+    (inf, "stays", "Until it is unloaded"),
+    (3600.0, "1 h", "1 hour after the last answer"),
+    (1800.0, "30 min", "30 minutes after the last answer"),
+    (300.0, "5 min", "5 minutes after the last answer"),
+    (0.0, "1 answer", "Until the next answer has ended"),
+)
+"""How long a model is kept: seconds, the short word for it, and what the menu says."""
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedEntry:
+    """A model that is loaded or being loaded. `number` is the window's own, `state` such as "idle for 3 min"."""
+
+    number: int
+    title: str
+    detail: str
+    state: str
+    keep_alive_s: float
+    is_current: bool = False
+    may_unload: bool = True
+    tool_tip: str = ""
+
+    @property
+    def keep_word(self) -> str:
+        return next((word for seconds, word, _ in KEEP_ALIVES if seconds == self.keep_alive_s), "stays")
+
+
+@dataclass(frozen=True, slots=True)
+class KeepAliveChoice:
+    """Keep the model numbered `number` for so long."""
+
+    number: int
+    keep_alive_s: float

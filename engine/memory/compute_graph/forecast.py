@@ -45,7 +45,8 @@ class GraphTables:
         self.weights: tuple[Weights, ...] = tuple(block_weights(block) for block in model.blocks[: len(self.layers)])
         self.outer: Weights = global_weights(model)
         shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
-        self.counts_layers: bool = shares or any(hyper.recurrent) or any(hyper.indexer_widths)
+        uneven = len({*hyper.head_k}) > 1
+        self.counts_layers: bool = shares or uneven or any(hyper.recurrent) or any(hyper.indexer_widths)
         shapes = [
             (numbers, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
             for numbers, weights in zip(self.layers, self.weights, strict=True)
@@ -198,7 +199,10 @@ class ComputeForecast:
             device == CPU_ID or any(each.device == CPU_ID for each in overrides)
         )
         weights = tuple(
-            tables.largest(kinds, kinds[index], first, last) if lends else tables.weights[index] for index in kept
+            tables.largest(kinds, kinds[index], first, last)
+            if lends and not tables.counts_layers
+            else tables.weights[index]
+            for index in kept
         )
         return Part(
             device=device,
@@ -214,8 +218,8 @@ class ComputeForecast:
 
         All of them where layers keep a state: blocks of no size that their graphs leave behind gather in the
         allocator, so that the buffer depends on how many there are; and where an indexer picks cells, as each layer
-        has a tensor of its own for them from the start; and where layers read an earlier layer's cache or embeddings of
-        their own, of which a device keeps a copy for each.
+        has a tensor of its own for them from the start; where layers read an earlier layer's cache or embeddings of
+        their own, of which a device keeps a copy for each; and where heads have several sizes, which leave gaps behind.
         """
         if self._tables.counts_layers:
             return tuple(range(first, last + 1))

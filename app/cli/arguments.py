@@ -6,12 +6,12 @@ import argparse
 from pathlib import Path
 from typing import Any, NoReturn
 
+from app.cli.auto_options import add_auto_arguments
 from engine.errors import ArgumentError
 from engine.layout.context_settings import KV_TYPES
 from engine.units import parse_size
 
 LATER_COMMANDS = ("export", "bench", "chat")
-STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,7 +115,7 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=Path, metavar="FILE")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
-    command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
+    add_auto_arguments(command)
 
 
 def _add_rig_commands(rig: argparse.ArgumentParser) -> None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.paths import calibration_path, self_test_path
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
@@ -14,7 +15,6 @@ from engine.errors import ArgumentError
 from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
@@ -37,6 +37,7 @@ class PlanInputs:
 
 def read_inputs(options: Namespace) -> PlanInputs:
     """Read what `options` name; without a rig file discover this machine, without a layout make the initial one."""
+    check_auto_options(options)
     if options.auto is not None:
         find_strategy(options.auto)
         if options.layout is not None:
@@ -46,12 +47,12 @@ def read_inputs(options: Namespace) -> PlanInputs:
     if options.layout is not None:
         document = read_layout(options.layout, n_layers=model.n_layers)
         context = _with_overrides(document.context, options)
-        return PlanInputs(model, rig or this_machine(), document.layout, context)
+        return PlanInputs(model, with_margins(rig or this_machine(), options.margin), document.layout, context)
     context = _with_overrides(ContextSettings(), options)
-    rig = rig or this_machine()
+    rig = with_margins(rig or this_machine(), options.margin)
     if options.auto is not None:
-        # A context length that was asked for is the longest that strategy context goes to.
-        found = auto_layout(options.auto, model, rig, context, Constraints(max_ctx=getattr(options, "ctx", None)))
+        constraints = constraints_of(options, rig, model.n_layers)
+        found = auto_layout(options.auto, model, rig, context, constraints)
         return PlanInputs(model, rig, found.layout, found.context, found.explanation)
     return PlanInputs(model, rig, initial_layout(model, rig, context), context)
 

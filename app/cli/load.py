@@ -39,7 +39,7 @@ def run_load(options: Namespace) -> int:
     printer: Printer = JsonPrinter() if options.json else TextPrinter()
     generate = _generate_request(options)
     try:
-        job = _make_job(options)
+        job = _make_job(options, printer)
     except KeyboardInterrupt:
         printer.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
@@ -61,8 +61,10 @@ def _generate_request(options: Namespace) -> Generate | None:
     )
 
 
-def _make_job(options: Namespace) -> LoadJob:
+def _make_job(options: Namespace, printer: Printer) -> LoadJob:
     inputs = read_inputs(options)
+    if inputs.explanation is not None:
+        printer.explain(inputs.explanation)
     report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
     if report.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))

@@ -38,6 +38,9 @@ class JsonPrinter:
             print_event(progress)
         self._held.clear()
 
+    def explain(self, explanation: str) -> None:
+        """The contract's events have no place for it; `plan` has."""
+
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, Failed) and not self._child_started:
             print_document({"error": {"kind": event.kind, "message": event.message}})
@@ -59,6 +62,10 @@ class TextPrinter:
 
     def child_started(self) -> None:
         """People are told the same either way."""
+
+    def explain(self, explanation: str) -> None:
+        """Say why the automatic layout is so."""
+        self._say(explanation)
 
     def show(self, event: AnyEvent) -> None:
         match event:

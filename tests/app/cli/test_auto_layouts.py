@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from app.cli.arguments import STRATEGIES as HELP_NAMES
+from app.cli.auto_options import STRATEGIES as HELP_NAMES
 from engine.fit.strategies.catalogue import STRATEGIES
 from tests.support.command_line import run_here
 from tests.support.models import write_header_only, write_tiny_llama
@@ -75,3 +75,85 @@ def test_load_takes_a_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_help_names_every_strategy() -> None:
     assert tuple(STRATEGIES) == HELP_NAMES
+
+
+REFUSED = {
+    "--off CUDA9": 'no device "CUDA9" here; there are CUDA0, CUDA1, CPU',
+    "--off CPU": "CPU cannot be switched off",
+    "--off CUDA0,": "is no list of device ids",
+    "--order CUDA0 --auto fewest": "--order is the order of strategy priority",
+    "--order CUDA0,CUDA0 --auto priority": "CUDA0 is in the order twice",
+    "--order CPU --auto priority": "The CPU has no place in the order",
+    "--pin 0-3": "pins nothing; write LAYERS=ID",
+    "--pin x=CUDA0": "pins nothing; write LAYERS=ID",
+    "--pin 3-1=CUDA0": "Layers 3-1 cannot be pinned: the model has layers 0-31",
+    "--pin 30-32=CUDA0": "Layers 30-32 cannot be pinned: the model has layers 0-31",
+    "--pin 1=CUDA7": 'no device "CUDA7"',
+    "--pin 0-3=CUDA0 --pin 3=CUDA1": "Layer 3 is pinned to CUDA0 and to CUDA1",
+    "--pin output=CUDA0 --pin output=CPU": "The output layer is pinned to CUDA0 and to CPU",
+    "--pin 1=CUDA0 --off CUDA0": "CUDA0 is switched off and has layers pinned to it",
+    "--kv-types q8_0": "--kv-types is for strategy context",
+    "--kv-types q9 --auto context": '"q9" is no cache type; use f32',
+    "--kv-types f16,f16 --auto context": "Cache type f16 is allowed twice",
+    "--margin CUDA0": "is no margin; write ID=SIZE",
+    "--margin CUDA5=1GiB": 'no device "CUDA5"',
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_nonsense_is_answered_with_a_sentence(
+    words: str, model: Path, rig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    auto = () if "--auto" in words else ("--auto", "fewest")
+    answer = run_here(capsys, "plan", model, "--rig", rig, *auto, *words.split(), "--json")
+    assert answer.code == 2
+    assert answer.error["kind"] == "argument"
+    assert REFUSED[words] in answer.error["message"]
+
+
+@pytest.mark.parametrize("words", ["--off CUDA0", "--order CUDA0", "--pin 0=CUDA0", "--split", "--kv-types f16"])
+def test_without_auto_there_is_nothing_to_constrain(
+    words: str, model: Path, rig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    answer = run_here(capsys, "plan", model, "--rig", rig, *words.split(), "--json")
+    assert answer.code == 2
+    assert f"{words.split()[0]} is about automatic layouts" in answer.error["message"]
+
+
+def test_constraints_are_kept(model: Path, rig: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--auto", "fewest", "--off", "CUDA0", "--pin", "2-3=CPU", "--pin", "output=CPU")
+    layout = plan(capsys, model, "--rig", rig, *words)["layout"]
+    devices = {run["device"] for run in layout["runs"]}
+    assert devices == {"CPU", "CUDA1"}
+    assert layout["output"] == "CPU"
+    held = [run["layers"] for run in layout["runs"] if run["device"] == "CPU"]
+    assert any(int(layers.split("-")[0]) <= 2 and int(layers.split("-")[-1]) >= 3 for layers in held)
+
+
+def test_the_order_of_priority(model: Path, rig: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = (model, "--rig", rig, "--auto", "priority", "--order")
+    assert plan(capsys, *words, "CUDA1,CUDA0")["layout"]["output"] == "CUDA1"
+    assert plan(capsys, *words, "CUDA0,CUDA1")["layout"]["output"] == "CUDA0"
+
+
+def test_margins_are_left_free(model: Path, rig: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for auto in ((), ("--auto", "balanced")):
+        rows = plan(capsys, model, "--rig", rig, *auto, "--margin", "CUDA0=1GiB")["devices"]
+        assert [row["margin_bytes"] for row in rows] == [1 << 30, 0, 0]
+        assert rows[0]["need_bytes"] <= 3 << 30
+
+
+def test_smaller_cache_types_where_they_are_allowed(model: Path, rig: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    document = plan(capsys, model, "--rig", rig, "--auto", "context", "--kv-types", "f16,q4_0", "--off", "CUDA1")
+    assert document["layout"]["context"]["type_k"] in ("f16", "q4_0")
+    assert document["layout"]["context"]["type_k"] == document["layout"]["context"]["type_v"]
+
+
+def test_load_says_why_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tiny = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2)
+    rig = tmp_path / "rig.json"
+    rig.write_text(json.dumps({"version": 1, "devices": [], "host": {"total_bytes": "8GiB"}}))
+    answer = run_here(capsys, "load", tiny, "--rig", rig, "--auto", "fewest")
+    assert answer.code == 0
+    explanation = plan(capsys, tiny, "--rig", rig, "--auto", "fewest")["explanation"]
+    assert explanation in answer.err.splitlines()

@@ -1,0 +1,137 @@
+"""What `plan --auto` and `load --auto` let people ask for, from their words to constraints."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from argparse import Namespace
+from dataclasses import replace
+
+from engine.devices.device import Rig
+from engine.errors import ArgumentError
+from engine.fit.strategies.constraint_rules import check_constraints
+from engine.fit.strategies.constraints import Constraints, Pin
+from engine.layout.context_settings import KV_TYPES, KvType
+from engine.units import parse_size
+
+STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")
+_PIN = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?|output", re.ASCII)
+_OUTPUT = -1
+"""Stands for the output layer among parsed pins."""
+
+
+def add_auto_arguments(command: argparse.ArgumentParser) -> None:
+    """Add --auto and what goes with it."""
+    command.add_argument("--auto", metavar="STRATEGY", help="find a layout: " + ", ".join(STRATEGIES))
+    command.add_argument(
+        "--off", type=_ids, action="append", default=[], metavar="ID[,ID...]", help="with --auto: do not use these"
+    )
+    command.add_argument("--order", type=_ids, metavar="ID[,ID...]", help="with --auto priority: fill in this order")
+    command.add_argument(
+        "--pin", type=_pin, action="append", default=[], metavar="LAYERS=ID",
+        help="with --auto: keep these layers there, such as 0-3=CUDA0 or output=CPU; may repeat",
+    )  # fmt: skip
+    command.add_argument("--split", action="store_true", help="with --auto: use several devices even if one is enough")
+    command.add_argument(
+        "--kv-types", type=_kv_types, metavar="T[,T...]",
+        help="with --auto context: cache types that may be used, the preferred first",
+    )  # fmt: skip
+    command.add_argument(
+        "--margin", type=_margin, action="append", default=[], metavar="ID=SIZE",
+        help="leave so much free on a device; may repeat",
+    )  # fmt: skip
+
+
+def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
+    """Return what `options` ask of an automatic layout.
+
+    Raises:
+        ArgumentError: for what makes no sense on this rig or for this model.
+    """
+    pins = tuple(pin for pin in options.pin if pin.first != _OUTPUT)
+    outputs = list(dict.fromkeys(pin.device for pin in options.pin if pin.first == _OUTPUT))
+    if len(outputs) > 1:
+        raise ArgumentError(f"The output layer is pinned to {' and to '.join(outputs)}; pin it to one device.")
+    constraints = Constraints(
+        order=options.order or (),
+        off=frozenset(device_id for ids in options.off for device_id in ids),
+        pins=pins,
+        output=outputs[0] if outputs else None,
+        split=options.split,
+        kv_types=options.kv_types or (),
+        # A context length that was asked for is the longest that strategy context goes to.
+        max_ctx=getattr(options, "ctx", None),
+    )
+    check_constraints(constraints, rig, n_layers)
+    return constraints
+
+
+def check_auto_options(options: Namespace) -> None:
+    """Refuse options that would have no effect.
+
+    Raises:
+        ArgumentError: naming the option and where it belongs.
+    """
+    if options.auto is None:
+        given = {"--off": options.off, "--order": options.order, "--pin": options.pin, "--split": options.split,
+                 "--kv-types": options.kv_types}  # fmt: skip
+        for name, value in given.items():
+            if value:
+                raise ArgumentError(f"{name} is about automatic layouts; add --auto STRATEGY, or leave it out.")
+    if options.order and options.auto != "priority":
+        raise ArgumentError("--order is the order of strategy priority; use --auto priority, or leave it out.")
+    if options.kv_types and options.auto != "context":
+        raise ArgumentError(
+            "--kv-types is for strategy context, which may choose among them; use --auto context, or leave it out."
+        )
+
+
+def with_margins(rig: Rig, margins: list[tuple[str, int]]) -> Rig:
+    """Return `rig` with the margins that were asked for.
+
+    Raises:
+        ArgumentError: for a device that the rig does not have.
+    """
+    sizes = dict(margins)
+    for device_id in sizes:
+        if rig.device(device_id) is None:
+            raise ArgumentError(f'There is no device "{device_id[:60]}" here; there are {", ".join(rig.ids)}.')
+    first, *others = (
+        replace(device, margin_bytes=sizes.get(device.id, device.margin_bytes)) for device in (rig.host, *rig.devices)
+    )
+    return Rig(tuple(others), first)
+
+
+def _ids(text: str) -> tuple[str, ...]:
+    ids = tuple(part.strip() for part in text.split(","))
+    if not all(ids):
+        raise argparse.ArgumentTypeError(f'"{text}" is no list of device ids; write them like CUDA0,CUDA1')
+    return ids
+
+
+def _pin(text: str) -> Pin:
+    layers, _, device_id = text.partition("=")
+    match = _PIN.fullmatch(layers.strip())
+    if match is None or not device_id.strip():
+        raise argparse.ArgumentTypeError(f'"{text}" pins nothing; write LAYERS=ID such as 0-3=CUDA0 or output=CPU')
+    if match[1] is None:
+        return Pin(device_id.strip(), _OUTPUT, _OUTPUT)
+    return Pin(device_id.strip(), int(match[1]), int(match[2] or match[1]))
+
+
+def _kv_types(text: str) -> tuple[KvType, ...]:
+    found = []
+    for part in text.split(","):
+        known = next((name for name in KV_TYPES if name == part.strip()), None)
+        if known is None:
+            raise argparse.ArgumentTypeError(f'"{part.strip()}" is no cache type; use {", ".join(KV_TYPES)}')
+        found.append(known)
+    return tuple(found)
+
+
+def _margin(text: str) -> tuple[str, int]:
+    device_id, _, size = text.partition("=")
+    try:
+        return device_id.strip(), parse_size(size)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f'"{text}" is no margin; write ID=SIZE such as CUDA0=1GiB') from None

@@ -87,7 +87,7 @@ def _flash_bytes(node: Tensor) -> int:
     size = node.n_bytes
     if q.ne[1] <= 2 and k.type != "f32" and v.type == k.type:
         return size
-    for cache, skip in ((k, False), (v, v.root is k.root)):
+    for cache, skip in ((k, False), (v, v.root is not None and v.root is k.root)):
         if cache.type != "f16" and not skip:
             ne = cache.ne
             size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]

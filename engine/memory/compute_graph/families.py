@@ -17,7 +17,7 @@ from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
 from engine.memory.compute_graph.hyper_connections import close_streams, connected_layer, open_streams
 from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
-from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
+from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
 from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
@@ -138,6 +138,7 @@ FAMILIES: dict[str, Family] = {
     "mamba": Family(recurrence=mamba),
     "mamba2": Family(recurrence=mamba2),
     "jamba": Family(Style(rope="none", normalise=False, residual_first="both"), recurrence=mamba),
+    "plamo2": Family(recurrence=interleaved_mamba),
     "granitehybrid": Family(Style(rope="finetuned"), recurrence=mamba2),
     "nemotron_h": Family(
         Style(rope="none", late_rows="after_norm", steps=2, normalise=None), recurrence=mamba2, layer=single_part_layer

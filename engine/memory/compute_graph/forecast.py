@@ -3,7 +3,7 @@ would."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from engine.devices.device import CPU_ID
@@ -13,16 +13,17 @@ from engine.layout.engine_parameters import TensorOverride
 from engine.memory.architectures import Architecture
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
 from engine.memory.compute_graph.devices import backends_of
-from engine.memory.compute_graph.facts import WeightFacts, Weights, block_weights, global_weights
+from engine.memory.compute_graph.facts import Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
 from engine.memory.compute_graph.graph import TYPE_SIZES, Graph
+from engine.memory.compute_graph.homes import homes
 from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
+from engine.memory.kernels import Kernels, find_unsupported
 from engine.memory.kv_cache import context_shape, pad, window_cells
-from engine.memory.override_weights import usable_rules
 from engine.memory.placement import Placement
 
 _MOST_REMEMBERED = 1024
@@ -54,6 +55,15 @@ class GraphTables:
         known: dict[object, int] = {}
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
         self._try_graph(model)
+        self._model, self._architecture = model, architecture
+        self._without_kernel: dict[Kernels, frozenset[str]] = {"all": frozenset()}
+
+    def without_kernel(self, kernels: Kernels) -> frozenset[str]:
+        """Return the names of the weights that a device with these kernels leaves to the host."""
+        found = self._without_kernel.get(kernels)
+        if found is None:
+            found = self._without_kernel[kernels] = find_unsupported(self._model, self._architecture, kernels)
+        return found
 
     def _try_graph(self, model: ModelFile) -> None:
         """Build one layer of each kind, so that tensors which do not fit show here and not while somebody drags."""
@@ -74,7 +84,7 @@ class GraphTables:
         """Return the kind of each layer, told apart by where overrides send its weights too."""
         known: dict[object, int] = {}
         found = []
-        home = _homes(overrides)
+        home = homes(overrides, {})
         for kind, weights in zip(self.kinds, self.weights, strict=True):
             key = (kind, tuple(home(facts, "") for facts in weights.values()))
             found.append(known.setdefault(key, len(known)))
@@ -263,8 +273,16 @@ class ComputeForecast:
         """Return whether devices take over operations whose weights are on the host."""
         on_host = placement.leading or CPU_ID in placement.entries
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
+        on_host = on_host or bool(self._left_out(placement))
         offloads = any(traits.op_offload for traits in placement.traits.values())
         return bool(on_host and offloads and self._context.op_offload)
+
+    def _left_out(self, placement: Placement) -> dict[str, frozenset[str]]:
+        """Return, by device, the names of the weights that it has no kernel for, where there are any."""
+        found = {
+            device: self._tables.without_kernel(traits.size_rule.kernels) for device, traits in placement.traits.items()
+        }
+        return {device: names for device, names in found.items() if names}
 
     def _smallest(
         self,
@@ -311,8 +329,8 @@ class ComputeForecast:
             for part in parts
             for index, weights in zip(part.kept, part.weights, strict=True)
         ]
-        homes = _homes(placement.overrides)
-        sketch = Sketch(tables.numbers, batch, tables.outer, homes, len(names) - 1, has_cache=tables.has_cache)
+        home = homes(placement.overrides, self._left_out(placement))
+        sketch = Sketch(tables.numbers, batch, tables.outer, home, len(names) - 1, has_cache=tables.has_cache)
         output = HOST if placement.output_device == CPU_ID else placement.output_device
         return build_graph(sketch, tables.family, layers, output)
 
@@ -328,18 +346,3 @@ def _make_room(known: dict[object, Part] | dict[object, Found]) -> None:
     """Forget what was remembered before it becomes much."""
     if len(known) >= _MOST_REMEMBERED:
         known.clear()
-
-
-def _homes(overrides: tuple[TensorOverride, ...]) -> Callable[[WeightFacts, str], str]:
-    """Return what tells the memory of a weight, given that of its layer."""
-    if not overrides:
-        return lambda _, memory: memory
-    rules = usable_rules(overrides)
-
-    def home(facts: WeightFacts, memory: str) -> str:
-        for regex, device in rules:
-            if regex.search(facts.name):
-                return HOST if device == CPU_ID else device
-        return memory
-
-    return home

@@ -120,6 +120,47 @@ def mamba2(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Te
     return sketch.linear("ssm_out", graph.reshape(y, size.inner, tokens * sequences))
 
 
+def interleaved_mamba(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return a selective scan over heads whose step sizes come from the convolved input, and whose gates alternate with
+    its input (PLaMo 2)."""
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    heads, head = size.dt_rank, size.inner // size.dt_rank
+    states = States(sketch, inputs)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, size.inner, sequences)
+    joined = sketch.linear("ssm_in", graph.reshape(current, current.ne[0], tokens, sequences))
+    joined = graph.cont(graph.permute(joined, 0, 2, 1, 3), 2 * head, heads, tokens, sequences)
+    each = (head, heads, tokens, sequences)
+    x, z = (
+        graph.cont(graph.view(joined, each, joined.nb), size.inner, tokens, sequences),
+        graph.view(joined, each, joined.nb),
+    )
+    window = graph.concat(rolling, graph.transpose(x), 0)
+    states.write(states.rolling, graph.view(window, (size.conv - 1, size.inner, sequences), window.nb))
+    x = graph.unary(graph.new("ssm_conv", (size.inner, tokens, sequences), window, sketch.weight("ssm_conv1d")))
+    steps = sketch.linear("ssm_x", x)
+    widths = (size.state, size.state, sketch.layer.weights["ssm_dt"].ne[0])
+    b, c, dt = (
+        sketch.norm(graph.view(steps, (width, tokens, sequences), steps.nb), f"ssm_{name}_norm")
+        for name, width in zip(("b", "c", "dt"), widths, strict=True)
+    )
+    dt = sketch.linear("ssm_dt", dt)
+    x = graph.view(x, each, (0, 4 * head))
+    b, c = (graph.view(part, (size.state, 1, tokens, sequences), (0, part.nb[1], *part.nb[1:3])) for part in (b, c))
+
+    def scan(seen: Tensor, rows: Tensor) -> Tensor:
+        seen = graph.reshape(seen, size.state, head, heads, batch.n_states)
+        n_elements = size.inner * tokens * sequences + size.state * size.inner * sequences
+        decay = graph.reshape(sketch.weight("ssm_a"), 1, heads)
+        return graph.new("ssm_scan", (n_elements,), seen, x, dt, decay, b, c, rows)
+
+    y = states.read(states.recurrent, scan)
+    states.write(states.recurrent, graph.view(y, (size.state * size.inner * sequences,)))
+    y = graph.add(graph.view(y, each), graph.mul(x, graph.reshape(sketch.weight("ssm_d"), 1, heads)))
+    y = graph.view(graph.glu(graph.cont(z), y), (size.inner, tokens, sequences))
+    return _flat(sketch, sketch.linear("ssm_out", y))
+
+
 def short_convolution(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
     """Return a gated convolution over a few tokens (LFM2)."""
     graph, batch, width = sketch.graph, sketch.batch, sketch.numbers.n_embd

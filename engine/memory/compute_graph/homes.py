@@ -1,0 +1,31 @@
+"""Which memory a weight lies in: its layer's, the host's where the device has no kernel for it, or an override's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import TensorOverride
+from engine.memory.compute_graph.facts import WeightFacts
+from engine.memory.compute_graph.scheduler import HOST
+from engine.memory.override_weights import usable_rules
+
+
+def homes(
+    overrides: tuple[TensorOverride, ...], left_out: Mapping[str, frozenset[str]]
+) -> Callable[[WeightFacts, str], str]:
+    """Return what tells the memory of a weight, given that of its layer.
+
+    `left_out`: by device, the names of the weights that it has no kernel for; overrides do not ask for one.
+    """
+    if not overrides and not left_out:
+        return lambda _, memory: memory
+    rules = usable_rules(overrides)
+
+    def home(facts: WeightFacts, memory: str) -> str:
+        for regex, device in rules:
+            if regex.search(facts.name):
+                return HOST if device == CPU_ID else device
+        return HOST if facts.name in left_out.get(memory, ()) else memory
+
+    return home

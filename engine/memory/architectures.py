@@ -75,6 +75,7 @@ class Architecture:
     `latent`: keys and values are one compressed vector where the file has lengths for it (MLA).
     `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
     `compressed`: beside their window layers keep compressed keys, by the ratios that the file lists;
+    `states_heads`: the file states how large heads are, and its first layer may have none;
     `hashed`: some layers keep the inputs of a hash of tokens; `looped`: the file tells how often its layers run.
     `ties_output`: a file without an output matrix uses the token embedding for it; `output_first`: the engine asks for
     that copy before the embedding, so that it is there twice even in one buffer.
@@ -94,6 +95,7 @@ class Architecture:
     compressed: bool = False
     hashed: bool = False
     looped: bool = False
+    states_heads: bool = False
     ties_output: bool = True
     output_first: bool = False
     turns_by_table: bool = False
@@ -171,7 +173,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "arwkv7": _RWKV,
     "jamba": Architecture(recurrence=Recurrence("no_kv_heads", "mamba")),
     "falcon-h1": Architecture(recurrence=Recurrence("all", "mamba_groups", beside_attention=True)),
-    "plamo2": Architecture(recurrence=_MAMBA2),
+    "plamo2": Architecture(recurrence=_MAMBA2, states_heads=True),
     "granitehybrid": Architecture(recurrence=_MAMBA2),
     "nemotron_h": Architecture(recurrence=Recurrence("no_kv_heads_no_ffn", "mamba_groups")),
     "nemotron_h_moe": Architecture(recurrence=Recurrence("no_kv_heads_no_ffn", "mamba_groups")),

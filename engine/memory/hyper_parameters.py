@@ -87,7 +87,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     n_head = _per_layer(model, "attention.head_count", n_layers, None if has_attention else 0)
     n_head_kv = _per_layer(model, "attention.head_count_kv", n_layers, n_head)
     n_embd = number(model, "embedding_length")
-    if has_attention and not n_head[0]:
+    if has_attention and not n_head[0] and not architecture.states_heads:
         raise MissingNumberError(f"{model.architecture}.attention.head_count is 0")
     recurrent = _recurrent_layers(model, architecture, n_head_kv, n_trunk)
     window, sliding = _window(model, architecture.window, recurrent, n_trunk)
@@ -100,8 +100,8 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         n_trunk_layers=n_trunk,
         n_head=n_head,
         n_head_kv=n_head_kv,
-        head_k=_head_sizes(model, "key", n_embd, n_head[0], sliding),
-        head_v=_head_sizes(model, "value", n_embd, n_head[0], sliding),
+        head_k=_head_sizes(model, architecture, "key", n_embd, n_head[0], sliding),
+        head_v=_head_sizes(model, architecture, "value", n_embd, n_head[0], sliding),
         window=window,
         sliding=sliding,
         recurrent=recurrent,
@@ -181,9 +181,13 @@ def _vocabulary(model: ModelFile, architecture: Architecture) -> int:
 # ---------------------------------------------------------------------- attention
 
 
-def _head_sizes(model: ModelFile, kind: str, n_embd: int, n_head: int, sliding: tuple[bool, ...]) -> tuple[int, ...]:
+def _head_sizes(
+    model: ModelFile, architecture: Architecture, kind: str, n_embd: int, n_head: int, sliding: tuple[bool, ...]
+) -> tuple[int, ...]:
     key = f"attention.{kind}_length"
-    full = number(model, key, n_embd // n_head) if n_head else 0
+    full = 0
+    if n_head or architecture.states_heads:
+        full = number(model, key, n_embd // n_head if n_head else None)
     in_window = number(model, f"{key}_swa", full)
     return tuple(in_window if slides else full for slides in sliding)
 

@@ -8,6 +8,7 @@ from itertools import accumulate
 
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.tensor_types import TENSOR_TYPES
 from engine.memory.architectures import Architecture
 from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
 from engine.memory.kernels import Kernels, find_unsupported
@@ -19,7 +20,7 @@ REPACKED_TYPES = frozenset({"Q4_0", "Q4_K", "IQ4_NL", "MXFP4"})
 """Types that the CPU backend copies into its own order on x86-64 with AVX2 (`ggml_repack_get_optimal_repack_type`)."""
 
 _EXPERTS = "exps."
-_PLAIN_TYPES = frozenset({"F64", "F32", "F16", "BF16", "I8", "I16", "I32", "I64"})
+_BLOCKS = {kind.name: (kind.block_elements, kind.block_bytes) for kind in TENSOR_TYPES.values()}
 _NO_SPAN = (1 << 62, 0)
 
 
@@ -39,11 +40,10 @@ def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
 def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
     """Return what a tensor (or a slice of one) of this type, shape and size takes in a buffer with this rule."""
     rest = shape[0] % ROW_PADDING if shape else 0
-    if rule.pads_rows and rest and size_bytes and type_name not in _PLAIN_TYPES:
-        n_elements = 1
-        for extent in shape:
-            n_elements *= extent
-        size_bytes += (ROW_PADDING - rest) * size_bytes // n_elements
+    block_elements, block_bytes = _BLOCKS[type_name]
+    if rule.pads_rows and rest and block_elements > 1:
+        # Even a slice without rows.
+        size_bytes += (ROW_PADDING - rest) // block_elements * block_bytes
     return pad(size_bytes, rule.alignment_bytes)
 
 

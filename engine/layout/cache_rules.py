@@ -18,6 +18,8 @@ NO_FLASH_ATTENTION = frozenset({"grok"})
 """The engine turns flash attention off for these, whatever is asked for."""
 ONE_TYPE_CACHES = frozenset({"deepseek4"})
 """Architectures, besides those with latent attention, whose K and V have to be of one type."""
+ONE_STREAM = frozenset({"t5"})
+"""Architectures whose graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
 LATENT_VALUES = frozenset({"glm5-next", "kimi-k3"})
 """Architectures whose V heads are as wide as the latent vector, whatever `attention.value_length` says."""
 
@@ -78,6 +80,12 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
             f"Set n_seq_max to at most {MAX_SEQUENCES}.",
         )
         return
+    if model.architecture in ONE_STREAM and context.n_seq_max > 1 and not context.kv_unified:
+        yield Violation(
+            "separate_sequences",
+            f"{model.architecture} models cannot keep {context.n_seq_max} sequences apart.",
+            "Set kv_unified to on, or n_seq_max to 1.",
+        )
     trained = model.hyper_parameter("context_length")
     n_ctx = context.n_ctx or (trained if isinstance(trained, int) else 0)
     # Logits of every sequence are made in one batch; a causal model's batch is no longer than its context.

@@ -37,8 +37,8 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
     """Return every rule of the engine that this layout breaks with this model, rig and context; none means loadable.
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
-    `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `split_member`,
-    `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`.
+    `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (

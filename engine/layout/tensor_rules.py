@@ -24,6 +24,9 @@ UNSUPPORTED_ARCHITECTURES = frozenset({
 })  # fmt: skip
 """Names for which `llm_arch_supports_sm_tensor` says no; it says yes to every other."""
 
+OTHER_NAMES = frozenset({"t5encoder"})
+"""Names for which it says yes, but whose cache is cut by weights that these models call otherwise."""
+
 WHOLE_MODEL_ONLY = frozenset({"hrm_text"})
 """Architectures whose layers share cache slots, so that all of them have to be split or none."""
 
@@ -34,7 +37,7 @@ _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(
 
 def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
     """Yield why the model cannot be split inside its layers, with so many of them on the CPU."""
-    if model.architecture in UNSUPPORTED_ARCHITECTURES:
+    if model.architecture in UNSUPPORTED_ARCHITECTURES | OTHER_NAMES:
         yield Violation(
             "split_architecture",
             f"The engine cannot split {model.architecture} models inside their layers.",

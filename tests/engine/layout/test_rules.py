@@ -235,6 +235,14 @@ def test_sequences_have_to_go_into_one_batch(context: ContextSettings, expected:
     assert rules(broken(single_device(2, "CUDA0"), context=context)) == expected
 
 
+def test_a_bias_for_all_tokens_keeps_no_sequences_apart() -> None:
+    encoder = replace(model(2), architecture="t5")
+    layout = single_device(2, "CUDA0")
+    assert rules(broken(layout, encoder, context=ContextSettings(n_seq_max=2))) == ["separate_sequences"]
+    assert broken(layout, encoder, context=ContextSettings(n_seq_max=2, kv_unified=True)) == []
+    assert broken(layout, encoder) == []
+
+
 def test_every_violation_has_a_sentence_and_a_remedy() -> None:
     layout = alternating("CUDA0", "GONE", runs=20)
     found = broken(layout, model(3, {"attention.key_length": 5}), context=ContextSettings(type_k="q4_0"))

@@ -14,10 +14,15 @@ from engine.memory.compute_graph.gemma3n import gemma3n_layer, merge_versions
 from engine.memory.compute_graph.gemma4 import gemma4_layer
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
-from engine.memory.compute_graph.hyper_connections import close_streams, connected_layer, open_streams
+from engine.memory.compute_graph.hyper_connections import connected_layer, copied_end, mean_end, open_streams
 from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
+<<<<<<< ours
 from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
+=======
+from engine.memory.compute_graph.pooled_sparse import open_pools, pooled_attention
+from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
+>>>>>>> theirs
 from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
@@ -130,7 +135,15 @@ FAMILIES: dict[str, Family] = {
         attention=sparse_attention,
         layer=connected_layer,
         before=open_streams,
-        behind=close_streams,
+        behind=copied_end,
+    ),
+    "glm5-next": Family(
+        _FILE_DECIDES,
+        attention=pooled_attention,
+        recurrence=early_delta_attention,
+        layer=connected_layer,
+        before=open_pools,
+        behind=mean_end,
     ),
     "minimax-m3": Family(_FILE_DECIDES, attention=block_sparse_attention, one_token=True),
     "minicpm3": Family(Style(input_scale=True, scaled_sums=True, scaled_output=True), attention=latent_attention),

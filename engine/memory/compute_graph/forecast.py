@@ -252,10 +252,12 @@ class ComputeForecast:
             offload_batch=self._context.offload_batch,
         )
         batch, small = self._batch, None
-        if asks_flash and not self._suits_flash(placement):
-            small = self._smallest(placement, parts, scheduler, names)
-            if not self._flash_stays(small, names):
-                batch, small = replace(batch, flash=False), None
+        if (asks_flash or self._tables.numbers.mixing_steps) and not self._suits_flash(placement):
+            small = self._smallest(placement, parts, scheduler, batch, names)
+            moved = _moved(small, names)
+            if moved:
+                flash = batch.flash and not (asks_flash and "flash_attn" in moved)
+                batch, small = replace(batch, flash=flash, unfused=moved - {"flash_attn"}), None
         sizes = [scheduler.buffer_sizes(self._graph(placement, parts, batch, names))]
         if self._tables.family.one_sequence and batch.n_sequences > 1:
             single = replace(batch, n_sequences=1, n_tokens=batch.n_outputs)
@@ -264,7 +266,7 @@ class ComputeForecast:
         if borrows or self._tables.family.one_token:
             # In the smallest batch the host does itself what devices do for it in others. With states, or attention in
             # several operations, it may need more for that.
-            small = small or self._smallest(placement, parts, scheduler, names, flash=batch.flash)
+            small = small or self._smallest(placement, parts, scheduler, batch, names)
             sizes.append(scheduler.assigned_sizes(small))
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
         return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
@@ -289,14 +291,12 @@ class ComputeForecast:
         placement: Placement,
         parts: Sequence[Part],
         scheduler: Scheduler,
+        batch: Batch,
         names: Sequence[str],
-        *,
-        flash: bool = True,
     ) -> Graph:
         """Return the graph of one token for each sequence, with its backends."""
-        sequences = self._batch.n_sequences
-        batch = replace(self._batch, n_tokens=sequences, n_outputs=sequences, flash=flash)
-        graph = self._graph(placement, parts, batch, names)
+        small = replace(batch, n_tokens=batch.n_sequences, n_outputs=batch.n_sequences)
+        graph = self._graph(placement, parts, small, names)
         scheduler.assign(graph)
         return graph
 
@@ -307,11 +307,6 @@ class ComputeForecast:
             return False
         heads = {*hyper.head_k, *hyper.head_v}
         return len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES - {512}
-
-    def _flash_stays(self, smallest: Graph, names: Sequence[str]) -> bool:
-        """Return whether flash attention ends up on the device of each layer."""
-        owners = [HOST if name == CPU_ID else name for name in names]
-        return all(owners[node.backend] == memory for node, memory in smallest.fused)
 
     def _graph(self, placement: Placement, parts: Sequence[Part], batch: Batch, names: Sequence[str]) -> Graph:
         tables = self._tables
@@ -333,6 +328,12 @@ class ComputeForecast:
         sketch = Sketch(tables.numbers, batch, tables.outer, home, len(names) - 1, has_cache=tables.has_cache)
         output = HOST if placement.output_device == CPU_ID else placement.output_device
         return build_graph(sketch, tables.family, layers, output)
+
+
+def _moved(graph: Graph, names: Sequence[str]) -> frozenset[str]:
+    """Return what is not one operation, as it ended up on another device than its layer."""
+    owners = [HOST if name == CPU_ID else name for name in names]
+    return frozenset(node.op for node, memory in graph.fused if owners[node.backend] != memory)
 
 
 def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:

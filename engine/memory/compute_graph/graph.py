@@ -104,7 +104,7 @@ def shape4(ne: Sequence[int]) -> Shape:
 
 class Graph:
     """Operations append nothing by themselves: `expand` puts a tensor and what it needs in order, as the engine's
-    depth-first walk does. `fused`: attention that is one operation as long as it is on its layer's device, with the
+    depth-first walk does. `fused`: operations that are one as long as they are on their layer's device, with the
     memory of that."""
 
     def __init__(self) -> None:
@@ -194,7 +194,8 @@ class Graph:
         return self.new("mul_mat_id", (matrix.ne[1], ids.ne[0], source.ne[2], 1), matrix, source, ids)
 
     def get_rows(self, source: Tensor, ids: Tensor) -> Tensor:
-        return self.new("get_rows", (source.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), source, ids)
+        kind = "i32" if source.type == "i32" else "f32"
+        return self.new("get_rows", (source.ne[0], ids.ne[0], ids.ne[1], ids.ne[2]), source, ids, type_name=kind)
 
     def glu(self, gate: Tensor, up: Tensor) -> Tensor:
         """Return a gated activation of two tensors."""
@@ -207,7 +208,7 @@ class Graph:
     def concat(self, first: Tensor, second: Tensor, dimension: int) -> Tensor:
         ne = list(first.ne)
         ne[dimension] += second.ne[dimension]
-        return self.new("concat", ne, first, second)
+        return self.new("concat", ne, first, second, type_name=first.type)
 
     def cont(self, source: Tensor, *ne: int) -> Tensor:
         """Return a contiguous copy, of another shape if one is given."""

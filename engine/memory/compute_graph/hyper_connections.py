@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.sketch import Sketch
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, feed_forward
+
+GiveBack = Callable[[Tensor], Tensor]
+"""Returns the streams behind a part of a layer, given what the part made."""
 
 
 def open_streams(sketch: Sketch, current: Tensor) -> Tensor:
@@ -13,68 +18,151 @@ def open_streams(sketch: Sketch, current: Tensor) -> Tensor:
     return graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, sketch.numbers.n_streams, n_tokens)
 
 
-def close_streams(sketch: Sketch, inputs: Inputs, output: str, streams: Tensor) -> Tensor:
-    """Return the wanted rows of all streams as one."""
-    graph, (n_embd, count, n_tokens, _) = sketch.graph, streams.ne
-    flat = graph.get_rows(graph.reshape(streams, n_embd * count, n_tokens), inputs.output_rows)
-    streams = graph.reshape(flat, n_embd, count, flat.ne[1])
-    function, scale, base = (
-        sketch.outer_weight(sketch.outer[f"output_hc_{stem}"], output) for stem in ("fn", "scale", "base")
-    )
-    shares = graph.mul_mat(function, sketch.raw_norm(flat))
-    shares = graph.scale(graph.unary(graph.add(graph.mul(shares, scale), base)))
-    return _mixed(sketch, streams, shares)
+def weighted_end(sketch: Sketch, inputs: Inputs, output: str, streams: Tensor) -> Tensor:
+    """Return the wanted rows of all streams as one, each weighted with a share of its own."""
+    return _weighted(sketch, *_shares_of_wanted(sketch, inputs, output, streams))
+
+
+def copied_end(sketch: Sketch, inputs: Inputs, output: str, streams: Tensor) -> Tensor:
+    """Return the same, added up in a copy."""
+    return _weighted_copy(sketch, *_shares_of_wanted(sketch, inputs, output, streams))
+
+
+def mean_end(sketch: Sketch, inputs: Inputs, output: str, streams: Tensor) -> Tensor:
+    """Return the mean of the wanted rows of all streams."""
+    graph, streams = sketch.graph, _wanted(sketch, inputs, streams)
+    views = [_stream(sketch, streams) for _ in range(streams.ne[1])]
+    total = views[0]
+    for view in views[1:]:
+        total = graph.add(total, view)
+    return graph.scale(total)
 
 
 def connected_layer(
     sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
 ) -> Tensor:
-    """Return the streams behind a layer, whose two parts are read and given back one after the other (Hunyuan 4)."""
-    current, shares = _one_of(sketch, previous, "attn")
-    current = mixer(sketch, style, inputs, index, sketch.norm(current, "attn_norm"))
-    joined = _given_back(sketch, current, previous, shares)
-    current, shares = _one_of(sketch, joined, "ffn")
-    current = feed_forward(sketch, style, sketch.norm(current, "ffn_norm"))
-    return _given_back(sketch, current, joined, shares)
+    """Return the streams behind a layer, whose two parts are read and given back one after the other."""
+    current, give_back = _one_of(sketch, previous, "attn")
+    joined = give_back(mixer(sketch, style, inputs, index, sketch.norm(current, "attn_norm")))
+    current, give_back = _one_of(sketch, joined, "ffn")
+    return give_back(feed_forward(sketch, style, sketch.norm(current, "ffn_norm")))
 
 
-def _one_of(sketch: Sketch, streams: Tensor, part: str) -> tuple[Tensor, Tensor]:
-    """Return the mean of the streams that a part of the layer reads, and the shares that they get of its result."""
+def _wanted(sketch: Sketch, inputs: Inputs, streams: Tensor) -> Tensor:
     graph, (n_embd, count, n_tokens, _) = sketch.graph, streams.ne
-    flat = graph.reshape(streams, n_embd * count, n_tokens)
-    mixes = graph.mul_mat(sketch.weight(f"hc_{part}_fn"), sketch.raw_norm(flat))
+    flat = graph.get_rows(graph.reshape(streams, n_embd * count, n_tokens), inputs.output_rows)
+    return graph.reshape(flat, n_embd, count, flat.ne[1])
+
+
+def _shares_of_wanted(sketch: Sketch, inputs: Inputs, output: str, streams: Tensor) -> tuple[Tensor, Tensor]:
+    graph, streams = sketch.graph, _wanted(sketch, inputs, streams)
+    function, scale, base = (
+        sketch.outer_weight(sketch.outer[f"output_hc_{stem}"], output) for stem in ("fn", "scale", "base")
+    )
+    shares = graph.mul_mat(function, sketch.raw_norm(_flat(sketch, streams)))
+    return streams, graph.scale(graph.unary(graph.add(graph.mul(shares, scale), base)))
+
+
+def _flat(sketch: Sketch, streams: Tensor) -> Tensor:
+    return sketch.graph.reshape(streams, streams.ne[0] * streams.ne[1], streams.ne[2])
+
+
+def _one_of(sketch: Sketch, streams: Tensor, part: str) -> tuple[Tensor, GiveBack]:
+    """Return the sum of the streams that a part of the layer reads, and what gives its result back to them.
+
+    Where the layer has weights for it the streams are mixed with each other on the way back.
+    """
+    graph, (_, count, n_tokens, _) = sketch.graph, streams.ne
+    mixes = graph.mul_mat(sketch.weight(f"hc_{part}_fn"), sketch.raw_norm(_flat(sketch, streams)))
     scale, base = sketch.weight(f"hc_{part}_scale"), sketch.weight(f"hc_{part}_base")
+    reads, gives = (
+        graph.scale(graph.unary(_affine(sketch, graph.view(mixes, (count, n_tokens), mixes.nb), scale, base)))
+        for _ in range(2)
+    )
+    if mixes.ne[0] == 2 * count:
+        gives = graph.scale(gives)
+        return _weighted_copy(sketch, streams, reads), lambda current: _added(sketch, current, streams, gives)
+    mixing = _mixing(sketch, mixes, scale, base, count)
+    if sketch.fuses("hc_pre"):
+        read = sketch.fused("hc_pre", (streams.ne[0], n_tokens), streams, reads)
+    else:
+        read = _weighted(sketch, streams, reads)
+    return read, lambda current: _mixed(sketch, current, streams, gives, mixing)
 
-    def gate() -> Tensor:
-        found = graph.mul(graph.view(mixes, (count, n_tokens), mixes.nb), graph.view(scale, (1,)))
-        return graph.scale(graph.unary(graph.add(found, graph.view(base, (count,)))))
 
-    shares = graph.scale(gate())
-    return _mixed(sketch, streams, gate()), shares
+def _affine(sketch: Sketch, source: Tensor, scale: Tensor, base: Tensor) -> Tensor:
+    graph = sketch.graph
+    return graph.add(graph.mul(source, graph.view(scale, (1,))), graph.view(base, (source.ne[0],)))
 
 
-def _mixed(sketch: Sketch, streams: Tensor, shares: Tensor) -> Tensor:
+def _stream(sketch: Sketch, streams: Tensor) -> Tensor:
+    return sketch.graph.view(streams, (streams.ne[0], streams.ne[2]), (0, streams.nb[2]))
+
+
+def _share(sketch: Sketch, shares: Tensor) -> Tensor:
+    """Return the share of one stream for each token."""
+    return sketch.graph.view(shares, (1, shares.ne[1]), shares.nb)
+
+
+def _weighted(sketch: Sketch, streams: Tensor, shares: Tensor) -> Tensor:
     """Return the sum of the streams, each weighted with its share."""
-    graph, (n_embd, count, n_tokens, _) = sketch.graph, streams.ne
-    copy = graph.cast(streams, "f32")
-    total: Tensor | None = None
-    for _ in range(count):
-        stream = graph.view(copy, (n_embd, n_tokens), (0, copy.nb[2]))
-        weighted = graph.mul(stream, graph.view(shares, (1, n_tokens), shares.nb))
-        total = weighted if total is None else graph.add(total, weighted)
-    assert total is not None
-    return graph.cast(total, "f32")
+    graph, count = sketch.graph, streams.ne[1]
+    total = graph.mul(_stream(sketch, streams), _share(sketch, shares))
+    for _ in range(1, count):
+        total = graph.add(total, graph.mul(_stream(sketch, streams), _share(sketch, shares)))
+    return total
 
 
-def _given_back(sketch: Sketch, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
+def _weighted_copy(sketch: Sketch, streams: Tensor, shares: Tensor) -> Tensor:
+    graph = sketch.graph
+    return graph.cast(_weighted(sketch, graph.cast(streams, "f32"), shares), "f32")
+
+
+def _added(sketch: Sketch, current: Tensor, streams: Tensor, shares: Tensor) -> Tensor:
     """Return the streams with their shares of `current` added."""
-    graph, (n_embd, count, n_tokens, _) = sketch.graph, streams.ne
+    graph, count = sketch.graph, streams.ne[1]
     current, shares, streams = (graph.cast(source, "f32") for source in (current, shares, streams))
-    joined: Tensor | None = None
+    sums = [graph.add(_stream(sketch, streams), graph.mul(current, _share(sketch, shares))) for _ in range(count)]
+    return graph.cast(_side_by_side(sketch, sums), "f32")
+
+
+def _side_by_side(sketch: Sketch, parts: list[Tensor]) -> Tensor:
+    """Return streams as one tensor."""
+    graph = sketch.graph
+    apart = [graph.reshape(part, part.ne[0], 1, part.ne[1]) for part in parts]
+    joined = apart[0]
+    for part in apart[1:]:
+        joined = graph.concat(joined, part, 1)
+    return joined
+
+
+def _mixing(sketch: Sketch, mixes: Tensor, scale: Tensor, base: Tensor, count: int) -> Tensor:
+    """Return how much of each stream goes to each other, with rows and columns that add up to 1."""
+    graph, n_tokens = sketch.graph, mixes.ne[1]
+    if sketch.fuses("hc_comb"):
+        return sketch.fused("hc_comb", (count, count, n_tokens), mixes, scale, base)
+    found = _affine(sketch, graph.view(mixes, (count * count, n_tokens), mixes.nb), scale, base)
+    found = graph.like("soft_max", graph.reshape(found, count, count, n_tokens))
+    least = graph.like("fill", graph.scratch("f32", 1))
+    found = graph.add(found, least)
+    for step in range(sketch.numbers.mixing_steps):
+        if step:
+            found = graph.like("div", found, graph.add(graph.sum_rows(found), least))
+        columns = graph.sum_rows(graph.cont(graph.permute(found, 1, 0, 2, 3)))
+        found = graph.like("div", found, graph.permute(graph.add(columns, least), 1, 0, 2, 3))
+    return found
+
+
+def _mixed(sketch: Sketch, current: Tensor, streams: Tensor, shares: Tensor, mixing: Tensor) -> Tensor:
+    """Return the streams mixed with each other, with their shares of `current` added."""
+    graph, count = sketch.graph, streams.ne[1]
+    if sketch.fuses("hc_post"):
+        return sketch.fused("hc_post", streams.ne, current, streams, shares, mixing)
+    parts = []
     for _ in range(count):
-        stream = graph.view(streams, (n_embd, n_tokens), (0, streams.nb[2]))
-        share = graph.mul(current, graph.view(shares, (1, n_tokens), shares.nb))
-        total = graph.reshape(graph.add(stream, share), n_embd, 1, n_tokens)
-        joined = total if joined is None else graph.concat(joined, total, 1)
-    assert joined is not None
-    return graph.cast(joined, "f32")
+        total = graph.mul(current, _share(sketch, shares))
+        for _ in range(count):
+            part = graph.view(mixing, (1, mixing.ne[2]), (0, mixing.nb[2]))
+            total = graph.add(total, graph.mul(_stream(sketch, streams), part))
+        parts.append(total)
+    return _side_by_side(sketch, parts)

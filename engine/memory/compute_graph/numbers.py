@@ -17,7 +17,7 @@ _SCALED: dict[str, Scaled] = {
         ("bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"),
         frozenset({"attention", "dense", "experts"}),
     ),
-    "hy_v4": frozenset(),
+    **dict.fromkeys(("deepseek4", "glm5-next", "hy_v4"), frozenset()),
     "minimax-m3": frozenset({"attention"}),
 }
 _MOSTLY_SCALED: Scaled = frozenset({"attention", "experts"})
@@ -58,12 +58,17 @@ class LayerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class IndexerNumbers:
-    """What picks cells: heads, elements of each, and how many cells or blocks of `block` a token attends to."""
+    """What picks cells: heads, elements of each, and how many cells or blocks of `block` a token attends to.
+
+    `pool`: tokens whose keys are scored together; `picks_tail`: those that do not fill a pool are always picked.
+    """
 
     n_heads: int = 0
     head: int = 0
     n_chosen: int = 0
     block: int = 0
+    pool: int = 0
+    picks_tail: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +93,9 @@ class StateNumbers:
 @dataclass(frozen=True, slots=True)
 class Numbers:
     """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
-    are turned by position; `n_streams`: residual ones side by side; `turned_heads`: keys and values that a quantised
-    cache turns by a matrix, of layers that attend to everything and of sliding ones, 0 where it does not."""
+    are turned by position; `n_streams`: residual ones side by side, made even in `mixing_steps`; `turned_heads`: keys
+    and values that a quantised cache turns by a matrix, of layers that attend to everything and of sliding ones, 0
+    where it does not."""
 
     n_embd: int
     n_vocab: int
@@ -114,6 +120,7 @@ class Numbers:
     turned_heads: tuple[tuple[int, int], tuple[int, int]]
     indexer: IndexerNumbers = IndexerNumbers()
     n_streams: int = 1
+    mixing_steps: int = 0
 
 
 def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Architecture, positions: int) -> Numbers:
@@ -149,6 +156,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         turned_heads=(_turned_heads(hyper, slides=False), _turned_heads(hyper, slides=True)),
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
         n_streams=number(model, "hyper_connection.count", 1, least=0),
+        mixing_steps=number(model, "hyper_connection.sinkhorn_iterations", 0, least=0),
     )
 
 
@@ -173,6 +181,8 @@ def _read_indexer(model: ModelFile) -> IndexerNumbers:
         n_heads=number(model, "attention.indexer.head_count"),
         head=number(model, "attention.indexer.key_length"),
         n_chosen=number(model, "attention.indexer.top_k"),
+        pool=number(model, "attention.indexer.kpool", 0, least=0),
+        picks_tail=model.hyper_parameter("attention.indexer.kpool_select_tail") is not False,
         block=number(model, "attention.indexer.block_size", 0, least=0),
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.memory.compute_graph.facts import WeightFacts, Weights
@@ -14,7 +14,7 @@ from engine.memory.compute_graph.numbers import LayerNumbers, Numbers
 class Batch:
     """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `n_states`:
     sequences with a state; `flash`: attention is one operation; `turned_values`: values are kept transposed, as without
-    flash attention from the start."""
+    flash attention from the start; `unfused`: other operations that have to be several."""
 
     n_tokens: int
     n_sequences: int
@@ -28,6 +28,7 @@ class Batch:
     flash: bool
     turned_values: bool
     offload_kqv: bool
+    unfused: frozenset[str] = frozenset()
 
     @property
     def mask_streams(self) -> int:
@@ -146,6 +147,16 @@ class Sketch:
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         bias = self.maybe(f"{stem}.bias")
         return found if bias is None else self.graph.add(found, bias)
+
+    def fuses(self, op: str) -> bool:
+        """Return whether `op` is one operation wherever it occurs."""
+        return op not in self.batch.unfused
+
+    def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
+        """Return an operation that would be several if it were not on the layer's device."""
+        found = self.graph.new(op, ne, *src)
+        self.graph.fused.append((found, self.layer.memory))
+        return found
 
     # ------------------------------------------------------------------ inputs
 
@@ -394,8 +405,7 @@ class Sketch:
         k = graph.cast(k, "f16") if k.type == "f32" else k
         v = graph.cast(v, "f16") if v.type == "f32" else v
         ne = (v.ne[0], q.ne[2], q.ne[1], q.ne[3])
-        found = graph.new("flash_attn", ne, q, k, v, mask, *(() if sinks is None else (sinks,)))
-        graph.fused.append((found, self.layer.memory))
+        found = self.fused("flash_attn", ne, q, k, v, mask, *(() if sinks is None else (sinks,)))
         if unpack is not None:
             found = graph.mul_mat(unpack, graph.permute(found, 0, 2, 1, 3))
             found = graph.cont(graph.permute(found, 0, 2, 1, 3))

@@ -41,10 +41,8 @@ def plan_load(
     short = _short(rows, beside)
     if victims is None:
         ids = {device for device, _ in short}
-        in_use = {device.id for device in beside.devices if device.is_rpc and device.holdings}
-        victims = tuple(
-            model for model in others if not ids.isdisjoint(model.held_bytes) or not in_use.isdisjoint(model.held_bytes)
-        )
+        endpoints = {device.endpoint for device in beside.devices if device.id in ids}
+        victims = tuple(model for model in others if ids & model.held_bytes.keys() or endpoints & model.endpoints)
     still_short = _short(rows, rig_without(victims))
     used = {row.id for row in rows if row.need_bytes}
     workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)

@@ -1,0 +1,329 @@
+"""Several models at once with the real engine: beside each other, in each other's place, idle, lost, closed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import psutil
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.document import Edit
+from app.loading import ModelState
+from app.open_model import OpenModel
+from app.session import Session
+from app.settings import Settings
+from app.status_line import Notice
+from engine.devices.device import CPU_ID
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.units import MIB
+from tests.support.models import write_tiny_llama
+from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion
+
+DEADLINE_MS = 60_000
+N_LAYERS = 4
+CONTEXT = ContextSettings(n_ctx=512, threads=1, threads_batch=1)
+LONG = ContextSettings(n_ctx=65_536, threads=1, threads_batch=1)
+"""An answer that nobody stops goes on for far longer than any of these tests."""
+
+
+class Clock:
+    """Time that passes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+
+class Bench:
+    """A session without a window, what it told, and the two models of these tests."""
+
+    def __init__(self, qtbot: QtBot, session: Session, clock: Clock, folder: Path) -> None:
+        self.session = session
+        self.clock = clock
+        self.notices: list[Notice] = []
+        self.questions: list[LoadQuestion | None] = []
+        self.waits: list[str] = []
+        self._qtbot = qtbot
+        self._paths = {
+            name: write_tiny_llama(folder / f"{name}.gguf", n_layers=N_LAYERS, seed=seed, n_ctx_train=1 << 17)
+            for seed, name in enumerate(("ada", "bob"))
+        }
+        session.notice.connect(self.notices.append)
+        session.loader.question_changed.connect(self.questions.append)
+        session.loader.memory_return.waiting_changed.connect(self.waits.append)
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+
+    def start_lab(self, caps_bytes: Sequence[int]) -> None:
+        self.session.rig_keeper.start_lab(caps_bytes)
+        self.wait(lambda: len(self.session.rig_keeper.rig.devices) == len(caps_bytes))
+
+    def open(self, name: str, device: str = CPU_ID, context: ContextSettings = CONTEXT) -> OpenModel:
+        """Make a model current, and put all of it on one device."""
+        self.session.open_model(self._paths[name])
+        self.wait(lambda: self.session.models.current.name == name)
+        self.session.document.replace(Edit(single_device(N_LAYERS, device), context), "test")
+        return self.session.models.current
+
+    def load(self, name: str, device: str = CPU_ID, context: ContextSettings = CONTEXT) -> OpenModel:
+        model = self.open(name, device, context)
+        self.session.loader.load()
+        self.wait_for(model, ModelState.READY)
+        return model
+
+    def wait_for(self, model: OpenModel, state: ModelState) -> None:
+        self.wait(lambda: model.loading.state is state)
+
+    def answer_of(self, model: OpenModel) -> str:
+        """Ask something and return the answer."""
+        texts: list[str] = []
+        model.conversation.answer_text.connect(texts.append)
+        model.conversation.send("hello")
+        assert model.loading.state is ModelState.GENERATING
+        self.wait_for(model, ModelState.READY)
+        model.conversation.answer_text.disconnect(texts.append)
+        return "".join(texts)
+
+    @property
+    def loaded_names(self) -> list[str]:
+        return [held.name for held in self.session.models.held]
+
+
+@pytest.fixture
+def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
+    clock = Clock()
+    session = Session(Settings(tmp_path / "settings.ini"), clock=clock)
+    session.prober.close()
+    session.document.edit_settled.disconnect()  # No probes: the processes here are workers and models.
+    yield Bench(qtbot, session, clock, tmp_path)
+    session.close()
+    assert not children()
+
+
+def children() -> set[psutil.Process]:
+    return set(psutil.Process(os.getpid()).children(recursive=True))
+
+
+def child_of(load: Callable[[], OpenModel]) -> tuple[OpenModel, psutil.Process]:
+    """Return what `load` loaded with its process; lab workers are there before."""
+    before = children()
+    model = load()
+    (child,) = children() - before
+    return model, child
+
+
+# ---------------------------------------------------------------------- beside each other
+
+
+def test_two_models_on_two_workers_answer_at_the_same_time(bench: Bench) -> None:
+    bench.start_lab([128 * MIB, 128 * MIB])
+    ada = bench.load("ada", "RPC0", LONG)
+    bob = bench.load("bob", "RPC1", LONG)
+    assert bench.questions == []
+    ada.conversation.send("go on")
+    bob.conversation.send("go on")
+    assert ada.loading.state is bob.loading.state is ModelState.GENERATING
+    for model in (ada, bob):
+        model.loading.stop_answer()
+        bench.wait_for(model, ModelState.READY)
+    assert [set(held.held_bytes) - {CPU_ID} for held in bench.session.models.held] == [{"RPC0"}, {"RPC1"}]
+    assert {held.name: len(held.endpoints) for held in bench.session.models.held} == {"ada": 1, "bob": 1}
+
+
+def test_each_model_keeps_its_conversation_and_its_edit(bench: Bench) -> None:
+    ada, bob = bench.load("ada"), bench.load("bob")
+    first = bench.answer_of(ada)
+    assert bench.answer_of(bob) != first
+    session = bench.session
+    session.document.replace(Edit(single_device(N_LAYERS, CPU_ID), ContextSettings(n_ctx=256)), "edit bob")
+    session.show_model(ada)
+    assert session.document.model is ada.file
+    assert not session.is_edited
+    assert session.conversation is ada.conversation
+    session.show_model(bob)
+    assert session.is_edited
+    session.document.undo_group.undo()
+    assert not session.is_edited
+
+
+def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -> None:
+    ada = bench.load("ada")
+    bench.load("bob")
+    assert bench.load("ada", context=ContextSettings(n_ctx=256)) is ada
+    assert ada.loading.loaded is not None
+    assert ada.loading.loaded.context.n_ctx == 256
+    assert bench.loaded_names == ["ada", "bob"]
+    loaded = ada.loading.loaded
+    bench.session.loader.load()
+    assert ada.loading.state is ModelState.READY
+    assert ada.loading.loaded is loaded
+
+
+def test_only_one_model_is_loaded_at_a_time(bench: Bench) -> None:
+    ada = bench.open("ada")
+    bench.session.loader.load()
+    bob = bench.open("bob")
+    if ada.loading.state is ModelState.LOADING:
+        bench.session.loader.load()
+        assert "ada is being loaded" in bench.notices[-1].text
+    bench.wait_for(ada, ModelState.READY)
+    bench.session.loader.load()
+    bench.wait_for(bob, ModelState.READY)
+
+
+# ---------------------------------------------------------------------- in each other's place
+
+
+def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> None:
+    bench.start_lab([128 * MIB])
+    ada = bench.load("ada", "RPC0")
+    bench.clock.now_s += 200
+    bob = bench.open("bob", "RPC0")
+    preview = bench.session.document.preview
+    assert preview is not None
+    assert [each.rule for each in preview.report.advice] == ["worker_in_use"]
+    bench.session.loader.load()
+    (question,) = bench.questions
+    assert question is not None
+    assert question.text.startswith("bob needs RPC0, which works for ada (idle for 3 min).")
+    assert question.beside_text == ""
+    bench.session.loader.answer(LoadChoice(LoadAnswer.CANCEL))
+    assert bench.loaded_names == ["ada"]
+    bench.session.loader.load()
+    bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
+    bench.wait_for(bob, ModelState.READY)
+    assert ada.loading.state is ModelState.EMPTY
+    assert bench.waits[-1] == ""
+    assert bench.answer_of(bob)
+
+
+def make_room_for_one(bench: Bench) -> None:
+    """Give the host a cap that holds either model, not both."""
+    bench.open("ada")
+    preview = bench.session.document.preview
+    assert preview is not None
+    need_bytes = preview.report.rows[-1].need_bytes
+    bench.session.rig_keeper.set_limits(CPU_ID, need_bytes * 3 // 2, 0)
+
+
+def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
+    make_room_for_one(bench)
+    ada = bench.load("ada")
+    bob = bench.open("bob")
+    preview = bench.session.document.preview
+    assert preview is not None
+    assert not preview.report.fits
+    bench.session.loader.load()
+    assert bench.questions[-1] is not None
+    assert bench.questions[-1].text.startswith("bob does not fit beside ada (idle): ")
+    bench.session.loader.answer(LoadChoice(LoadAnswer.BESIDE))
+    bench.wait_for(bob, ModelState.READY)
+    assert bench.loaded_names == ["ada", "bob"]
+    bench.session.unload_model(bob)
+    bench.session.loader.load()
+    bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD, remember=True))
+    bench.wait_for(bob, ModelState.READY)
+    assert bench.loaded_names == ["bob"]
+    asked = len(bench.questions)
+    bench.load("ada")
+    assert bench.loaded_names == ["ada"]
+    assert len(bench.questions) == asked
+    assert ada.loading.state is ModelState.READY
+
+
+def test_an_answer_is_never_ended_unasked(bench: Bench) -> None:
+    make_room_for_one(bench)
+    bench.session.settings.without_room = LoadAnswer.UNLOAD
+    ada = bench.load("ada", context=CONTEXT)
+    ada.conversation.send("go on")
+    bench.open("bob")
+    bench.session.loader.load()
+    question = bench.questions[-1]
+    assert question is not None
+    assert "ada (answering)" in question.text
+    assert question.text.endswith("The answer that ada writes would end.")
+    assert not question.can_remember
+    assert "ada" in bench.loaded_names
+
+
+def test_an_edit_takes_the_question_back(bench: Bench) -> None:
+    make_room_for_one(bench)
+    bench.load("ada")
+    bench.open("bob")
+    bench.session.loader.load()
+    bench.session.document.set_context(ContextSettings(n_ctx=256))
+    assert bench.questions[-1] is None
+    bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
+    assert bench.loaded_names == ["ada"]
+
+
+# ---------------------------------------------------------------------- idle, lost, closed
+
+
+def test_an_idle_model_goes_when_its_keep_alive_is_over(bench: Bench) -> None:
+    ada, bob = bench.load("ada"), bench.load("bob")
+    ada.keep_alive(300)
+    bench.clock.now_s += 299
+    bench.session.models.unload_expired()
+    assert bench.loaded_names == ["ada", "bob"]
+    bench.answer_of(ada)
+    bench.clock.now_s += 299
+    bench.session.models.unload_expired()
+    assert bench.loaded_names == ["ada", "bob"]
+    bench.clock.now_s += 1
+    bench.session.models.unload_expired()
+    assert bench.loaded_names == ["bob"]
+    assert "Unloaded ada" in bench.notices[-1].text
+    bob.keep_alive(0)
+    bench.clock.now_s += 1000
+    bench.session.models.unload_expired()
+    assert bench.loaded_names == ["bob"]
+    bob.conversation.send("hello")
+    bench.wait(lambda: bench.loaded_names == [])
+
+
+def test_a_model_whose_process_is_lost_leaves_the_other_alone(bench: Bench) -> None:
+    ada, child = child_of(lambda: bench.load("ada"))
+    bob = bench.load("bob")
+    endings: list[object] = []
+    ada.loading.ended.connect(endings.append)
+    child.kill()
+    bench.wait_for(ada, ModelState.EMPTY)
+    assert len(endings) == 1
+    assert bench.loaded_names == ["bob"]
+    assert bench.answer_of(bob)
+
+
+def test_the_lab_takes_only_its_own_model_along(bench: Bench) -> None:
+    bench.start_lab([128 * MIB])
+    ada, bob = bench.load("ada", "RPC0"), bench.load("bob")
+    bench.session.stop_lab()
+    assert bench.loaded_names == ["bob"]
+    assert ada.loading.state is ModelState.EMPTY
+    assert bench.answer_of(bob)
+
+
+def test_a_cancelled_load_leaves_the_other_alone(bench: Bench) -> None:
+    bench.load("ada")
+    bob, child = bench.open("bob"), children()
+    bench.session.loader.load()
+    bench.wait(lambda: bool(children() - child))
+    bench.session.loader.cancel()
+    bench.wait(lambda: bob.loading.state in (ModelState.EMPTY, ModelState.READY))
+    assert bench.loaded_names[0] == "ada"
+
+
+def test_all_of_them_end_with_the_window(bench: Bench) -> None:
+    bench.start_lab([128 * MIB])
+    bench.load("ada", "RPC0", LONG).conversation.send("go on")
+    bench.load("bob")
+    assert len(children()) == 3
+    bench.session.close()
+    assert children() == set()

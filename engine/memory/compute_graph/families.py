@@ -17,12 +17,8 @@ from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
 from engine.memory.compute_graph.hyper_connections import connected_layer, copied_end, mean_end, open_streams
 from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
-<<<<<<< ours
-from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
-=======
 from engine.memory.compute_graph.pooled_sparse import open_pools, pooled_attention
-from engine.memory.compute_graph.recurrent import mamba, mamba2, short_convolution
->>>>>>> theirs
+from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
 from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention

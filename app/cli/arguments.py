@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from app.cli.auto_options import add_auto_arguments
+from app.cli.settings_options import add_settings_arguments, positive
 from engine.errors import ArgumentError
-from engine.layout.context_settings import KV_TYPES
 from engine.units import parse_size
 
 LATER_COMMANDS = ("export", "bench", "chat")
@@ -22,16 +22,6 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise ArgumentError(f"{message[:1].upper()}{message[1:]}. Run `{self.prog} --help` for what it takes.")
-
-
-def _positive(text: str) -> int:
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if not 0 < number < 1 << 31:
-        raise argparse.ArgumentTypeError(f'"{text}" is not a whole number above 0')
-    return number
 
 
 def _size(text: str) -> int:
@@ -86,16 +76,12 @@ def make_parser() -> Parser:
 
     plan = add("plan", "forecast what each device would hold")
     _add_layout_arguments(plan)
-    plan.add_argument("--ctx", type=_positive, metavar="N", help="context length in tokens")
-    plan.add_argument("--type-k", choices=KV_TYPES, metavar="T", help="type of the K cache: " + ", ".join(KV_TYPES))
-    plan.add_argument("--type-v", choices=KV_TYPES, metavar="T", help="type of the V cache")
-    plan.add_argument("--ubatch", type=_positive, metavar="N", help="physical batch in tokens")
     plan.add_argument("--probe", action="store_true", help="ask the engine itself (a load without allocation)")
 
     load = add("load", "load a layout and, with --prompt, generate")
     _add_layout_arguments(load)
     load.add_argument("--prompt", metavar="TEXT")
-    load.add_argument("-n", dest="max_tokens", type=_positive, metavar="N", help="generate at most N tokens")
+    load.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
     load.add_argument("--seed", type=int, metavar="S")
     load.add_argument(
         "--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token"
@@ -116,6 +102,7 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
     add_auto_arguments(command)
+    add_settings_arguments(command)
 
 
 def _add_rig_commands(rig: argparse.ArgumentParser) -> None:

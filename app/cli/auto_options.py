@@ -60,7 +60,7 @@ def constraints_of(options: Namespace, rig: Rig, n_layers: int) -> Constraints:
         split=options.split,
         kv_types=options.kv_types or (),
         # A context length that was asked for is the longest that strategy context goes to.
-        max_ctx=getattr(options, "ctx", None),
+        max_ctx=options.ctx or None,
     )
     check_constraints(constraints, rig, n_layers)
     return constraints

@@ -36,13 +36,13 @@ def run_devices(options: Namespace) -> int:
 def run_plan(options: Namespace) -> int:
     """Print the forecast of a layout."""
     inputs = read_inputs(options)
-    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
+    asked = (inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
+    report = make_report(*asked)
     broken = bool(report.violations)
     if not broken and (options.probe or report.probe_only is not None):
-        report = probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
-    document = plan_document(inputs.model, inputs.layout, inputs.context, report, inputs.explanation)
+        report = probe_report(*asked)
     if options.json:
-        print_document(document)
+        print_document(plan_document(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
     else:
         print_line(plan_text(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
     if broken:

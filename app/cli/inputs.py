@@ -3,36 +3,46 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
+from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, self_test_path
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
 from engine.fit.calibration import read_calibration
+from engine.fit.decisions.context_length import context_lengths
+from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
+from engine.fit.preview import make_report
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.layout.layout_file import read_layout
+from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.runner.discovery import discover
 from engine.runner.self_test import read_verdicts, with_verdicts
 
 
 @dataclass(frozen=True, slots=True)
 class PlanInputs:
-    """One layout of one model on one rig; `explanation` is an automatic layout's."""
+    """One layout of one model on one rig, and what is loaded beside it; `explanation` is an automatic layout's.
+
+    `context` is what was asked for: what is used is decided for the layout.
+    """
 
     model: ModelFile
     rig: Rig
     layout: Layout
     context: ContextSettings
     explanation: str | None = None
+    side_files: SideFiles = NO_SIDE_FILES
 
 
 def read_inputs(options: Namespace) -> PlanInputs:
@@ -44,17 +54,38 @@ def read_inputs(options: Namespace) -> PlanInputs:
             raise ArgumentError("--auto finds a layout and --layout gives one; leave one of them out.")
     model = read_model(options.file)
     rig = read_rig(options.rig) if options.rig is not None else None
-    if options.layout is not None:
-        document = read_layout(options.layout, n_layers=model.n_layers)
-        context = _with_overrides(document.context, options)
-        return PlanInputs(model, with_margins(rig or this_machine(), options.margin), document.layout, context)
-    context = _with_overrides(ContextSettings(), options)
+    document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
+    context = context_of(options, model, document.context if document is not None else None)
     rig = with_margins(rig or this_machine(), options.margin)
-    if options.auto is not None:
-        constraints = constraints_of(options, rig, model.n_layers)
-        found = auto_layout(options.auto, model, rig, context, constraints)
-        return PlanInputs(model, rig, found.layout, found.context, found.explanation)
-    return PlanInputs(model, rig, initial_layout(model, rig, context), context)
+    side_files = side_files_of(options, model, rig)
+    if document is not None:
+        return PlanInputs(model, rig, document.layout, context, None, side_files)
+    memory = ModelMemory(model)
+    found = _lay_out(options, memory, rig, context) if context.n_ctx else _lay_out_long(options, memory, rig, context)
+    return replace(found, side_files=side_files)
+
+
+def _lay_out(options: Namespace, memory: ModelMemory, rig: Rig, context: ContextSettings) -> PlanInputs:
+    """Return the layout that is found for these settings."""
+    model = memory.model
+    if options.auto is None:
+        return PlanInputs(model, rig, initial_layout(memory, rig, context), context)
+    constraints = constraints_of(options, rig, model.n_layers)
+    found = auto_layout(options.auto, memory, rig, context, constraints)
+    return PlanInputs(model, rig, found.layout, found.context, found.explanation)
+
+
+def _lay_out_long(options: Namespace, memory: ModelMemory, rig: Rig, context: ContextSettings) -> PlanInputs:
+    """Return the layout for the longest sensible context that goes in; strategy context finds its own."""
+    if options.auto == "context":
+        usual = default_context(memory.model).n_ctx
+        return _lay_out(options, memory, rig, msgspec.structs.replace(context, n_ctx=usual))
+    lengths = context_lengths(memory.model, rig, context)
+    for n_ctx in lengths:
+        found = _lay_out(options, memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx))
+        if n_ctx == lengths[-1] or make_report(memory, rig, found.layout, found.context).fits:
+            break
+    return replace(found, context=context)
 
 
 def this_machine() -> Rig:
@@ -65,15 +96,3 @@ def this_machine() -> Rig:
 def with_self_tests(rig: Rig) -> Rig:
     """Return `rig` with the verdicts of the self-test."""
     return with_verdicts(rig, read_verdicts(self_test_path()))
-
-
-def _with_overrides(context: ContextSettings, options: Namespace) -> ContextSettings:
-    """Return `context` with what `plan` was asked on its command line."""
-    chosen = {
-        "n_ctx": getattr(options, "ctx", None),
-        "type_k": getattr(options, "type_k", None),
-        "type_v": getattr(options, "type_v", None),
-        "n_ubatch": getattr(options, "ubatch", None),
-    }
-    given = {key: value for key, value in chosen.items() if value is not None}
-    return msgspec.structs.replace(context, **given) if given else context

@@ -65,17 +65,24 @@ def _make_job(options: Namespace, printer: Printer) -> LoadJob:
     inputs = read_inputs(options)
     if inputs.explanation is not None:
         printer.explain(inputs.explanation)
-    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context)
+    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
     if report.violations:
         raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))
     forecast = report.rows if report.probe_only is None else _probed_rows(inputs)
-    return LoadJob(model=inputs.model, rig=inputs.rig, layout=inputs.layout, context=inputs.context, forecast=forecast)
+    return LoadJob(
+        model=inputs.model,
+        rig=inputs.rig,
+        layout=inputs.layout,
+        context=inputs.context,
+        forecast=forecast,
+        side_files=inputs.side_files,
+    )
 
 
 def _probed_rows(inputs: PlanInputs) -> tuple[DeviceRow, ...]:
     """Return the forecast of a model that only a probe can tell; none where it fails, for the load says why."""
     try:
-        return probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context).rows
+        return probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files).rows
     except EngineError:
         return ()
 

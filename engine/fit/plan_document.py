@@ -33,11 +33,12 @@ def plan_document(
 ) -> dict[str, object]:
     """Return the document of `layerdeck-cli plan`; `advice` and `explanation` only where there is something to say."""
     document: dict[str, object] = {
-        "layout": layout_document(LayoutFile(model.name, layout, context)),
+        "layout": layout_document(LayoutFile(model.name, layout, _planned(context, report))),
         "devices": [msgspec.to_builtins(row) for row in report.rows],
         "fits": report.fits,
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
     }
+    document["decisions"] = [msgspec.to_builtins(each) for each in report.decisions]
     if report.advice:
         document["advice"] = [msgspec.to_builtins(each) for each in report.advice]
     if explanation is not None:
@@ -51,7 +52,7 @@ def plan_text(
     """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
     runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
     lines = [
-        f"{model.name or 'model'}: {layout.n_layers} layers, context {context.n_ctx}",
+        f"{model.name or 'model'}: {layout.n_layers} layers, context {_planned(context, report).n_ctx}",
         *runs,
         f"  {'output':>9}  {layout.output_device}",
         *([] if explanation is None else ["", explanation]),
@@ -70,8 +71,24 @@ def plan_text(
         for row in report.rows
         if row.shortfall_bytes > 0 and row.need_bytes
     ]
+    lines += ["", *_decision_lines(report), ""] if report.decisions else []
     lines.append("It fits." if report.fits else "It does not fit." if not report.violations else "It cannot be loaded.")
     return "\n".join(lines)
+
+
+def _planned(context: ContextSettings, report: FitReport) -> ContextSettings:
+    """Return the settings as asked for with the length that the rows are for: a layout file is for one length."""
+    n_ctx = context.n_ctx if report.context is None else report.context.n_ctx
+    return msgspec.structs.replace(context, n_ctx=n_ctx)
+
+
+def _decision_lines(report: FitReport) -> list[str]:
+    width = max(len(each.setting) for each in report.decisions)
+    return [f"  {each.setting.ljust(width)}  {_value_text(each.value)}: {each.reason}" for each in report.decisions]
+
+
+def _value_text(value: str | int | bool) -> str:
+    return ("on" if value else "off") if isinstance(value, bool) else str(value)
 
 
 def _layers_text(first: int, last: int) -> str:

@@ -76,7 +76,7 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
 
 
 def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
-    usual = default_context(model)
+    usual = default_context(model, used.n_ctx)
     whole = reads_whole_texts(model)
     for setting, value, default in (
         ("n_batch", used.n_batch, usual.n_batch),

@@ -24,13 +24,16 @@ def reads_whole_texts(model: ModelFile) -> bool:
     return architecture is not None and not architecture.has_cache and model.hyper_parameter("pooling_type") is not None
 
 
-def default_context(model: ModelFile) -> ContextSettings:
-    """Return our defaults, with no more context than the model was trained for.
+def default_context(model: ModelFile, n_ctx: int | None = None) -> ContextSettings:
+    """Return our defaults for a context of `n_ctx` tokens; None: no more than the model was trained for.
 
     A model that reads whole texts gets batches as long as its context: the engine refuses a text that needs two.
     """
     defaults = ContextSettings()
-    n_ctx = min(defaults.n_ctx, trained_length(model) or defaults.n_ctx)
+    trained = trained_length(model)
+    if n_ctx is None:
+        n_ctx = min(defaults.n_ctx, trained or defaults.n_ctx)
     if not reads_whole_texts(model):
         return msgspec.structs.replace(defaults, n_ctx=n_ctx)
-    return msgspec.structs.replace(defaults, n_ctx=n_ctx, n_batch=n_ctx, n_ubatch=n_ctx)
+    n_batch = n_ctx or trained or defaults.n_batch
+    return msgspec.structs.replace(defaults, n_ctx=n_ctx, n_batch=n_batch, n_ubatch=n_batch)

@@ -64,7 +64,7 @@ def test_a_broken_rule_does_not_fit() -> None:
 
 def test_the_plan_document_has_the_keys_of_the_contract() -> None:
     document = plan_document(MODEL, LAYOUT, CONTEXT, make_report(MODEL, RIG, LAYOUT, CONTEXT))
-    assert set(document) == {"layout", "devices", "fits", "violations"}
+    assert set(document) == {"layout", "devices", "fits", "violations", "decisions"}
     rows = document["devices"]
     assert isinstance(rows, list)
     assert [row["id"] for row in rows] == ["CUDA0", "CUDA1", CPU_ID]

@@ -11,8 +11,10 @@ from engine.fit.report import DeviceRow
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.holdings import holdings_text
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, set_role
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.devices.memory_plot import MemoryPlot
 from widgets.devices.readings import (
     NO_ALERT,
@@ -159,9 +161,10 @@ class DeviceCard(QFrame):
         lines = [
             self._alert.sentence,
             "" if self._row is None else row_tool_tip(self._row),
+            holdings_text(self._device.holdings),
             overhead_text(self._device),
         ]
-        self.setToolTip("\n".join(filter(None, lines)))
+        self.setToolTip(plain_tool_tip("\n".join(filter(None, lines))))
 
     def _on_context_menu(self, position: QPoint) -> None:
         menu = self.context_menu()

@@ -8,6 +8,7 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
+from engine.devices.device import Holding
 from engine.fit.report import DeviceRow
 from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
 from widgets.common.painting import colour, mix
@@ -25,11 +26,16 @@ _GHOST_OPACITY = 0.22
 
 @dataclass(frozen=True, slots=True)
 class LaneValues:
-    """Everything a lane shows. `forecast` is the forecast of the load that `row` was measured after, else None."""
+    """Everything a lane shows. `forecast` is the forecast of the load that `row` was measured after, else None.
+
+    `room` is the device as it is now, for a row that was measured some time ago. `holdings`: other loaded models.
+    """
 
     content: LaneContent
     row: DeviceRow | None
     forecast: DeviceRow | None
+    room: DeviceRow | None = None
+    holdings: tuple[Holding, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +76,8 @@ class LaneItem(QGraphicsItem):
             self._ghosts = blocks_paths(content.ghosts, place.track, place.lanes, top)
         row, forecast = values.row, values.forecast
         self._bars = (
-            None if row is None else bar_of_row(row, forecast),
-            None if forecast is None else bar_of_row(forecast),
+            None if row is None else bar_of_row(row, values.room),
+            None if forecast is None else bar_of_row(forecast, values.room),
         )
         self._values, self._place, self._palette = values, place, palette
         self.update()
@@ -160,7 +166,7 @@ class LaneItem(QGraphicsItem):
         line = QRectF(left, top + _BAR_HEIGHT + 5, width, _LINE)
         grade = row.grade.value
         grade_width = text_width(grade, fonts.small) + 8
-        room_name = palette.bad if is_short(row, values.forecast) else palette.text
+        room_name = palette.bad if is_short(row, values.room) else palette.text
         room = elide(room_text(bar), fonts.body, width - grade_width)
         self._text(painter, line, room, fonts.body, room_name)
         self._text(painter, line, grade, fonts.small, palette.dim, right=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, Qt
 
+from widgets.common.holdings import holdings_text
 from widgets.common.memory_bar import bar_tooltip
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.focus import Focus, LayerFocus, OutputFocus
@@ -94,6 +95,6 @@ def tooltip_of(shown: Shown, target: Target | None) -> str:
             return embedding_tooltip(preview)
         case BarTarget(lane):
             values = shown.values[lane]
-            name = values.content.device.name
-            return name if values.row is None else f"{name}\n{bar_tooltip(values.row, values.forecast)}"
+            numbers = "" if values.row is None else bar_tooltip(values.row, values.room)
+            return "\n".join(filter(None, (values.content.device.name, numbers, holdings_text(values.holdings))))
     return ""

@@ -107,11 +107,13 @@ def _lane_values(
     rows = {row.id: row for row in preview.report.rows}
     measured = {} if loaded is None else {row.id: row for row in loaded.measured}
     forecast = {} if loaded is None else {row.id: row for row in loaded.forecast}
+    holdings = {device.id: device.holdings for device in preview.rig.all_devices}
     values = []
     for content in contents:
         key = content.device.id
+        room, held = rows.get(key), holdings.get(key, ())
         if key in measured and key in forecast:
-            values.append(LaneValues(content, measured[key], forecast[key]))
+            values.append(LaneValues(content, measured[key], forecast[key], room, held))
         else:
-            values.append(LaneValues(content, rows.get(key), None))
+            values.append(LaneValues(content, room, None, room, held))
     return tuple(values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isnan
 
 import pytest
@@ -11,7 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import Device, make_host
+from engine.devices.device import Device, Holding, make_host
 from engine.fit.report import make_row
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.telemetry.sample import Sample
@@ -214,7 +215,7 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
 
     assert "needs 3.50 GiB here (probed)" in card_of(strip, "CUDA0").toolTip()
     assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
-    assert card_of(strip, "CPU").toolTip() == "The layout puts nothing here."
+    assert "The layout puts nothing here." in card_of(strip, "CPU").toolTip()
     assert card_of(strip, "RPC0").toolTip() == ""
 
 
@@ -238,9 +239,17 @@ def test_an_alert_takes_the_place_of_the_readings_and_goes_again(qtbot: QtBot) -
     strip.add_samples([Sample("CUDA0", 2.0, 23 * GIB, 24 * GIB, 17 * GIB, 87.0, 64.0, 285.4)])
 
     assert card.status_text == "memory is low"
-    assert card.toolTip().startswith("CUDA0 has only 90.0 MiB left.")
+    assert "CUDA0 has only 90.0 MiB left." in card.toolTip()
     assert card_of(strip, "CPU").property("role") == "panel"
     strip.set_alerts({})
     assert card.status_text == "87 % 64 °C 285 W"
     assert "left" not in card.toolTip()
     assert card.property("role") == "panel"
+
+
+def test_a_card_names_the_other_models_that_hold_memory_there(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    held = replace(GPU, holdings=(Holding("mix <b>ture</b>", 3 * GIB), Holding("tiny", 5 * MIB)))
+    strip.set_devices((held, REMOTE, HOST))
+    assert "mix &lt;b&gt;ture&lt;/b&gt; holds 3.00 GiB<br>tiny holds 5.0 MiB" in card_of(strip, "CUDA0").toolTip()
+    assert "holds" not in card_of(strip, "CPU").toolTip()

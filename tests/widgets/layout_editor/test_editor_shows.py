@@ -12,11 +12,11 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import CPU_ID
+from engine.devices.device import CPU_ID, Holding
 from engine.fit.preview import Preview
 from engine.layout.context_settings import ContextSettings
 from engine.layout.rules import Violation
-from engine.units import MIB
+from engine.units import GIB, MIB
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -35,6 +35,7 @@ from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.notes import Notes
+from widgets.layout_editor.shown import BarTarget
 
 MakeEditor = Callable[..., LayoutEditor]
 
@@ -129,6 +130,21 @@ def test_measured_numbers_stand_beside_the_forecast_only_while_they_are_of_this_
     assert [value.forecast for value in editor.shown.values] == list(loaded.forecast)
     editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 15), ("CUDA1", 11), (CPU_ID, 6)])))
     assert all(value.forecast is None for value in editor.shown.values)
+
+
+def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_editor: MakeEditor) -> None:
+    card = make_gpu("CUDA0", 24)
+    layout, layers = make_layout(32, [("CUDA0", 32)]), dense_layers(32)
+    alone = make_preview(make_rig(card), layout, layers)
+    editor = make_editor(alone)
+    editor.set_loaded(loaded_from(alone))
+    beside = replace(card, free_bytes=18 * GIB, holdings=(Holding("mixture", 5 * GIB),))
+    editor.set_preview(make_preview(make_rig(beside), layout, layers))
+    shown = editor.shown
+    assert shown is not None
+    assert "mixture holds 5.00 GiB" in tooltip_of(shown, BarTarget(0))
+    assert "free: 18.00 GiB" in tooltip_of(shown, BarTarget(0))
+    assert "holds" not in tooltip_of(shown, BarTarget(1))
 
 
 def test_violations_and_notes_are_lines_with_whole_tooltips(make_editor: MakeEditor) -> None:

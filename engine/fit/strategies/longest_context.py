@@ -35,18 +35,16 @@ def longest_context(
     Of several allowed cache types the first that reaches that length is taken, else the one that gets furthest.
     """
     limit = _limit(memory, context, constraints)
-    types: tuple[KvType | None, ...] = constraints.kv_types or (None,)
+    bases = [_with_types(context, cache_type) for cache_type in constraints.kv_types] or [context]
     best: _Found | None = None
-    for cache_type in types:
-        base = context if cache_type is None else _with_types(context, cache_type)
-
+    for base in bases:
         n_ctx = _longest(limit, partial(_fits, memory, rig, base, constraints))
         if n_ctx and (best is None or n_ctx > best.n_ctx):
             best = _Found(n_ctx, base)
         if best is not None and best.n_ctx == limit:
             break
     if best is None:
-        least = msgspec.structs.replace(context, n_ctx=min(CONTEXT_STEP, limit))
+        least = msgspec.structs.replace(bases[-1], n_ctx=min(CONTEXT_STEP, limit))
         refused = fewest(memory, rig, least, constraints)
         return replace(refused, explanation=f"Not even the shortest context fits. {refused.explanation}")
     found = fewest(memory, rig, msgspec.structs.replace(best.settings, n_ctx=best.n_ctx), constraints)

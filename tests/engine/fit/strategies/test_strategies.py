@@ -18,6 +18,7 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
 from engine.fit.preview import make_report
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
+from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
@@ -294,23 +295,87 @@ def test_an_unknown_strategy_is_answered_with_the_names() -> None:
         found("best", "dense 8B", RIGS["two"])
 
 
+def test_the_output_layer_stays_where_it_is_pinned() -> None:
+    for strategy in STRATEGIES:
+        for device_id in (CPU_ID, "CUDA2"):
+            result = found(strategy, "mixture", RIGS["three equal"], Constraints(output=device_id))
+            assert result.layout.output_device == device_id, strategy
+            assert result.fits, result.explanation
+            check(result, memory_of("mixture"), RIGS["three equal"])
+            on_cpu = result.layout.assignment().count(CPU_ID)
+            assert on_cpu == 0, "an output layer on the CPU does not take layers along"
+
+
+def test_nothing_is_left_where_all_devices_are_off() -> None:
+    rig = RIGS["mixed"]
+    for strategy in STRATEGIES:
+        result = found(strategy, "mixture", rig, Constraints(off=frozenset(device.id for device in rig.devices)))
+        assert result.layout.devices == (CPU_ID,)
+        assert result.layout.overrides == ()
+
+
+def test_measured_overhead_is_kept_free() -> None:
+    for strategy in ("fewest", "balanced", "priority", "fastest"):
+        plain = [replace(make_gpu("CUDA0", 8), overhead_bytes=0)]
+        taken = [replace(make_gpu("CUDA0", 8), overhead_bytes=3 * GIB)]
+        more, less = (found(strategy, "dense 8B", make_rig(*devices)) for devices in (plain, taken))
+        assert more.layout.assignment().count("CUDA0") > less.layout.assignment().count("CUDA0") > 0
+        assert less.fits
+
+
 PINS = st.builds(Pin, st.sampled_from(["CPU", "CUDA1"]), st.integers(0, 20), st.integers(0, 40))
+CONSTRAINTS = st.builds(
+    Constraints,
+    order=st.permutations(["CUDA0", "RPC1", "Metal-0"]).map(tuple),
+    off=st.frozensets(st.sampled_from(["CUDA0", "RPC0"])),
+    pins=st.lists(PINS, max_size=2).map(tuple),
+    output=st.none() | st.sampled_from(["CPU", "CUDA1", "RPC1"]),
+    split=st.booleans(),
+    kv_types=st.sampled_from([(), ("q8_0",), ("f16", "q4_0")]),
+    max_ctx=st.none() | st.integers(1, 20_000),
+)
 
 
-@settings(deadline=None, max_examples=50)
-@given(
-    rig=rigs(), strategy=st.sampled_from(sorted(STRATEGIES)), model=st.sampled_from(MODELS), split=st.booleans(),
-    off=st.sets(st.sampled_from(["CUDA0", "RPC0"])), order=st.permutations(["CUDA0", "RPC1", "Metal-0"]),
-    pins=st.lists(PINS, max_size=2),
-)  # fmt: skip
-def test_any_rig_and_any_constraints(
-    rig: Rig, strategy: str, model: str, split: bool, off: set[str], order: list[str], pins: list[Pin]
-) -> None:
-    constraints = Constraints(order=tuple(order), off=frozenset(off), pins=tuple(pins), split=split)
+@settings(deadline=None, max_examples=60)
+@given(rig=rigs(), strategy=st.sampled_from(sorted(STRATEGIES)), model=st.sampled_from(MODELS), constraints=CONSTRAINTS)
+def test_any_rig_and_any_constraints(rig: Rig, strategy: str, model: str, constraints: Constraints) -> None:
     result = found(strategy, model, rig, constraints)
     check(result, memory_of(model), rig)
-    assert result == found(strategy, model, rig, constraints)
-    pinned = {index for pin in pins for index in range(pin.first, pin.last + 1)}
-    assert not any(
-        device_id in off for index, device_id in enumerate(result.layout.assignment()) if index not in pinned
-    )
+    assert result == found(strategy, model, rig, constraints), "a pure function"
+    wanted = {
+        index: pin.device
+        for pin in constraints.pins
+        if pin.device in rig.ids
+        for index in range(pin.first, pin.last + 1)
+    }
+    places = result.layout.assignment()
+    for index, device_id in enumerate(places):
+        assert device_id == wanted.get(index, device_id)
+        assert index in wanted or device_id not in constraints.off
+    assert not constraints.off & {override.device for override in result.layout.overrides}
+    if constraints.output in rig.ids:
+        assert result.layout.output_device == constraints.output
+    else:
+        assert result.layout.output_device not in constraints.off
+    if strategy == "context":
+        assert result.context.type_k in (constraints.kv_types or (CONTEXT.type_k,))
+        assert result.context.n_ctx <= (constraints.max_ctx or result.context.n_ctx)
+    else:
+        assert result.context == CONTEXT
+
+
+@settings(deadline=None, max_examples=40)
+@given(constraints=CONSTRAINTS, rig=rigs(), n_layers=st.integers(1, 40))
+def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: Rig, n_layers: int) -> None:
+    named = {*constraints.order, *constraints.off, *(pin.device for pin in constraints.pins)}
+    named |= set() if constraints.output is None else {constraints.output}
+    ranges = [range(pin.first, pin.last + 1) for pin in constraints.pins]
+    sensible = named <= set(rig.ids) and all(each and each.stop <= n_layers for each in ranges)
+    if len(ranges) == 2 and constraints.pins[0].device != constraints.pins[1].device:
+        sensible = sensible and not set(ranges[0]) & set(ranges[1])
+    sensible = sensible and not constraints.off & {constraints.output, *(pin.device for pin in constraints.pins)}
+    if sensible:
+        check_constraints(constraints, rig, n_layers)
+    else:
+        with pytest.raises(ArgumentError, match=r"\.$"):
+            check_constraints(constraints, rig, n_layers)

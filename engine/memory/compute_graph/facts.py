@@ -30,9 +30,13 @@ def _facts(tensor: TensorInfo) -> WeightFacts:
     return WeightFacts(tensor.name, tensor.shape, tensor.size_bytes, tensor.type_name)
 
 
-def block_weights(block: Block) -> Weights:
-    """Return the weights of a block."""
-    return {stem(tensor.name): _facts(tensor) for tensor in block.tensors}
+def block_weights(block: Block, part: str = "") -> Weights:
+    """Return the weights of a block, or of one `part` of it: `dec.blk.0.attn_q` is `attn_q` of the part `dec`."""
+    if not part:
+        return {stem(tensor.name): _facts(tensor) for tensor in block.tensors}
+    start = f"{part}.blk."
+    of_part = [tensor for tensor in block.tensors if tensor.name.startswith(start)]
+    return {stem(tensor.name.removeprefix(f"{part}.")): _facts(tensor) for tensor in of_part}
 
 
 def global_weights(model: ModelFile) -> Weights:

@@ -23,6 +23,7 @@ from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
+from engine.memory.compute_graph.t5 import open_decoder, open_encoder, t5_decoder_layer, t5_encoder_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 
 LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
@@ -35,6 +36,7 @@ class Family:
     `recurrence` takes the place of attention in recurrent layers, or stands beside it with `both`; `flash`: whether the
     engine lets the architecture have flash attention; `one_sequence`: it makes room for a batch of one sequence too;
     `one_token`: a batch of one token a sequence has another graph, which may need more;
+    `every_layer`: each of its layers counts, however alike they are; `part`: of its layers that the graph is of;
     `before`: what is made of the embeddings before the first layer; `behind`: of the last layer's output, on the device
     of the output.
     """
@@ -47,6 +49,8 @@ class Family:
     flash: bool = True
     one_sequence: bool = False
     one_token: bool = False
+    every_layer: bool = False
+    part: str = ""
     before: Callable[[Sketch, Tensor], Tensor] | None = None
     behind: Callable[[Sketch, Inputs, str, Tensor], Tensor] | None = None
 
@@ -182,11 +186,17 @@ FAMILIES.update(
             Style(input_scale=True, late_rows="never"),
             attention=sharing_attention,
             layer=gemma3n_layer,
+            every_layer=True,
             behind=merge_versions,
         ),
         "gemma4": Family(
-            Style(input_scale=True, late_rows="after_norm"), attention=sharing_attention, layer=gemma4_layer
+            Style(input_scale=True, late_rows="after_norm"),
+            attention=sharing_attention,
+            layer=gemma4_layer,
+            every_layer=True,
         ),
+        "t5": Family(layer=t5_decoder_layer, before=open_decoder, every_layer=True, part="dec"),
+        "t5encoder": Family(_ENCODER, layer=t5_encoder_layer, before=open_encoder, every_layer=True, part="enc"),
         "gemma-embedding": Family(replace(_GEMMA, embeds=True)),
     }
 )

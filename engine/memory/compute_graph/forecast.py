@@ -21,7 +21,7 @@ from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, Scheduler
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
-from engine.memory.hyper_parameters import HyperParameters, MissingNumberError
+from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.memory.kernels import Kernels, find_unsupported
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement
@@ -43,11 +43,13 @@ class GraphTables:
         self.has_cache = architecture.has_cache
         self.numbers: Numbers = read_numbers(model, hyper, architecture, family.style.positions)
         self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.style.rope)
-        self.weights: tuple[Weights, ...] = tuple(block_weights(block) for block in model.blocks[: len(self.layers)])
+        if family.part:
+            self.layers = self.layers[: _count_layers(model, family.part, len(self.layers))]
+        self.weights: tuple[Weights, ...] = tuple(
+            block_weights(block, family.part) for block in model.blocks[: len(self.layers)]
+        )
         self.outer: Weights = global_weights(model)
-        shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
-        uneven = len({*hyper.head_k}) > 1
-        self.counts_layers: bool = shares or uneven or any(hyper.recurrent) or any(hyper.indexer_widths)
+        self.counts_layers: bool = family.every_layer or any(hyper.recurrent) or any(hyper.indexer_widths)
         shapes = [
             (numbers, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
             for numbers, weights in zip(self.layers, self.weights, strict=True)
@@ -228,8 +230,8 @@ class ComputeForecast:
 
         All of them where layers keep a state: blocks of no size that their graphs leave behind gather in the
         allocator, so that the buffer depends on how many there are; and where an indexer picks cells, as each layer
-        has a tensor of its own for them from the start; where layers read an earlier layer's cache or embeddings of
-        their own, of which a device keeps a copy for each; and where heads have several sizes, which leave gaps behind.
+        has a tensor of its own for them from the start; and where the family says so, as layers read an earlier layer's
+        cache or something of their own, of which a device keeps a copy for each, or differ so that they leave gaps.
         """
         if self._tables.counts_layers:
             return tuple(range(first, last + 1))
@@ -334,6 +336,14 @@ def _moved(graph: Graph, names: Sequence[str]) -> frozenset[str]:
     """Return what is not one operation, as it ended up on another device than its layer."""
     owners = [HOST if name == CPU_ID else name for name in names]
     return frozenset(node.op for node, memory in graph.fused if owners[node.backend] != memory)
+
+
+def _count_layers(model: ModelFile, part: str, n_layers: int) -> int:
+    """Return how many layers a part of the model has: no more than `n_layers`, which have a cache."""
+    count = number(model, "decoder_block_count", n_layers) if part == "dec" else n_layers
+    if count > n_layers:
+        raise MissingNumberError(f"{model.architecture}.decoder_block_count is {count}, more than block_count")
+    return count
 
 
 def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:

@@ -99,6 +99,7 @@ class Numbers:
 
     n_embd: int
     n_vocab: int
+    n_ctx_train: int
     head_k: int
     head_v: int
     v_width_max: int
@@ -135,6 +136,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
     return Numbers(
         n_embd=hyper.n_embd,
         n_vocab=hyper.n_vocab,
+        n_ctx_train=hyper.n_ctx_train,
         head_k=hyper.head_k[first],
         head_v=hyper.head_v[first],
         v_width_max=max(hyper.v_widths, default=0),

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.check import device_needs
+from engine.fit.decisions.context_length import context_lengths
+from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
+from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES
 from engine.layout.layout import Layout, Run
 from engine.memory.backends import backend_traits
@@ -25,9 +29,19 @@ _SEARCH_STEPS = 12
 
 
 def initial_layout(model: ModelFile | ModelMemory, rig: Rig, context: ContextSettings) -> Layout:
-    """Return the first layout of a model; when the host is too small too it is the best there is, not an error."""
+    """Return the first layout of a model; when the host is too small too it is the best there is, not an error.
+
+    Where the context length is left open, the longest sensible one is planned with that the layout has room for.
+    """
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    return _Search(memory, rig, context).find()
+    layout = None
+    for n_ctx in context_lengths(memory.model, rig, context):
+        settings = msgspec.structs.replace(context, n_ctx=n_ctx)
+        layout = _Search(memory, rig, settings).find()
+        if context.n_ctx != AUTO_CONTEXT or make_report(memory, rig, layout, settings).fits:
+            break
+    assert layout is not None  # There is at least one length.
+    return layout
 
 
 def _rank(device: Device) -> int:

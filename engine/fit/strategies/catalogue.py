@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+
+import msgspec
 
 from engine.devices.device import Rig
 from engine.errors import ArgumentError
+from engine.fit.decisions.context_length import context_lengths
 from engine.fit.strategies.balanced import balanced
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
 from engine.fit.strategies.experts import experts
@@ -15,7 +19,7 @@ from engine.fit.strategies.longest_context import longest_context
 from engine.fit.strategies.priority import priority
 from engine.fit.strategies.proportional import proportional
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
+from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.memory.model_memory import ModelMemory
 
 STRATEGIES: Mapping[str, Strategy] = {
@@ -50,9 +54,20 @@ def auto_layout(
 ) -> AutoLayout:
     """Return the layout that the strategy called `name` finds.
 
+    Where the context length is left open, the longest sensible one is planned with that a layout is found for; strategy
+    context looks for it.
+
     Raises:
         ArgumentError: for a name that is none.
     """
     strategy = find_strategy(name)
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    return strategy(memory, rig, context, constraints)
+    found = None
+    for n_ctx in context_lengths(memory.model, rig, context):
+        found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+        if found.fits:
+            break
+    assert found is not None  # There is at least one length.
+    if context.n_ctx == AUTO_CONTEXT and name != "context":
+        found = replace(found, context=context)
+    return found

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
+from engine.fit.initial_layout import initial_layout
 from engine.fit.preview import make_report
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
@@ -23,7 +24,7 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
+from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout
 from engine.memory.model_memory import ModelMemory
@@ -312,6 +313,22 @@ def test_nothing_is_left_where_all_devices_are_off() -> None:
         result = found(strategy, "mixture", rig, Constraints(off=frozenset(device.id for device in rig.devices)))
         assert result.layout.devices == (CPU_ID,)
         assert result.layout.overrides == ()
+
+
+@pytest.mark.parametrize("strategy", [None, *STRATEGIES])
+def test_an_open_context_is_as_long_as_is_sensible_and_fits(strategy: str | None) -> None:
+    memory, rig, asked = memory_of("dense 8B"), RIGS["two"], ContextSettings(n_ctx=AUTO_CONTEXT)
+    if strategy is None:
+        layout = initial_layout(memory, rig, asked)
+    else:
+        found = auto_layout(strategy, memory, rig, asked)
+        layout = found.layout
+        assert found.fits
+        assert (found.context == asked) == (strategy != "context")
+    report = make_report(memory, rig, layout, asked)
+    assert report.fits
+    assert report.context is not None
+    assert report.context.n_ctx >= 4096
 
 
 def test_measured_overhead_is_kept_free() -> None:

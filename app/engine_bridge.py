@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from engine.runner.client import LoadJob, Runner
-from engine.runner.events import AnyEvent, Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.runner.client import LoadJob
+from engine.runner.events import (
+    AnyEvent,
+    Attempt,
+    Cancelled,
+    Crashed,
+    Done,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Progress,
+    Token,
+)
+from engine.runner.load_loop import LoadLoop
 from engine.runner.protocol import Generate
+from engine.telemetry.memory_holders import memory_holders
 
 
 class EngineBridge(QObject):
     """Owns the runner. Calls return at once; events come from the runner's threads and arrive here queued."""
 
     progress = Signal(Progress)
+    attempt = Signal(Attempt)
     loaded = Signal(Loaded)
     out_of_memory = Signal(OutOfMemory)
     failed = Signal(Failed)
@@ -27,9 +41,10 @@ class EngineBridge(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
-        self.runner = Runner(self._arrived.emit, on_device_memory=self.device_memory.emit)
+        self.runner = LoadLoop(self._arrived.emit, on_device_memory=self.device_memory.emit, holders=memory_holders)
         self._signals = {
             Progress: self.progress,
+            Attempt: self.attempt,
             Loaded: self.loaded,
             OutOfMemory: self.out_of_memory,
             Failed: self.failed,

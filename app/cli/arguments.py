@@ -11,6 +11,7 @@ from app.cli.settings_options import add_settings_arguments, positive
 from engine.errors import ArgumentError
 from engine.units import parse_size
 
+DEFAULT_RETRIES = 10
 LATER_COMMANDS = ("export", "bench", "chat")
 
 
@@ -81,6 +82,15 @@ def make_parser() -> Parser:
     load = add("load", "load a layout and, with --prompt, generate")
     _add_layout_arguments(load)
     load.add_argument("--prompt", metavar="TEXT")
+    load.add_argument(
+        "--retry",
+        type=positive,
+        nargs="?",
+        const=DEFAULT_RETRIES,
+        default=0,
+        metavar="N",
+        help=f"when it does not fit, step back to at most N other layouts (default {DEFAULT_RETRIES})",
+    )
     load.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
     load.add_argument("--seed", type=int, metavar="S")
     load.add_argument(

@@ -6,15 +6,17 @@ import queue
 from argparse import Namespace
 
 from app.cli import exit_codes
+from app.cli.auto_options import constraints_of
 from app.cli.inputs import PlanInputs, read_inputs
 from app.cli.interrupts import on_interrupt
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from engine.errors import ArgumentError, EngineError, RuleViolationError
 from engine.fit.preview import make_report
 from engine.fit.report import DeviceRow
-from engine.runner.client import LoadJob, Runner, RunnerState
+from engine.runner.client import LoadJob, RunnerState
 from engine.runner.events import (
     AnyEvent,
+    Attempt,
     Cancelled,
     Crashed,
     Done,
@@ -25,8 +27,11 @@ from engine.runner.events import (
     Stage,
     Token,
 )
+from engine.runner.job import RetryPolicy
+from engine.runner.load_loop import LoadLoop
 from engine.runner.probe import probe_report
 from engine.runner.protocol import ChatMessage, Generate
+from engine.telemetry.memory_holders import memory_holders
 
 INTERRUPT_POLL_S = 0.2
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
@@ -75,6 +80,7 @@ def _make_job(options: Namespace, printer: Printer) -> LoadJob:
         layout=inputs.layout,
         context=inputs.context,
         forecast=forecast,
+        retry=RetryPolicy(options.retry, constraints_of(options, inputs.rig, inputs.model.n_layers)),
         side_files=inputs.side_files,
     )
 
@@ -95,7 +101,7 @@ class LoadRun:
         self._generate = generate
         self._printer = printer
         self._happenings: queue.SimpleQueue[AnyEvent | RunnerState] = queue.SimpleQueue()
-        self._runner = Runner(self._happenings.put, on_state=self._happenings.put)
+        self._runner = LoadLoop(self._happenings.put, on_state=self._happenings.put, holders=memory_holders)
         self._stage: Stage = "header"
         self._interrupted = False
 
@@ -133,7 +139,7 @@ class LoadRun:
             elif isinstance(happening, Progress):
                 self._stage = happening.stage
                 self._printer.show(happening)
-            elif isinstance(happening, Token):
+            elif isinstance(happening, Attempt | Token):
                 self._printer.show(happening)
             elif isinstance(happening, Loaded) and self._generate is not None and not self._interrupted:
                 self._printer.show(happening)

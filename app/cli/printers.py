@@ -5,9 +5,11 @@ from __future__ import annotations
 import sys
 
 from app.cli.output import print_document, print_event, print_line, print_text, say
+from engine.devices.holder import holder_words
 from engine.fit.report import DeviceRow
 from engine.runner.events import (
     AnyEvent,
+    Attempt,
     Cancelled,
     Crashed,
     Done,
@@ -28,14 +30,14 @@ class JsonPrinter:
     """One event a line; a failure before the child has started is the one error document instead."""
 
     def __init__(self) -> None:
-        self._held: list[Progress] = []
+        self._held: list[Progress | Attempt] = []
         self._child_started = False
 
     def child_started(self) -> None:
         """From now on failures are events. What was held back until it was clear is printed."""
         self._child_started = True
-        for progress in self._held:
-            print_event(progress)
+        for event in self._held:
+            print_event(event)
         self._held.clear()
 
     def explain(self, explanation: str) -> None:
@@ -44,7 +46,7 @@ class JsonPrinter:
     def show(self, event: AnyEvent) -> None:
         if isinstance(event, Failed) and not self._child_started:
             print_document({"error": {"kind": event.kind, "message": event.message}})
-        elif isinstance(event, Progress) and not self._child_started:
+        elif isinstance(event, Progress | Attempt) and not self._child_started:
             self._held.append(event)
         else:
             self.child_started()
@@ -71,6 +73,10 @@ class TextPrinter:
         match event:
             case Progress():
                 self._show_progress(event)
+            case Attempt():
+                self._shown = ""
+                self._say(f"attempt {event.number}: {event.layout}")
+                self._say(f"  {event.reason}")
             case Loaded():
                 self._say("loaded")
                 for line in _row_lines(event.devices, event.forecast):
@@ -87,6 +93,8 @@ class TextPrinter:
             case OutOfMemory() | Failed() | Crashed():
                 self._end_text()
                 self._say(f"layerdeck-cli: {event.message}")
+                for line in _remedy_lines(event) if isinstance(event, OutOfMemory) else ():
+                    self._say(line)
             case Cancelled():
                 self._end_text()
                 self._say("layerdeck-cli: cancelled")
@@ -113,6 +121,14 @@ class TextPrinter:
 
 
 Printer = JsonPrinter | TextPrinter
+
+
+def _remedy_lines(event: OutOfMemory) -> list[str]:
+    """Return who holds the memory and what to change."""
+    lines = [f"Memory of {event.device} is held by:"] if event.holders else []
+    lines += [f"  {holder_words(each)}" for each in event.holders]
+    lines += ["What should fit:"] if event.proposals else []
+    return lines + [f"  {proposal}" for proposal in event.proposals]
 
 
 def _row_lines(measured: tuple[DeviceRow, ...], forecast: tuple[DeviceRow, ...]) -> list[str]:

@@ -2,42 +2,52 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Literal, get_args
 
 import msgspec
 
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.fit.layer_moves import Move, layer_words, moves_off
 from engine.fit.preview import make_report
 from engine.fit.report import DeviceRow, FitReport
+from engine.fit.shares import share_words, shares_within
+from engine.fit.smaller_caches import cache_words, smaller_caches
 from engine.gguf.model_file import ModelFile
-from engine.gguf.tensor_types import TYPES_BY_NAME
-from engine.layout.context_settings import ContextSettings, KvType
-from engine.layout.engine_parameters import entry_count
+from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
 from engine.units import format_bytes
 
-MAX_PROPOSALS = 5
+ProposalKind = Literal["layers", "shares", "context", "cache", "experts", "ubatch", "unload", "cache_and_context"]
+ALL_KINDS: tuple[ProposalKind, ...] = get_args(ProposalKind)
+"""In the order in which they are proposed; the last only where there is no other."""
+MAX_PROPOSALS = 6
 CONTEXT_STEP = 256
 """The engine rounds contexts up to multiples of this."""
 MIN_UBATCH = 32
 MAX_ESTIMATES = 32
 """Layouts estimated in the search for layers to move, and for experts: a person waits for the report."""
-_SMALL_KV_TYPES: tuple[KvType, ...] = ("q8_0", "q4_0")
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change in one sentence, the layout and settings after it, and what it does to each device that it changes."""
+    """A change in one sentence, the layout and settings after it, and what it does to each device that it changes.
+
+    `rows` are what it takes, of the grade that says how we know; `unload` names a loaded model that has to go first.
+    """
 
     text: str
     layout: Layout
     context: ContextSettings
     detail: str
+    kind: ProposalKind = "layers"
+    rows: tuple[DeviceRow, ...] = ()
     grade: Grade = Grade.ESTIMATED
+    unload: str = ""
 
 
 def propose(
@@ -46,6 +56,7 @@ def propose(
     layout: Layout,
     context: ContextSettings,
     missing: Mapping[str, int],
+    kinds: Collection[ProposalKind] = ALL_KINDS,
 ) -> tuple[Proposal, ...]:
     """Return at most `MAX_PROPOSALS` changes of `layout` and `context` that are forecast to fit, without duplicates.
 
@@ -56,25 +67,19 @@ def propose(
     search = _Search(model if isinstance(model, ModelMemory) else ModelMemory(model), rig, layout, context, missing)
     if not missing or search.before.violations or search.before.probe_only is not None:
         return ()
-    kinds = (search.moved_layers, search.shorter_context, search.smaller_cache, search.moved_experts, search.ubatch)
-    found = [proposal for kind in kinds if (proposal := kind()) is not None]
-    if not found:
+    searches: dict[ProposalKind, Callable[[], Proposal | None]] = {
+        "layers": search.moved_layers,
+        "shares": search.shares,
+        "context": search.shorter_context,
+        "cache": search.smaller_cache,
+        "experts": search.moved_experts,
+        "ubatch": search.ubatch,
+        "unload": search.unloaded_model,
+    }
+    found = [found for kind, look in searches.items() if kind in kinds and (found := look()) is not None]
+    if not found and "cache_and_context" in kinds:
         found = [proposal for proposal in [search.smaller_cache_and_context()] if proposal is not None]
     return tuple(found[:MAX_PROPOSALS])
-
-
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """Layers at an end of a run of a device that is short: `layers(n)` are the `n` that would go first."""
-
-    run: Run
-    target: str
-    from_end: bool
-
-    def layers(self, count: int) -> tuple[int, int]:
-        if self.from_end:
-            return self.run.last - count + 1, self.run.last
-        return self.run.first, self.run.first + count - 1
 
 
 class _Search:
@@ -101,52 +106,62 @@ class _Search:
             return None
         self._left = MAX_ESTIMATES
         too_short: set[Run] = set()
-        for move in self._moves():
+        for move in moves_off(self._layout, self._missing, self._targets()):
             if move.run in too_short:
                 continue
-            if not self._relieves(self._counted(self._after_move(move, move.run.length))):
+            if not self._relieves(self._counted(move.after(self._layout, move.run.length))):
                 too_short.add(move.run)
                 continue
-            count = self._fewest(move.run.length, partial(self._after_move, move))
-            if count is None:
-                continue
-            first, last = move.layers(count)
-            output = last == self._layout.n_layers - 1 and self._layout.output_device == move.run.device
-            what = f"{_layers(first, last)} and the output layer" if output else _layers(first, last)
-            text = f"Move {what} from {move.run.device} to {move.target}"
-            return self._proposal(text, self._after_move(move, count), self._context)
+            count = self._fewest(move.run.length, partial(move.after, self._layout))
+            if count is not None:
+                return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
         return self._left_device()
+
+    def _move_words(self, move: Move, count: int) -> str:
+        first, last = move.layers(count)
+        output = last == self._layout.n_layers - 1 and self._layout.output_device == move.run.device
+        what = f"{layer_words(first, last)} and the output layer" if output else layer_words(first, last)
+        return f"Move {what} from {move.run.device} to {move.target}"
 
     def _left_device(self) -> Proposal | None:
         """Return all of a device moved to another one, for when no single run has enough on it."""
         for device in self._missing:
             for target in self._targets():
                 text = f"Move everything from {device} to {target}"
-                found = self._proposal(text, self._layout.replace_device(device, target), self._context)
+                found = self._proposal("layers", text, self._layout.replace_device(device, target))
                 if found is not None:
                     return found
         return None
+
+    def shares(self) -> Proposal | None:
+        """Return other shares of mode tensor, with more layers on the CPU where the members have no room."""
+        if self._layout.split_mode != "tensor":
+            return None
+        limits = {row.id: row.need_bytes - row.shortfall_bytes for row in self.before.rows}
+        for device, missing_bytes in self._missing.items():
+            limits[device] = min(limits[device], self._before_bytes[device] - missing_bytes)
+        found = shares_within(self._layout, limits, self._needs)
+        return None if found is None else self._proposal("shares", f"Change the shares to {share_words(found)}", found)
 
     def shorter_context(self) -> Proposal | None:
         """Return the longest context that fits, in steps of the engine."""
         context = self._longest_context(self._context)
         if context is None:
             return None
-        text = f"Shorten the context to {context.n_ctx}"
-        return self._proposal(text, self._layout, context)
+        return self._proposal("context", f"Shorten the context to {context.n_ctx}", context=context)
 
     def smaller_cache(self) -> Proposal | None:
         """Return the largest of the small KV types that helps."""
-        return next((found for each in self._smaller_caches() if (found := self._cache_proposal(each))), None)
+        return next((found for each in smaller_caches(self._context) if (found := self._cache_proposal(each))), None)
 
     def smaller_cache_and_context(self) -> Proposal | None:
         """Return the smallest KV type with the longest context that fits then: for loads that miss by far."""
-        for cache in reversed(tuple(self._smaller_caches())):
+        for cache in reversed(tuple(smaller_caches(self._context))):
             context = self._longest_context(cache)
             if context is not None:
-                change = _cache_words(self._context, cache)
+                change = cache_words(self._context, cache)
                 text = f"Shorten the context to {context.n_ctx} and set the {change}"
-                return self._proposal(text, self._layout, context)
+                return self._proposal("cache_and_context", text, context=context)
         return None
 
     def moved_experts(self) -> Proposal | None:
@@ -158,9 +173,9 @@ class _Search:
         for run in sorted(runs, key=lambda run: (-run.length, run.first)):
             count = self._fewest(run.length, partial(self._after_experts, run))
             if count is not None:
-                layers = _layers(run.last - count + 1, run.last)
+                layers = layer_words(run.last - count + 1, run.last)
                 text = f"Move the experts of {layers} from {run.device} to {CPU_ID}"
-                return self._proposal(text, self._after_experts(run, count), self._context)
+                return self._proposal("experts", text, self._after_experts(run, count))
         return None
 
     def ubatch(self) -> Proposal | None:
@@ -168,10 +183,31 @@ class _Search:
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
-            found = self._proposal(f"Lower the ubatch to {n_ubatch}", self._layout, context)
+            found = self._proposal("ubatch", f"Lower the ubatch to {n_ubatch}", context=context)
             if found is not None:
                 return found
             n_ubatch //= 2
+        return None
+
+    def unloaded_model(self) -> Proposal | None:
+        """Return one of our other models that holds enough of every device that was short: the smallest such."""
+        held = {
+            device: {each.model: each.size_bytes for each in found.holdings}
+            for device in self._missing
+            if (found := self._rig.device(device)) is not None
+        }
+        enough = [
+            name
+            for name in {name for sizes in held.values() for name in sizes}
+            if all(held[device].get(name, 0) >= missing_bytes for device, missing_bytes in self._missing.items())
+        ]
+        for name in sorted(enough, key=lambda name: (sum(sizes[name] for sizes in held.values()), name)):
+            report = make_report(self._memory, rig_without(self._rig, name), self._layout, self._context)
+            if report.fits:
+                freed = ", ".join(f"{device} {format_bytes(sizes[name])} less" for device, sizes in held.items())
+                return Proposal(
+                    f"Unload {name}", self._layout, self._context, freed, "unload", report.rows, unload=name
+                )
         return None
 
     # ------------------------------------------------------------------ candidates
@@ -180,27 +216,6 @@ class _Search:
         """Return devices that were not short, those with most room first and the CPU last."""
         rows = [row for row in self.before.rows if row.id not in self._missing]
         return [row.id for row in sorted(rows, key=lambda row: (row.id == CPU_ID, row.shortfall_bytes))]
-
-    def _moves(self) -> Iterator[_Move]:
-        """Yield both ends of every run of a short device with every other device, in the order they are tried."""
-        moves: list[tuple[tuple[int, ...], _Move]] = []
-        runs, targets = self._layout.runs, self._targets()
-        for index, run in enumerate(runs):
-            if run.device not in self._missing:
-                continue
-            for rank, target in enumerate(targets):
-                for from_end in (True, False):
-                    neighbour = index + 1 if from_end else index - 1
-                    near = 0 <= neighbour < len(runs) and runs[neighbour].device == target
-                    move = _Move(run, target, from_end)
-                    with_output = from_end and index == len(runs) - 1
-                    more = entry_count(self._after_move(move, 1)) - entry_count(self._layout)
-                    order = (not near, target == CPU_ID, max(0, more), rank, with_output, -run.length, not from_end)
-                    moves.append((order, move))
-        yield from (move for _, move in sorted(moves, key=lambda pair: pair[0]))
-
-    def _after_move(self, move: _Move, count: int) -> Layout:
-        return self._layout.move_range(*move.layers(count), move.target)
 
     def _expert_runs(self, device: str) -> Iterator[Run]:
         """Yield layers of `device` in a row that have experts which no override has taken elsewhere."""
@@ -222,18 +237,8 @@ class _Search:
         override = Override(CPU_ID, part="experts", first=run.last - count + 1, last=run.last)
         return replace(self._layout, overrides=(override, *self._layout.overrides))
 
-    def _smaller_caches(self) -> Iterator[ContextSettings]:
-        """Yield settings with K and V, then K alone, in a smaller type; V needs what the rules check."""
-        now = self._context
-        for kind in _SMALL_KV_TYPES:
-            key = kind if _bits(kind) < _bits(now.type_k) else now.type_k
-            value = kind if _bits(kind) < _bits(now.type_v) else now.type_v
-            for type_v in dict.fromkeys((value, now.type_v)):
-                if (key, type_v) != (now.type_k, now.type_v):
-                    yield msgspec.structs.replace(now, type_k=key, type_v=type_v)
-
     def _cache_proposal(self, context: ContextSettings) -> Proposal | None:
-        return self._proposal(f"Set the {_cache_words(self._context, context)}", self._layout, context)
+        return self._proposal("cache", f"Set the {cache_words(self._context, context)}", context=context)
 
     @property
     def _n_ctx(self) -> int:
@@ -285,29 +290,35 @@ class _Search:
     def _helps(self, report: FitReport) -> bool:
         return report.fits and self._relieves(report)
 
-    def _proposal(self, text: str, layout: Layout, context: ContextSettings) -> Proposal | None:
+    def _needs(self, layout: Layout) -> dict[str, int]:
+        return {row.id: row.need_bytes for row in self._report(layout, self._context).rows}
+
+    def _proposal(
+        self, kind: ProposalKind, text: str, layout: Layout | None = None, context: ContextSettings | None = None
+    ) -> Proposal | None:
+        layout, context = layout or self._layout, context or self._context
         report = self._report(layout, context)
         if not self._helps(report):
             return None
-        return Proposal(text, layout, context, _detail(self.before.rows, report.rows))
+        return Proposal(text, layout, context, changes_in_words(self.before.rows, report.rows), kind, report.rows)
 
 
-def _detail(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
+def rig_without(rig: Rig, model: str) -> Rig:
+    """Return `rig` as it will be when our other model of this name has been unloaded."""
+
+    def freed(device: Device) -> Device:
+        held_bytes = sum(each.size_bytes for each in device.holdings if each.model == model)
+        holdings = tuple(each for each in device.holdings if each.model != model)
+        if holdings == device.holdings:
+            return device
+        free_bytes = None if device.free_bytes is None else min(device.free_bytes + held_bytes, device.total_bytes)
+        return replace(device, free_bytes=free_bytes, holdings=holdings)
+
+    return Rig(tuple(map(freed, rig.devices)), freed(rig.host))
+
+
+def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) -> str:
     """Return "RPC0 310 MiB less, CPU 312 MiB more" for devices that change, what gets free first."""
     changes = [(new.id, new.need_bytes - old.need_bytes) for old, new in zip(before, after, strict=True)]
     changes = sorted((change for change in changes if change[1]), key=lambda change: change[1])
     return ", ".join(f"{name} {format_bytes(abs(size))} {'less' if size < 0 else 'more'}" for name, size in changes)
-
-
-def _layers(first: int, last: int) -> str:
-    return f"layer {first}" if first == last else f"layers {first}-{last}"
-
-
-def _bits(kind: KvType) -> float:
-    return TYPES_BY_NAME[kind].block_bytes / TYPES_BY_NAME[kind].block_elements
-
-
-def _cache_words(before: ContextSettings, after: ContextSettings) -> str:
-    if before.type_k != after.type_k and before.type_v != after.type_v:
-        return f"KV cache to {after.type_k}"
-    return f"K cache to {after.type_k}" if before.type_k != after.type_k else f"V cache to {after.type_v}"

@@ -7,11 +7,10 @@ decided stays: the split mode, pinned layers, the order of devices, overrides, d
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from functools import partial
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.check import device_needs
+from engine.fit.check import check_fit
 from engine.fit.layer_moves import moves_off, pushed_to_cpu
 from engine.fit.shares import shares_within
 from engine.layout.context_settings import ContextSettings
@@ -27,7 +26,7 @@ _Step = Callable[[int], Layout | None]
 
 
 class Relief:
-    """One model with one set of settings on one rig. `pins` are layers with the device that they stay on."""
+    """One model with one set of settings on one rig. `pins` are layers (the output layer too) and where they stay."""
 
     def __init__(
         self,
@@ -49,8 +48,8 @@ class Relief:
         found = self._needs.get(layout)
         if found is None:
             self._left -= 1
-            memory = device_needs(self._memory.estimate(layout, self._context, self._rig), self._rig)
-            found = self._needs[layout] = {device: each.need_bytes for device, each in memory.items()}
+            report = check_fit(self._memory.estimate(layout, self._context, self._rig), self._rig)
+            found = self._needs[layout] = {row.id: row.need_bytes for row in report.rows}
         return found
 
     def short(self, layout: Layout, limits: Mapping[str, int]) -> dict[str, int]:
@@ -82,7 +81,7 @@ class Relief:
         found = single_device(layout.n_layers, CPU_ID)
         for layer, device in self._pins.items():
             found = found.assign(layer, device)
-        return replace(found, output_device=CPU_ID)
+        return found.move_output(self._pins.get(layout.n_layers, CPU_ID))
 
     # ------------------------------------------------------------------ mode layer
 

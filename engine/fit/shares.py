@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.devices.device import CPU_ID
+from engine.fit.layer_moves import layer_words
 from engine.layout.engine_parameters import leading_cpu_layers, split_members
 from engine.layout.layout import Layout
 from engine.layout.split_modes import with_shares
@@ -31,6 +32,14 @@ def shares_within(layout: Layout, limits: Mapping[str, int], needs: Needs) -> La
     if found is None and low == high:
         found = _balanced(_led(layout, low), limits, needs)
     return found
+
+
+def share_words(layout: Layout) -> str:
+    """Return the shares of mode tensor or row in per cent, and the layers that are not shared."""
+    whole = sum(share for _, share in layout.tensor_split)
+    shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
+    leading = leading_cpu_layers(layout)
+    return f"{shares} with {layer_words(0, leading - 1)} on the CPU" if leading else shares
 
 
 def _led(layout: Layout, leading: int) -> Layout:

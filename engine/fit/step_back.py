@@ -13,7 +13,9 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.layer_moves import layer_words
 from engine.fit.relief import Relief
 from engine.fit.report import DeviceRow
+from engine.fit.shares import share_words
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.fit.strategies.wording import describe_runs
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -76,6 +78,8 @@ def step_back(
     """
     last = history[-1]
     pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
+    if constraints.output is not None:
+        pins[last.layout.n_layers] = constraints.output
     relief = Relief(memory, rig, context, pins=pins, off=constraints.off)
     past = {each.layout for each in history}
     tenths = min(MAX_TENTHS, max(each.tenths for each in history) + (last.refusal is not None))
@@ -135,15 +139,9 @@ def change_words(before: Layout, after: Layout) -> str:
     return ", ".join(moved) or "what overrides moved"
 
 
-def share_words(layout: Layout) -> str:
-    """Return the shares of mode tensor or row in per cent, and the layers that are not shared."""
-    whole = sum(share for _, share in layout.tensor_split)
-    shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
-    return f"{shares}{f' behind {_led(layout)} on the CPU' if layout.runs[0].device == CPU_ID else ''}"
-
-
-def _led(layout: Layout) -> str:
-    return layer_words(0, layout.runs[0].last)
+def layout_words(layout: Layout) -> str:
+    """Return what each device holds, such as "layers 0-3 on CPU, layers 4-7 on RPC0"."""
+    return share_words(layout) if layout.split_mode in ("tensor", "row") else describe_runs(layout)
 
 
 def shortage_words(rows: Sequence[DeviceRow]) -> str:

@@ -25,6 +25,17 @@ class Receivers:
     state: Callable[[RunnerState], None] | None = None
     device_memory: Callable[[tuple[DeviceMemoryReading, ...]], None] | None = None
 
+    def tell(self, event: AnyEvent) -> None:
+        _tell(self.event, event)
+
+    def tell_state(self, state: RunnerState) -> None:
+        if self.state is not None:
+            _tell(self.state, state)
+
+    def tell_device_memory(self, readings: tuple[DeviceMemoryReading, ...]) -> None:
+        if self.device_memory is not None:
+            _tell(self.device_memory, readings)
+
 
 class Board:
     """State and generation change together, under a lock: a caller takes the loaded model in its own thread.
@@ -88,15 +99,13 @@ class Board:
         return True
 
     def tell_state(self, state: RunnerState) -> None:
-        if self._receivers.state is not None:
-            _tell(self._receivers.state, state)
+        self._receivers.tell_state(state)
 
     def tell(self, event: AnyEvent) -> None:
-        _tell(self._receivers.event, event)
+        self._receivers.tell(event)
 
     def tell_device_memory(self, readings: tuple[DeviceMemoryReading, ...]) -> None:
-        if self._receivers.device_memory is not None:
-            _tell(self._receivers.device_memory, readings)
+        self._receivers.tell_device_memory(readings)
 
 
 def _tell(receiver: Callable[[_T], None], value: _T) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from engine.fit.proposals import Proposal
 from engine.runner.board import Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runner.events import AnyEvent
@@ -61,11 +60,6 @@ class Runner:
     def context_used(self) -> int | None:
         """Tokens in the loaded context after the last generation; None before the first."""
         return self._lifecycle.context_used
-
-    @property
-    def proposals(self) -> tuple[Proposal, ...]:
-        """What to change after the last load ran out of memory; empty after every other ending."""
-        return self._lifecycle.proposals
 
     def load(self, job: LoadJob) -> None:
         """Load `job`. Its events end with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.

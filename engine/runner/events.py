@@ -7,6 +7,7 @@ from typing import Literal
 
 import msgspec
 
+from engine.devices.holder import MemoryHolder
 from engine.fit.report import DeviceRow
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
@@ -34,6 +35,14 @@ class Progress(Event, frozen=True, kw_only=True, tag="progress"):
     device: str | None = None
 
 
+class Attempt(Event, frozen=True, kw_only=True, tag="attempt"):
+    """A layout that is tried now, where several may be: its `number` from 1, the layout in words, why this one."""
+
+    number: int
+    layout: str
+    reason: str
+
+
 class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     """Measured rows beside the forecast, both with one row per device of the rig."""
 
@@ -56,7 +65,10 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
 
 
 class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
-    """`free_bytes` None when the device does not tell; `allocated` are rows of what had been placed before."""
+    """`free_bytes` None when the device does not tell; `allocated` are rows of what had been placed before.
+
+    `holders` are the processes that hold most of the device's memory, where that can be told.
+    """
 
     stage: Stage
     device: str
@@ -64,6 +76,7 @@ class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
     free_bytes: int | None
     allocated: tuple[DeviceRow, ...]
     proposals: tuple[str, ...] = ()
+    holders: tuple[MemoryHolder, ...] = ()
     message: str
 
 
@@ -87,6 +100,6 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
     stage: Stage
 
 
-AnyEvent = Progress | Loaded | Token | Done | OutOfMemory | Failed | Crashed | Cancelled
+AnyEvent = Progress | Attempt | Loaded | Token | Done | OutOfMemory | Failed | Crashed | Cancelled
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 GenerationEnding = Done | OutOfMemory | Failed | Crashed

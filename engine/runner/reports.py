@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus
-from engine.fit.proposals import Proposal, propose
 from engine.gguf.quoting import clean
 from engine.memory.estimate import Grade
 from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
@@ -60,29 +59,8 @@ def loaded_event(job: LoadJob, message: LoadedModel) -> Loaded:
     return Loaded(devices=rows_from_parts(message.parts, job.rig, Grade.MEASURED, estimate), forecast=job.forecast)
 
 
-def load_proposals(job: LoadJob, message: AllocationFailure) -> tuple[Proposal, ...]:
-    """Return what to change after this load ran out of memory; by arithmetic, from what the device turned out to have.
-
-    A device that does not tell what is free, or has it in pieces, is relieved of all that was asked for.
-    """
-    device = job.rig.device(message.device)
-    if device is None:
-        return ()
-    placed_bytes = _placed_bytes(message.parts).get(device.id, 0)
-    free_bytes = _free_bytes(device, message.free_bytes, placed_bytes)
-    missing_bytes = message.requested_bytes
-    if free_bytes is not None and free_bytes < message.requested_bytes:
-        # What comes after the failed allocation has to find room as well.
-        needs = (row.need_bytes - row.overhead_bytes for row in job.forecast if row.id == device.id)
-        later_bytes = next(needs, 0) - placed_bytes - free_bytes
-        missing_bytes = max(message.requested_bytes - free_bytes, later_bytes)
-    return propose(job.model, job.rig, job.layout, job.context, {device.id: missing_bytes})
-
-
-def out_of_memory_event(
-    rig: Rig, message: AllocationFailure, proposals: Sequence[Proposal] = (), *, generating: bool = False
-) -> OutOfMemory:
-    """Return the failed allocation with what was placed before it and what to change."""
+def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: bool = False) -> OutOfMemory:
+    """Return the failed allocation with what was placed before it."""
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
     where = _GENERATING if generating else f"while {STAGE_WORDS[message.stage]}"
@@ -94,7 +72,6 @@ def out_of_memory_event(
         requested_bytes=message.requested_bytes,
         free_bytes=free_bytes,
         allocated=rows_from_parts(message.parts, rig, Grade.MEASURED),
-        proposals=tuple(proposal.text for proposal in proposals),
         message=(
             f"{message.device} ran out of memory {where}: {format_bytes(message.requested_bytes)} asked for{free}. "
             f"{f'Already placed: {before}.' if before else 'Nothing had been placed yet.'} "

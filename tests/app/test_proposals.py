@@ -19,8 +19,9 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.client import LoadJob, Runner
+from engine.runner.client import LoadJob
 from engine.runner.events import OutOfMemory
+from engine.runner.load_loop import LoadLoop
 from engine.units import MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -54,7 +55,7 @@ def proposals(window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
     with monkeypatch.context() as patch:
-        patch.setattr(Runner, "proposals", found)
+        patch.setattr(LoadLoop, "proposals", found)
         patch.setattr(session.loading, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
         session.loading.bridge.out_of_memory.emit(event)
     return found

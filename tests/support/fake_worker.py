@@ -37,6 +37,8 @@ from engine.runner.protocol import (
     Message,
     Part,
     Piece,
+    Probe,
+    Probed,
     Quit,
     StageProgress,
     Stop,
@@ -80,6 +82,8 @@ class FakeWorker:
                     self._generate(request)
                 case ListDevices():
                     say(DeviceList(devices=tuple(_devices(request.endpoints))))
+                case Probe() if self.argument != "deaf_to_probes":
+                    say(Probed(parts=(Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),), exact=True))
                 case DeviceMemoryQuery():
                     say(DeviceMemoryReadings(readings=(DeviceMemoryReading("CPU", 1, 2),)))
                     if self.mode == "lost_after_query":

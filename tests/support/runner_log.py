@@ -5,27 +5,30 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Generic, Self, TypeVar
 
 from engine.runner.client import Runner, RunnerState
-from engine.runner.events import AnyEvent, Progress, Token
+from engine.runner.events import AnyEvent, Attempt, Progress, Token
+from engine.runner.load_loop import LoadLoop
 
 DEADLINE_S = 30.0
 """Far beyond what any of this takes; only a hang meets it."""
 LOOK_S = 0.05
 
+_R = TypeVar("_R", Runner, LoadLoop)
 
-class RunnerLog:
-    """A runner with everything it told. `endings` leaves progress and tokens out; `on_event` is called as well."""
 
-    def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
+class EventLog(Generic[_R]):
+    """A runner with everything it told. `endings` leaves progress, tokens and attempts out; `on_event` gets all."""
+
+    def __init__(self, make: Callable[..., _R], options: dict[str, Any]) -> None:
         self._condition = threading.Condition()
         self.events: list[AnyEvent] = []
         self.states: list[RunnerState] = []
         self.on_event: Callable[[AnyEvent], None] | None = None
-        self.runner = Runner(self._take_event, on_state=self._take_state, argv=argv, **options)
+        self.runner: _R = make(self._take_event, on_state=self._take_state, **options)
 
-    def __enter__(self) -> RunnerLog:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -34,7 +37,7 @@ class RunnerLog:
     @property
     def endings(self) -> list[AnyEvent]:
         with self._condition:
-            return [event for event in self.events if not isinstance(event, Progress | Token)]
+            return [event for event in self.events if not isinstance(event, Progress | Token | Attempt)]
 
     def wait_for_endings(self, count: int) -> list[AnyEvent]:
         """Wait until there are `count` endings and return them."""
@@ -72,3 +75,17 @@ class RunnerLog:
         with self._condition:
             self.states.append(state)
             self._condition.notify_all()
+
+
+class RunnerLog(EventLog[Runner]):
+    """A runner that loads what it is given, once."""
+
+    def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__(Runner, {"argv": argv, **options})
+
+
+class LoopLog(EventLog[LoadLoop]):
+    """A runner with the load loop around it."""
+
+    def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
+        super().__init__(LoadLoop, {"argv": argv, **options})

@@ -22,7 +22,7 @@ from engine.fit.step_back import MAX_TENTHS, Refusal, Step, Tried, change_words,
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Pin
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout, Override, make_layout, single_device
+from engine.layout.layout import Layout, Override, SplitMode, make_layout, single_device
 from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
@@ -186,6 +186,15 @@ def test_pinned_layers_and_overrides_stay_and_devices_that_are_off_get_nothing()
     assert CPU_ID in step.layout.devices
 
 
+def test_a_pinned_output_layer_stays() -> None:
+    needs = needs_of(memory_of(), TWO_CARDS, HALVES)
+    constraints = Constraints(output="CUDA1")
+    for free_bytes in (needs["CUDA1"] // 2, 0):
+        refused = tried(HALVES, "CUDA1", needs["CUDA1"], free_bytes)
+        step = step_of(TWO_CARDS, refused, constraints=constraints)
+        assert step is None or step.layout.output_device == "CUDA1"
+
+
 def test_the_cpu_gives_layers_to_devices_when_it_is_the_one_that_refuses() -> None:
     layout = single_device(N_LAYERS, CPU_ID)
     rows = rows_of(memory_of(), TWO_CARDS, layout)
@@ -284,7 +293,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Layout, Constraints]:
     bounds = [0, *cuts, N_LAYERS]
     assignment = [name for start, end in pairwise(bounds) for name in [draw(st.sampled_from(rig.ids))] * (end - start)]
     layout = make_layout(N_LAYERS, assignment, draw(st.sampled_from(rig.ids)))
-    mode = draw(st.sampled_from(["layer", "layer", "none", "tensor"]))
+    mode: SplitMode = draw(st.sampled_from(("layer", "layer", "none", "tensor")))
     if mode == "none" or (mode == "tensor" and set(layout.devices) - {CPU_ID}):
         layout = layout_in_mode(layout, mode, rig)
     given = {name: draw(st.integers(0, 8)) * GIB for name in rig.ids}

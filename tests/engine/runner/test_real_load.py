@@ -29,7 +29,7 @@ from engine.runner.protocol import Generate
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
-from tests.support.runner_log import RunnerLog
+from tests.support.runner_log import LoopLog, RunnerLog
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -108,7 +108,7 @@ def test_the_same_workers_again_right_after(model: ModelFile, lab: LabRig) -> No
 
 def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 19)
-    with RunnerLog() as log:
+    with LoopLog() as log:
         log.runner.load(job_of(model, lab.rig, context=large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending

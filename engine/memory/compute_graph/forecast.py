@@ -307,6 +307,8 @@ class ComputeForecast:
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
+        if self._tables.family.part:  # Keys of an encoded text are a large batch, which a device may take over.
+            return False
         heads = {*hyper.head_k, *hyper.head_v}
         return len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES - {512}
 

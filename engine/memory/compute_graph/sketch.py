@@ -270,6 +270,7 @@ class Sketch:
         index: int,
         sliding: bool,
         sinks: Tensor | None = None,
+        bias: Tensor | None = None,
         out: str | None = "attn_output",
     ) -> Tensor:
         """Store keys and values in the cache, attend to all of it, and project with `out`."""
@@ -282,7 +283,7 @@ class Sketch:
         for part in (q, k, v) if sliding else (q, v, k):
             if part is not None:
                 graph.expand(part)
-        found = self.mix(q, *self.store(index, masks, k, v), masks.mask, sinks=sinks)
+        found = self.mix(q, *self.store(index, masks, k, v), masks.mask, sinks=sinks, bias=bias)
         if masks.v_rotation is not None:
             found = self.rotate(found, masks.v_rotation)
         return self.linear(out, found) if out is not None and self.has(out) else found

@@ -32,10 +32,8 @@ def t5_decoder_layer(
     graph, encoded = sketch.graph, sketch.shared[_ENCODED]
     q, k, v = _projections(sketch, "attn", *[sketch.norm(previous, "attn_norm")] * 3)
     bias = _bias(sketch, index)
-    for part in (q, v, k):
-        graph.expand(part)
-    found = sketch.mix(q, *sketch.store(index, inputs.full, k, v), inputs.full.mask, bias=bias)
-    joined = graph.add(sketch.linear("attn_o", found), previous)
+    found = sketch.attend(inputs.full, q, k, v, index=index, sliding=False, bias=bias, out="attn_o")
+    joined = graph.add(found, previous)
     normed = sketch.norm(joined, "cross_attn_norm")
     q, k, v = _projections(sketch, "cross_attn", normed, encoded, encoded)
     for part in (q, k, v):

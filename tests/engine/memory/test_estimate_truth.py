@@ -24,12 +24,15 @@ STATEFUL = {name for name, family in FAMILIES.items() if family.recurrence is no
 
 
 def _is_reliable(case: TruthCase) -> bool:
-    """Dry runs are off: by no simple rule with overrides, states or pipelines, twofold where entries share memory."""
+    """Dry runs are off: by no simple rule with overrides, states or pipelines, twofold where entries share memory; and
+    they forget which attention was to stay on the CPU."""
     if " real " in case.name:
         return True
     entries = place(case.layout, case.rig, case.context).entries
     shares = CPU_ID in entries or len(set(entries)) < len(entries)
-    return not (case.pipeline or shares or case.layout.overrides or case.model.architecture in STATEFUL)
+    return case.context.offload_kqv and not (
+        case.pipeline or shares or case.layout.overrides or case.model.architecture in STATEFUL
+    )
 
 
 @cache

@@ -12,6 +12,7 @@ from engine.fit.advice import advice
 from engine.fit.check import check_fit
 from engine.fit.decisions.resolve import resolve
 from engine.fit.report import DeviceRow, FitReport
+from engine.fit.side_file_rules import side_file_violations
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
@@ -85,7 +86,11 @@ def make_report(
     """Return the forecast of `layout` on `rig` with what was decided, the rules it breaks and what it costs."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     resolved = resolve(memory, rig, layout, context, side_files)
-    report = check_fit(resolved.estimate, rig, violations(layout, memory.model, rig, resolved.context))
+    broken = (
+        *violations(layout, memory.model, rig, resolved.context),
+        *side_file_violations(side_files, layout, rig),
+    )
+    report = check_fit(resolved.estimate, rig, broken)
     return replace(
         report,
         advice=advice(layout, memory.model, rig, resolved.context),

@@ -9,6 +9,7 @@ from engine.devices.device import CPU_ID, Device, Rig
 from engine.errors import ModelFileError, RuleViolationError
 from engine.fit.decisions.resolve import Resolved, resolve
 from engine.fit.report import DeviceRow
+from engine.fit.side_file_rules import side_file_violations
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
@@ -58,7 +59,10 @@ class LoadJob:
             RuleViolationError: with every rule that the layout breaks.
             LayoutError: for what has no translation.
         """
-        broken = violations(self.layout, self.model, self.rig, self.context)
+        broken = (
+            *violations(self.layout, self.model, self.rig, self.context),
+            *side_file_violations(self.side_files, self.layout, self.rig),
+        )
         if broken:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in broken))
         return engine_parameters(self.layout, self.model.n_layers)

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.devices.device import CPU_ID, Device, DeviceKind, Rig, make_host
+from engine.errors import RuleViolationError
 from engine.fit.decisions.host_facts import HostFacts
 from engine.fit.decisions.resolve import Resolved, resolve
+from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Projector, SideFiles, read_adapter, read_projector
 from engine.processor import Processor
+from engine.runner.client import LoadJob
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_layout
@@ -115,3 +120,26 @@ def test_without_files_nothing_is_said_of_them(model: ModelFile) -> None:
     resolved = decide(model, rig_of(), SideFiles())
     assert not {"projector", "adapters"} & {each.setting for each in resolved.decisions}
     assert resolved.estimate == resolved.model_estimate
+
+
+def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
+    folder: Path, model: ModelFile, projector: Projector
+) -> None:
+    adapter = read_adapter(write_tiny_lora(folder / "lora.gguf", model), model)
+    rig = rig_of(("CUDA", "gpu", GIB), ("CUDA", "gpu", GIB))
+    whole = make_layout(N_LAYERS, [("D0", N_LAYERS)])
+    cut = replace(whole, split_mode="tensor", tensor_split=(("D0", 1.0), ("D1", 1.0)))
+    gone = Projector(projector.path, projector.tensors, "D9")
+
+    def rules(layout: Layout, files: SideFiles) -> list[str]:
+        context = ContextSettings(n_ctx=256)
+        job = LoadJob(model, rig, layout, context, side_files=files)
+        broken = [violation.rule for violation in make_report(model, rig, layout, context, files).violations]
+        if broken:
+            with pytest.raises(RuleViolationError):
+                job.parameters()
+        return broken
+
+    assert rules(cut, SideFiles(None, (adapter,))) == ["split_adapter"]
+    assert rules(whole, SideFiles(gone, (adapter,))) == ["projector_device"]
+    assert rules(cut, SideFiles(projector)) == []

@@ -1,0 +1,27 @@
+"""Rules that files beside a model may break with a layout, one sentence and one remedy each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.devices.device import Rig
+from engine.layout.layout import Layout
+from engine.layout.violation import Violation
+from engine.memory.side_files import SideFiles
+
+
+def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Iterator[Violation]:
+    """Yield what stands against loading `side_files`. Rules: `split_adapter`, `projector_device`."""
+    if side_files.adapters and layout.split_mode == "tensor":
+        yield Violation(
+            "split_adapter",
+            "In split mode tensor the engine cannot cut a LoRA adapter as it cuts the weights, and ends.",
+            "Choose split mode layer, or leave the adapter out.",
+        )
+    projector = side_files.projector
+    if projector is not None and projector.device is not None and rig.device(projector.device) is None:
+        yield Violation(
+            "projector_device",
+            f"The projector is to run on {projector.device}, which is not among the devices ({', '.join(rig.ids)}).",
+            "Choose another device for it, or leave that open.",
+        )

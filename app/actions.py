@@ -22,8 +22,19 @@ class Command:
     tip: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Switch:
+    """An entry that is on or off; `turn` is told when people turn it."""
+
+    name: str
+    text: str
+    is_on: bool
+    turn: Callable[[bool], None]
+    tip: str = ""
+
+
 SEPARATOR = None
-MenuEntries = tuple[Command | None, ...]
+MenuEntries = tuple[Command | Switch | None, ...]
 
 
 class Actions:
@@ -58,12 +69,17 @@ class Actions:
         for name, value in enabled.items():
             self._by_name[name].setEnabled(value)
 
-    def _make(self, window: QMainWindow, command: Command) -> QAction:
-        action = QAction(command.text, window)
-        if command.shortcut is not None:
-            action.setShortcut(QKeySequence(command.shortcut))
-        if command.tip:
-            action.setStatusTip(command.tip)
-        action.triggered.connect(lambda _checked=False: command.slot())
-        self._by_name[command.name] = action
+    def _make(self, window: QMainWindow, entry: Command | Switch) -> QAction:
+        action = QAction(entry.text, window)
+        if entry.tip:
+            action.setStatusTip(entry.tip)
+        if isinstance(entry, Switch):
+            action.setCheckable(True)
+            action.setChecked(entry.is_on)
+            action.triggered.connect(entry.turn)
+        else:
+            if entry.shortcut is not None:
+                action.setShortcut(QKeySequence(entry.shortcut))
+            action.triggered.connect(lambda _checked=False: entry.slot())
+        self._by_name[entry.name] = action
         return action

@@ -25,6 +25,7 @@ class ChatPresenter(QObject):
         conversation.answer_failed.connect(pane.fail_answer)
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.cleared.connect(pane.clear)
+        loading.lost_changed.connect(pane.set_lost)
         pane.send_requested.connect(conversation.send)
         pane.stop_requested.connect(loading.stop_answer)
         pane.clear_requested.connect(conversation.clear)

@@ -54,6 +54,7 @@ class Loader(QObject):
         self._asked: _Wanted | None = None
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
+        models.changed.connect(self._on_models_changed)
         document.preview_changed.connect(self._on_preview_changed)
 
     @property
@@ -83,6 +84,14 @@ class Loader(QObject):
             return
         self._decide(current, file, preview)
 
+    def reload(self, model: OpenModel) -> None:
+        """Load `model` again as it was before it was lost."""
+        busy = self._models.loading
+        if busy is None and not self.is_waiting:
+            model.loading.reload()
+        elif busy is not model:
+            self._say(f"Another load is under way. Reload {model.name} when that has ended, or cancel it.")
+
     def answer(self, choice: LoadChoice) -> None:
         """Go on with the load that was asked about."""
         wanted = self._asked
@@ -108,18 +117,23 @@ class Loader(QObject):
     # ------------------------------------------------------------------ deciding
 
     def _decide(self, current: OpenModel, file: ModelFile, preview: Preview) -> None:
-        replaced = () if current.held is None else (current.held,)
-        others = [held for held in self._models.held if held not in replaced]
-        rows = preview.report.rows
-        plan = plan_load(rows, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
-        whole = preview.report.probe_only is None
-        wanted = _Wanted(current, _job(file, preview), plan, whole)
-        answer = LoadAnswer.BESIDE if not plan.victims else self._settings.without_room
-        if answer is not None and _may_go_unasked(plan, answer):
+        wanted = self._wanted(current, _job(file, preview), forecast_is_whole=preview.report.probe_only is None)
+        answer = self._settings.without_room if wanted.plan.victims else LoadAnswer.BESIDE
+        if answer is not None and _may_go_unasked(wanted.plan, answer):
             self._go_on(wanted, answer)
         else:
-            self._asked = wanted
-            self.question_changed.emit(load_question(plan, file.name, self._models.now_s()))
+            self._ask(wanted)
+
+    def _wanted(self, model: OpenModel, job: LoadJob, *, forecast_is_whole: bool) -> _Wanted:
+        """Return the load of `job` with what it asks of the models that are loaded now."""
+        replaced = () if model.held is None else (model.held,)
+        others = [held for held in self._models.held if held not in replaced]
+        plan = plan_load(job.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
+        return _Wanted(model, job, plan, forecast_is_whole)
+
+    def _ask(self, wanted: _Wanted) -> None:
+        self._asked = wanted
+        self.question_changed.emit(load_question(wanted.plan, wanted.job.model.name, self._models.now_s()))
 
     def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
@@ -157,6 +171,17 @@ class Loader(QObject):
 
     def _on_current_changed(self, _model: OpenModel) -> None:
         self._withdraw()
+
+    def _on_models_changed(self) -> None:
+        """Ask anew when a model that is in the way began to answer, or has gone."""
+        asked = self._asked
+        if asked is None:
+            return
+        wanted = self._wanted(asked.model, asked.job, forecast_is_whole=asked.forecast_is_whole)
+        if not wanted.plan.victims:
+            self._withdraw()
+        elif wanted.plan != asked.plan:
+            self._ask(wanted)
 
     def _on_preview_changed(self, preview: Preview | None) -> None:
         """A question is about one layout; about another one it would be another question."""

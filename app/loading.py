@@ -37,6 +37,8 @@ class Loading(QObject):
     """The answer that was being written has no good end: the sentence says why."""
     released = Signal()
     """The child holds nothing any more."""
+    lost_changed = Signal(bool)
+    """Whether a model was lost that nobody unloaded, and which `reload` brings back."""
 
     def __init__(self, calibrator: Calibrator, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -53,6 +55,7 @@ class Loading(QObject):
         self._pending: LoadJob | None = None
         self._waiting: tuple[LoadJob, bool] | None = None
         """A load that begins when the answer being written has ended."""
+        self._lost: LoadJob | None = None
         self._orphans = 0
         """Endings still to come of answers that were given up with their model: nobody waits for them."""
         self._connect()
@@ -98,10 +101,17 @@ class Loading(QObject):
             self._waiting = (job, forecast_is_whole)
             self.stop_answer()
             return
+        if job is not self._lost:
+            self._set_lost(None)
         self._pending = job
         self._set_state(ModelState.LOADING)
         self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
         self.bridge.load(job)
+
+    def reload(self) -> None:
+        """Load what was lost as it was; nothing where nothing was lost."""
+        if self._lost is not None:
+            self.load(self._lost, forecast_is_whole=False)
 
     def cancel(self) -> None:
         """End the load that is running."""
@@ -145,6 +155,7 @@ class Loading(QObject):
         if job is None:
             return
         self._job = job
+        self._set_lost(None)
         self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
         self._set_state(ModelState.READY)
         self._calibrator.finish(job, event)
@@ -176,11 +187,13 @@ class Loading(QObject):
             self.ended.emit(event)  # Else it is about an answer only, and is told there.
         if answering and not isinstance(event, Cancelled):
             self.answer_lost.emit(event.message)
-        self._pending = None
+        replaces, self._pending = self._pending is not None, None
         if still_loaded:
             self._set_state(ModelState.READY)
-        else:
-            self._forget_child()
+            return
+        lost = None if replaces else self._job
+        self._forget_child()
+        self._set_lost(lost or self._lost)
 
     def _is_orphan(self) -> bool:
         orphan = self._orphans > 0
@@ -197,6 +210,10 @@ class Loading(QObject):
     def _set_loaded(self, loaded: LoadedLayout | None, model: ModelFile | None) -> None:
         self.loaded, self.model = loaded, model
         self.loaded_changed.emit(loaded)
+
+    def _set_lost(self, job: LoadJob | None) -> None:
+        self._lost = job
+        self.lost_changed.emit(job is not None)
 
     def _set_state(self, state: ModelState) -> None:
         self.state = state

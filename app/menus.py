@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from PySide6.QtGui import QKeySequence
 
-from app.actions import SEPARATOR, Command, MenuEntries
+from app.actions import SEPARATOR, Command, MenuEntries, Switch
 from engine.layout.layout import split_evenly
 
 if TYPE_CHECKING:
@@ -107,6 +107,12 @@ def _model(window: MainWindow) -> MenuEntries:
         SEPARATOR,
         Command("stop_answer", "&Stop Answer", session.stop_answer, "Ctrl+Shift+."),
         SEPARATOR,
+        Switch(
+            "reload_lost",
+            "&Reload a Lost Model by Itself",
+            window.settings.reload_lost,
+            window.settings.reload_by_itself,
+        ),
         Command("ask_unload", "&Ask before Unloading a Model", session.loader.ask_again),
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
@@ -62,6 +63,7 @@ class ModelViews(QObject):
         self.chats.addWidget(view.chat)
         self.reports.addWidget(view.report)
         ChatPresenter(model, view.chat, self)
+        view.chat.reload_requested.connect(partial(self._window.session.loader.reload, model))
         LoadPresenter(model, view.report, self._window, self)
 
     def _show(self, model: OpenModel) -> None:

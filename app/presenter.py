@@ -57,6 +57,7 @@ class Presenter(QObject):
         session.background.busy_changed.connect(self._on_busy_changed)
         keeper.rig_changed.connect(self._on_rig_changed)
         keeper.samples_arrived.connect(window.device_strip.add_samples)
+        session.watchman.alerts_changed.connect(window.device_strip.set_alerts)
         keeper.worker_lost.connect(self._on_worker_lost)
         keeper.lab_changed.connect(self._on_lab_changed)
         document.preview_changed.connect(self._on_preview_changed)

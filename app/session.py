@@ -19,9 +19,11 @@ from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.paths import demo_path
 from app.prober import Prober
+from app.reloader import Reloader
 from app.rig_keeper import RigKeeper
 from app.settings import Settings
 from app.status_line import Notice
+from app.watchman import Watchman
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.initial_layout import initial_layout
@@ -59,7 +61,9 @@ class Session(QObject):
         self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
         self.models = OpenModels(self.calibrator, clock=clock, parent=self)
         self.loader = Loader(self.models, self.document, self.rig_keeper, settings, self)
+        self.reloader = Reloader(self.models, self.loader, settings, self)
         self.prober = Prober(self.document, self.background, self._may_probe, self)
+        self.watchman = Watchman(self.rig_keeper, self)
         self._opening = 0
         self._connect()
 
@@ -73,6 +77,7 @@ class Session(QObject):
         self.models.added.connect(self._connect_model)
         self._connect_model(self.models.current)
         self.loader.notice.connect(self.notice)
+        self.watchman.alarmed.connect(lambda sentence: self._say(sentence, bad=True))
 
     def _connect_model(self, model: OpenModel) -> None:
         model.loading.released.connect(self.prober.restart)
@@ -92,6 +97,7 @@ class Session(QObject):
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
         self.prober.close()
+        self.loader.memory_return.cancel()
         self.models.close()
         self.rig_keeper.close()
         self.settings.sync()
@@ -211,7 +217,9 @@ class Session(QObject):
         self._on_models_changed()
 
     def _on_models_changed(self) -> None:
-        self.rig_keeper.set_models(self.models.held, self.models.current.held)
+        held = self.models.held
+        self.rig_keeper.set_models(held, self.models.current.held)
+        self.watchman.watch([device for each in held for device, size_bytes in each.held_bytes.items() if size_bytes])
 
     def _on_samples(self) -> None:
         for model in self.models.all:

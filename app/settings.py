@@ -74,6 +74,15 @@ class Settings:
         self._store.setValue("remote_warning_given", "true" if given else "false")
 
     @property
+    def reload_lost(self) -> bool:
+        """Whether a model that was lost is loaded again without being asked."""
+        return self._store.value("reload_lost", "false") == "true"
+
+    def reload_by_itself(self, wanted: bool) -> None:
+        """Keep whether a lost model is loaded again without being asked."""
+        self._store.setValue("reload_lost", "true" if wanted else "false")
+
+    @property
     def without_room(self) -> LoadAnswer | None:
         """What to do when a model does not fit beside those that are loaded; None: ask."""
         kept = self._store.value("without_room")

@@ -60,7 +60,7 @@ class ChildProcess:
     ) -> None:
         self._on_message = on_message
         self._on_end = on_end
-        self._argv = list(argv) if argv is not None else worker_argv()
+        self._argv = list(argv) if argv is not None else worker_argv(name)
         self._stall_timeout_s = stall_timeout_s
         self._name = name
         self._environment = environment or {}

@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import IO
 
 
-def worker_argv() -> list[str]:
-    """Return the command that runs a worker: the interpreter on our package, or the bundled program itself."""
+def worker_argv(role: str = "worker") -> list[str]:
+    """Return the command that runs a worker: the interpreter on our package, or the bundled program itself.
+
+    `role` changes nothing: it tells people who look at their processes what this one is for.
+    """
     if getattr(sys, "frozen", False):
-        return [sys.executable, "--worker"]
-    return [sys.executable, "-m", "engine.worker"]
+        return [sys.executable, "--worker", role]
+    return [sys.executable, "-m", "engine.worker", role]
 
 
 def spawn(argv: Sequence[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:

@@ -13,7 +13,7 @@ from tests.support.window_steps import (
     SPREAD,
     ask_model,
     children_of,
-    lab_workers,
+    engines,
     load,
     open_demo,
     set_context,
@@ -61,17 +61,33 @@ def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(windo
 
 
 def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> None:
-    lab = lab_workers(window)
     load(window)
     ask_model(window, "tell me")
     window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
-    (worker,) = set(children_of(window)) - lab
+    (worker,) = engines(window)
     worker.kill()
     window.wait_for("the loss", lambda: window.ask("state") == "EMPTY")
     assert window.ask("text", "load_report.badge_text") == "CRASHED"
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "tell me"
-    load(window)
+    assert window.ask("last_answer")
+    window.click("chat.reload_button")
+    window.wait_for("the model again", lambda: window.ask("state") == "READY")
+    assert not window.ask("visible", "chat.reload_button")
+    ask_model(window, "")
+    window.wait_for("the answer", lambda: "tok/s" in window.ask("last_note"))
     assert window.ask("bugs") == []
+
+
+def test_a_lost_model_comes_back_by_itself_once_where_that_is_wanted(window: Window) -> None:
+    load(window)
+    window.ask("text", "actions_by_name.reload_lost.trigger")
+    (first,) = engines(window)
+    first.kill()
+    window.wait_for("another", lambda: window.ask("state") == "READY" and first not in engines(window))
+    (second,) = engines(window)
+    second.kill()
+    window.wait_for("the offer", lambda: bool(window.ask("visible", "chat.reload_button")))
+    assert window.ask("state") == "EMPTY"
 
 
 def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -> None:
@@ -88,7 +104,7 @@ def test_quitting_while_an_answer_is_written_leaves_no_process(window: Window) -
 def test_quitting_while_loading_leaves_no_process(window: Window) -> None:
     spread_layers(window)
     window.click(LOAD_BUTTON)
-    window.wait_for("the child", lambda: len(children_of(window)) >= 4)
+    window.wait_for("the child", lambda: bool(engines(window)))
     children = children_of(window)
     window.process.terminate()
     assert window.process.wait(30) == 0

@@ -12,7 +12,7 @@ from tests.support.models import write_tiny_llama
 from tests.support.window_steps import (
     LOAD_BUTTON,
     ask_model,
-    children_of,
+    engines,
     lab_workers,
     load,
     move_range,
@@ -37,10 +37,9 @@ def wait_for_state(window: Window, state: str) -> None:
 
 
 def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Window) -> None:
-    lab = lab_workers(window)
     window.click(LOAD_BUTTON)
-    window.wait_for("the child", lambda: bool(set(children_of(window)) - lab))
-    (child,) = set(children_of(window)) - lab
+    window.wait_for("the child", lambda: bool(engines(window)))
+    (child,) = engines(window)
     child.suspend()
     window.wait_for("progress", lambda: status(window).endswith("…"))
     window.click("settings_bar.load_buttons.cancel_button")
@@ -49,7 +48,7 @@ def test_a_load_that_hangs_can_be_cancelled_and_two_asked_for_are_one(window: Wi
     assert not child.is_running()
     window.desktop.key("ctrl+Return", "ctrl+Return")
     wait_for_state(window, "READY")
-    assert len(set(children_of(window)) - lab) == 1
+    assert len(engines(window)) == 1
 
 
 def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Window) -> None:
@@ -108,7 +107,7 @@ def test_the_lab_can_go_under_a_loaded_model_and_comes_once(window: Window) -> N
     ask_model(window, "go on")
     wait_for_state(window, "GENERATING")
     window.ask("text", "session.stop_lab")
-    window.wait_for("an empty room", lambda: not children_of(window))
+    window.wait_for("an empty room", lambda: not lab_workers(window) and not engines(window))
     assert window.ask("state") == "EMPTY"
     assert window.ask("text", BADGE) == "LOADED"
     window.wait_for("what is left", lambda: window.ask("layout") == [["CPU", 0, 15]])

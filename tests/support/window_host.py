@@ -112,6 +112,9 @@ class Answers(QObject):
     def _last_note(self, _path: str) -> str:
         return self._window.chat.message_list.bubbles()[-1].note
 
+    def _last_answer(self, _path: str) -> str:
+        return self._window.chat.message_list.bubbles()[-1].text
+
     def _bugs(self, _path: str) -> list[str]:
         top = QApplication.topLevelWidgets()
         return [widget.windowTitle() for widget in top if widget.isVisible() and widget is not self._window]

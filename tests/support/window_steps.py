@@ -66,9 +66,21 @@ def children_of(window: Window) -> list[psutil.Process]:
 
 
 def lab_workers(window: Window) -> set[psutil.Process]:
-    """The three workers of the lab, once discovery and probes have ended."""
-    window.wait_for("a quiet window", lambda: len(children_of(window)) == 3)
-    return set(children_of(window))
+    """The three workers of the lab."""
+    return {each for each in children_of(window) if _role(each).startswith("lab")}
+
+
+def engines(window: Window) -> list[psutil.Process]:
+    """The children of models that are loaded or being loaded."""
+    return [each for each in children_of(window) if _role(each) == "worker"]
+
+
+def _role(process: psutil.Process) -> str:
+    """What the last word of its command line says it is for; empty for one that has just ended."""
+    try:
+        return str(process.cmdline()[-1])
+    except (psutil.Error, IndexError):
+        return ""
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:

@@ -19,6 +19,8 @@ FLUSH_INTERVAL_MS = 33
 """Tokens that arrive faster than this are laid out together."""
 CONTEXT_FULL = "The context is full. Clear the conversation to go on, or load with a larger context."
 
+MODEL_LOST = "The model is gone: its engine process ended. What was said stays here."
+
 
 class ChatPane(QWidget):
     """Shows a conversation and reports what the person asks for; the session owns the model."""
@@ -27,12 +29,14 @@ class ChatPane(QWidget):
     stop_requested = Signal()
     clear_requested = Signal()
     clear_undone = Signal()
+    reload_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready = False
         self._reason = "Load a model to chat."
         self._context_full = False
+        self._lost = False
         self._waiting = False
         self._answer: Bubble | None = None
         self._pending: list[str] = []
@@ -51,7 +55,9 @@ class ChatPane(QWidget):
         self.banner_clear_button = QPushButton("Clear")
         self._context_label = plain_label("", "dim")
         self._status_label = plain_label("", "dim", wrap=True)
-        self._banner = self._make_banner()
+        self.reload_button = QPushButton("Reload")
+        self._full_banner = _make_banner(CONTEXT_FULL, self.banner_clear_button)
+        self._lost_banner = _make_banner(MODEL_LOST, self.reload_button)
         self._build()
         self._connect()
         self._refresh()
@@ -102,6 +108,11 @@ class ChatPane(QWidget):
     def set_context_full(self, full: bool) -> None:
         """Show or hide the words for a full context; nothing can be sent while it is full."""
         self._context_full = full
+        self._refresh()
+
+    def set_lost(self, lost: bool) -> None:
+        """Show or hide the offer to load a model again that went away by itself."""
+        self._lost = lost
         self._refresh()
 
     def clear(self) -> None:
@@ -193,18 +204,11 @@ class ChatPane(QWidget):
         self.send_button.setEnabled(self._can_send() and bool(self.prompt_edit.toPlainText().strip()))
         self.clear_button.setEnabled(not answering and bool(self.message_list.bubbles()))
         self.undo_button.setVisible(bool(self._cleared) and not answering)
-        self._banner.setVisible(self._context_full and not answering)
+        self._full_banner.setVisible(self._context_full and not answering)
+        self._lost_banner.setVisible(self._lost and not self._ready)
+        self.reload_button.setEnabled(not self._reason.endswith("…"))
         self._status_label.setText("" if self._ready else self._reason)
         self._status_label.setVisible(bool(self._status_label.text()))
-
-    def _make_banner(self) -> QFrame:
-        banner = QFrame()
-        banner.setProperty("role", "card")
-        row = QHBoxLayout(banner)
-        row.setContentsMargins(12, 8, 8, 8)
-        row.addWidget(plain_label(CONTEXT_FULL, wrap=True), 1)
-        row.addWidget(self.banner_clear_button)
-        return banner
 
     def _build(self) -> None:
         self.send_button.setProperty("role", "primary")
@@ -225,7 +229,8 @@ class ChatPane(QWidget):
         layout.setSpacing(8)
         layout.addLayout(heading)
         layout.addWidget(self.message_list, 1)
-        layout.addWidget(self._banner)
+        layout.addWidget(self._full_banner)
+        layout.addWidget(self._lost_banner)
         layout.addWidget(self.prompt_edit)
         layout.addLayout(buttons)
 
@@ -237,3 +242,14 @@ class ChatPane(QWidget):
         self.clear_button.clicked.connect(self.clear_requested.emit)
         self.banner_clear_button.clicked.connect(self.clear_requested.emit)
         self.undo_button.clicked.connect(self._on_undo_clear)
+        self.reload_button.clicked.connect(self.reload_requested.emit)
+
+
+def _make_banner(text: str, button: QPushButton) -> QFrame:
+    banner = QFrame()
+    banner.setProperty("role", "card")
+    row = QHBoxLayout(banner)
+    row.setContentsMargins(12, 8, 8, 8)
+    row.addWidget(plain_label(text, wrap=True), 1)
+    row.addWidget(button)
+    return banner

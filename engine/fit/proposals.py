@@ -20,6 +20,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.units import format_bytes
 
 ProposalKind = Literal["layers", "shares", "context", "cache", "experts", "ubatch", "unload", "cache_and_context"]
@@ -57,6 +58,7 @@ def propose(
     context: ContextSettings,
     missing: Mapping[str, int],
     kinds: Collection[ProposalKind] = ALL_KINDS,
+    side_files: SideFiles = NO_SIDE_FILES,
 ) -> tuple[Proposal, ...]:
     """Return at most `MAX_PROPOSALS` changes of `layout` and `context` that are forecast to fit, without duplicates.
 
@@ -64,7 +66,8 @@ def propose(
     off the device, whatever was forecast. Nothing is proposed for a model whose forecast is not whole, nor for
     a layout that breaks a rule.
     """
-    search = _Search(model if isinstance(model, ModelMemory) else ModelMemory(model), rig, layout, context, missing)
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    search = _Search(memory, rig, layout, context, missing, side_files)
     if not missing or search.before.violations or search.before.probe_only is not None:
         return ()
     searches: dict[ProposalKind, Callable[[], Proposal | None]] = {
@@ -92,8 +95,10 @@ class _Search:
         layout: Layout,
         context: ContextSettings,
         missing: Mapping[str, int],
+        side_files: SideFiles,
     ) -> None:
         self._memory, self._rig, self._layout, self._context, self._missing = memory, rig, layout, context, missing
+        self._side_files = side_files
         self._left = 0
         self.before = self._report(layout, context)
         self._before_bytes = {row.id: row.need_bytes for row in self.before.rows}
@@ -202,7 +207,8 @@ class _Search:
             if all(held[device].get(name, 0) >= missing_bytes for device, missing_bytes in self._missing.items())
         ]
         for name in sorted(enough, key=lambda name: (sum(sizes[name] for sizes in held.values()), name)):
-            report = make_report(self._memory, rig_without(self._rig, name), self._layout, self._context)
+            rig = rig_without(self._rig, name)
+            report = make_report(self._memory, rig, self._layout, self._context, self._side_files)
             if report.fits:
                 freed = ", ".join(f"{device} {format_bytes(sizes[name])} less" for device, sizes in held.items())
                 return Proposal(
@@ -276,7 +282,7 @@ class _Search:
         return self._report(layout, self._context)
 
     def _report(self, layout: Layout, context: ContextSettings) -> FitReport:
-        return make_report(self._memory, self._rig, layout, context)
+        return make_report(self._memory, self._rig, layout, context, self._side_files)
 
     def _relieves(self, report: FitReport) -> bool:
         """Return whether every device that was short has as much less on it as was missing, and its forecast fits."""

@@ -93,7 +93,7 @@ class Attempts:
                 return self._probes.rows(job)
         except EngineError:
             pass
-        return make_report(self._memory, job.rig, job.layout, job.context).rows
+        return make_report(self._memory, job.rig, job.layout, job.context, job.side_files).rows
 
     def _next(self, tried: Tried) -> Step | None:
         """Return what to try after `tried`, which becomes part of the history if there is something."""

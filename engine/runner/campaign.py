@@ -114,7 +114,7 @@ class Campaign:
             ending = self._load_really(job)
             if isinstance(ending, OutOfMemory):
                 memory = ModelMemory(job.model)
-                rows = make_report(memory, job.rig, job.layout, job.context).rows
+                rows = make_report(memory, job.rig, job.layout, job.context, job.side_files).rows
                 return self._explained(memory, ending, (Tried(job.layout, rows, refusal_of(ending)),))
             return ending
         memory = ModelMemory(job.model)

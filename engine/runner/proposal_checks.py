@@ -67,7 +67,7 @@ class ProposalCheck:
         Blocks for about the limit and one probe at most.
         """
         job = self._job
-        found = propose(self._memory, job.rig, job.layout, job.context, self._missing)
+        found = propose(self._memory, job.rig, job.layout, job.context, self._missing, side_files=job.side_files)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
         distinct = {(each.layout, each.context, each.unload): each for each in reversed(checked)}
         return tuple(each for each in checked if distinct[each.layout, each.context, each.unload] is each)
@@ -86,13 +86,17 @@ class ProposalCheck:
             if rows is None:
                 return wanted
             if self._helps(wanted, rows):
-                before = make_report(self._memory, self._job.rig, self._job.layout, self._job.context).rows
+                before = self._before_rows()
                 detail = wanted.detail if wanted.unload else changes_in_words(before, rows)
                 return replace(wanted, rows=rows, grade=Grade.PROBED, detail=detail)
             for row, estimated in zip(rows, wanted.rows, strict=True):
                 unseen[row.id] = max(unseen.get(row.id, 0), row.need_bytes - estimated.need_bytes)
             wanted = self._stronger(wanted, unseen)
         return None
+
+    def _before_rows(self) -> tuple[DeviceRow, ...]:
+        job = self._job
+        return make_report(self._memory, job.rig, job.layout, job.context, job.side_files).rows
 
     def _rows(self, proposal: Proposal) -> tuple[DeviceRow, ...] | None:
         if self._cancel.cancelled or time.monotonic() > self._until_s:
@@ -107,7 +111,7 @@ class ProposalCheck:
     def _helps(self, proposal: Proposal, rows: tuple[DeviceRow, ...]) -> bool:
         if proposal.unload:
             return FitReport(rows).fits
-        before = make_report(self._memory, self._job.rig, self._job.layout, self._job.context).rows
+        before = self._before_rows()
         taken = {old.id: old.need_bytes - new.need_bytes for old, new in zip(before, rows, strict=True)}
         empty = {row.id for row in rows if not row.need_bytes}
         relieved = all(taken[name] >= size or name in empty for name, size in self._missing.items())
@@ -122,6 +126,6 @@ class ProposalCheck:
         job = self._job
         rig = Rig(tuple(map(tighter, job.rig.devices)), tighter(job.rig.host))
         missing = {name: size + max(0, unseen.get(name, 0)) for name, size in self._missing.items()}
-        found = propose(self._memory, rig, job.layout, job.context, missing, (proposal.kind,))
+        found = propose(self._memory, rig, job.layout, job.context, missing, (proposal.kind,), job.side_files)
         different = [each for each in found if (each.layout, each.context) != (proposal.layout, proposal.context)]
         return different[0] if different else None

@@ -76,8 +76,8 @@ class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
     free_bytes: int | None
     allocated: tuple[DeviceRow, ...]
     proposals: tuple[str, ...] = ()
-    holders: tuple[MemoryHolder, ...] = ()
     message: str
+    holders: tuple[MemoryHolder, ...] = ()
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed"):

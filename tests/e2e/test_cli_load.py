@@ -144,6 +144,7 @@ def test_a_context_too_large_for_one_worker(lab: Lab, tmp_path: Path) -> None:
     ending = load.events[-1]
     assert list(ending) == [
         "event", "stage", "device", "requested_bytes", "free_bytes", "allocated", "proposals", "message",
+        "holders",
     ]  # fmt: skip
     assert (ending["event"], ending["stage"], ending["device"]) == ("out_of_memory", "context", "RPC0")
     assert ending["requested_bytes"] == 7 * 40960 * KV_BYTES_PER_TOKEN_AND_LAYER
@@ -159,8 +160,33 @@ def test_people_read_which_worker_is_too_small(lab: Lab, tmp_path: Path) -> None
     layout = write_layout(tmp_path / "l.json", RUNS, n_ctx=40960)
     load = run_cli("load", lab.model, "--rig", lab.rig, "--layout", layout)
     assert (load.code, load.out) == (3, "")
-    assert "RPC0 ran out of memory" in load.err.splitlines()[-1]
-    assert "280.0 MiB" in load.err.splitlines()[-1]
+    lines = load.err.splitlines()
+    failure = next(index for index, line in enumerate(lines) if "RPC0 ran out of memory" in line)
+    assert "280.0 MiB" in lines[failure]
+    assert lines[failure + 1] == "What should fit:"
+    assert any("Move layer" in line for line in lines[failure + 2 :])
+
+
+def test_a_load_with_retries_steps_back_and_tells_each_attempt(lab: Lab, tmp_path: Path) -> None:
+    layout = write_layout(tmp_path / "l.json", [{"device": "RPC0", "layers": "0-15"}], output="RPC0", n_ctx=24576)
+    words = ("load", lab.model, "--rig", lab.rig, "--layout", layout)
+    load = run_cli(*words, "--retry", "3", "--json")
+    assert load.code == 0, load.events
+    names = [event["event"] for event in load.events]
+    attempts = [event for event in load.events if event["event"] == "attempt"]
+    assert names[-1] == "loaded"
+    assert names.count("loaded") == 1
+    assert [event["number"] for event in attempts] == list(range(1, len(attempts) + 1))
+    assert 2 <= len(attempts) <= 4
+    assert all(list(event) == ["event", "number", "layout", "reason"] for event in attempts)
+    assert attempts[0]["layout"] == "layers 0-15 on RPC0"
+    assert "RPC0" in attempts[1]["reason"]
+    assert by_id(load.events[-1]["devices"])["RPC2"]["weights_bytes"] > 0
+
+    people = run_cli(*words, "--retry")
+    assert people.code == 0
+    assert "attempt 2: " in people.err
+    assert run_cli(*words).code == 3
 
 
 def test_a_prompt_that_is_longer_than_the_context(lab: Lab, tmp_path: Path) -> None:

@@ -10,9 +10,10 @@ import pytest
 
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.devices.device import make_host
+from engine.devices.holder import MemoryHolder
 from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.runner.events import AnyEvent, Cancelled, Done, Failed, Loaded, Progress, Token
+from engine.runner.events import AnyEvent, Attempt, Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.units import MIB
 
 DONE = Done(
@@ -81,6 +82,43 @@ def test_an_ending_amid_generated_text_begins_a_line_of_its_own(capsys: pytest.C
     printer.show(Token(text="He"))
     printer.show(Failed(kind="unreachable", message="RPC0 was lost."))
     assert capsys.readouterr() == ("He\n", "layerdeck-cli: RPC0 was lost.\n")
+
+
+def test_attempts_remedies_and_holders_in_text(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = TextPrinter()
+    printer.show(Progress(stage="fit"))
+    printer.show(Attempt(number=2, layout="layers 0-3 on CPU", reason="CUDA0 refused 2.0 MiB. Moved: all."))
+    printer.show(Progress(stage="fit"))
+    holders = (MemoryHolder(pid=7, name="browser", held_bytes=3 * MIB), MemoryHolder(pid=8, name="python", ours=True))
+    printer.show(
+        OutOfMemory(
+            stage="context", device="CUDA0", requested_bytes=2 * MIB, free_bytes=None, allocated=(),
+            proposals=("Shorten the context to 256",), message="CUDA0 ran out of memory.", holders=holders,
+        )
+    )  # fmt: skip
+    assert capsys.readouterr().err.splitlines() == [
+        "fit",
+        "attempt 2: layers 0-3 on CPU",
+        "  CUDA0 refused 2.0 MiB. Moved: all.",
+        "fit",
+        "layerdeck-cli: CUDA0 ran out of memory.",
+        "Memory of CUDA0 is held by:",
+        "  browser (7) 3.0 MiB",
+        "  python (8) an unknown amount, this program",
+        "What should fit:",
+        "  Shorten the context to 256",
+    ]
+
+
+def test_json_attempts_are_held_back_with_the_progress(capsys: pytest.CaptureFixture[str]) -> None:
+    printer = JsonPrinter()
+    printer.show(Progress(stage="fit"))
+    printer.show(Attempt(number=1, layout="layers 0-3 on CPU", reason="As asked for."))
+    assert capsys.readouterr().out == ""
+    printer.show(Cancelled(stage="fit"))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[1] == '{"event":"attempt","number":1,"layout":"layers 0-3 on CPU","reason":"As asked for."}'
+    assert [json.loads(line)["event"] for line in lines] == ["progress", "attempt", "cancelled"]
 
 
 def test_json_progress_is_held_back_until_the_child_has_started(capsys: pytest.CaptureFixture[str]) -> None:

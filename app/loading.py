@@ -154,7 +154,8 @@ class Loading(QObject):
         job, self._pending = self._pending, None
         if job is None:
             return
-        self._job = job
+        info = self.bridge.runner.loaded
+        job = self._job = job if info is None else info.job  # Stepping back may have led to another layout.
         self._set_lost(None)
         self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
         self._set_state(ModelState.READY)

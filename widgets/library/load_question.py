@@ -81,13 +81,14 @@ class LoadQuestionBar(QFrame):
         if question is None:
             self.hide()
             return
+        keeps_choice = self.isVisible() and question.can_remember
         self.text_label.setText(question.text)
         self.setAccessibleName(question.text)
         self.unload_button.setText(question.unload_text)
         self.unload_button.setToolTip(plain_tool_tip(question.unload_tool_tip))
         self.beside_button.setText(question.beside_text)
         self.beside_button.setVisible(bool(question.beside_text))
-        self.remember_box.setChecked(False)
+        self.remember_box.setChecked(keeps_choice and self.remember_box.isChecked())
         self.remember_box.setVisible(question.can_remember)
         self.show()
 

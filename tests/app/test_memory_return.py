@@ -1,0 +1,94 @@
+"""The wait between an unload and the next load: until the memory of the devices is back, and no longer than that."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.open_model import OpenModel
+from app.session import Session
+from app.settings import Settings
+from engine.devices.device import Device, Rig, make_host
+from engine.fit.loaded_models import LoadedModel
+from engine.fit.recovery import LIMIT_S
+from engine.gguf.identity import FileIdentity
+from engine.telemetry.sample import Sample
+from engine.units import GIB
+
+CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 4 * GIB)
+HELD = LoadedModel(FileIdentity(()), "ada", {"CUDA0": 8 * GIB, "CPU": GIB}, idle_since_s=0.0)
+
+
+class Bench:
+    """A session in which a model seems to be loaded on a card."""
+
+    def __init__(self, folder: Path) -> None:
+        self.now_s = 50.0
+        self.session = Session(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
+        self.session.rig_keeper._set_rig(Rig((CARD,), make_host("host", 64 * GIB, 60 * GIB)))
+        self.begun: list[str] = []
+        self.waits: list[str] = []
+        self.memory_return = self.session.loader.memory_return
+        self.memory_return.waiting_changed.connect(self.waits.append)
+        self.model: OpenModel = self.session.models.current
+        self.read(used_bytes=20 * GIB)
+        self.hold(HELD)
+
+    def hold(self, held: LoadedModel | None) -> None:
+        self.model.held = held
+        self.model.changed.emit()
+
+    def read(self, used_bytes: int) -> None:
+        self.session.rig_keeper._on_sampled((Sample("CUDA0", self.now_s, used_bytes, 24 * GIB),))
+
+    def load_next(self) -> None:
+        self.memory_return.then(lambda: self.begun.append("load"))
+
+
+@pytest.fixture
+def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
+    opened = Bench(tmp_path)
+    yield opened
+    opened.session.close()
+
+
+def test_without_an_unload_nothing_is_waited_for(bench: Bench) -> None:
+    bench.load_next()
+    assert bench.begun == ["load"]
+    assert bench.waits == []
+
+
+def test_a_load_waits_until_three_quarters_are_back(bench: Bench, qtbot: QtBot) -> None:
+    bench.hold(None)
+    bench.load_next()
+    assert bench.begun == []
+    assert bench.waits == ["Waiting for memory to come back on CUDA0"]
+    bench.read(used_bytes=15 * GIB)
+    bench.memory_return._on_poll()
+    assert bench.begun == []
+    bench.read(used_bytes=13 * GIB)
+    qtbot.waitUntil(lambda: bench.begun == ["load"])
+    assert bench.waits[-1] == ""
+    assert not bench.memory_return.is_waiting
+
+
+def test_what_does_not_come_back_is_not_waited_for_for_ever(bench: Bench, qtbot: QtBot) -> None:
+    bench.hold(None)
+    bench.load_next()
+    bench.now_s += LIMIT_S
+    qtbot.waitUntil(lambda: bench.begun == ["load"])
+
+
+def test_a_wait_can_be_cancelled(bench: Bench) -> None:
+    bench.hold(None)
+    bench.load_next()
+    bench.session.loader.cancel()
+    bench.now_s += LIMIT_S
+    bench.memory_return._on_poll()
+    assert bench.begun == []
+    assert bench.waits[-1] == ""
+    bench.load_next()
+    assert bench.begun == ["load"]

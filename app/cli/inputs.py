@@ -5,8 +5,6 @@ from __future__ import annotations
 from argparse import Namespace
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, self_test_path
@@ -14,17 +12,13 @@ from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
 from engine.fit.calibration import read_calibration
-from engine.fit.decisions.context_length import context_lengths
-from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import make_report
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.layout.layout_file import read_layout
-from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.runner.discovery import discover
 from engine.runner.self_test import read_verdicts, with_verdicts
@@ -60,32 +54,11 @@ def read_inputs(options: Namespace) -> PlanInputs:
     side_files = side_files_of(options, model, rig)
     if document is not None:
         return PlanInputs(model, rig, document.layout, context, None, side_files)
-    memory = ModelMemory(model)
-    found = _lay_out(options, memory, rig, context) if context.n_ctx else _lay_out_long(options, memory, rig, context)
-    return replace(found, side_files=side_files)
-
-
-def _lay_out(options: Namespace, memory: ModelMemory, rig: Rig, context: ContextSettings) -> PlanInputs:
-    """Return the layout that is found for these settings."""
-    model = memory.model
     if options.auto is None:
-        return PlanInputs(model, rig, initial_layout(memory, rig, context), context)
-    constraints = constraints_of(options, rig, model.n_layers)
-    found = auto_layout(options.auto, memory, rig, context, constraints)
-    return PlanInputs(model, rig, found.layout, found.context, found.explanation)
-
-
-def _lay_out_long(options: Namespace, memory: ModelMemory, rig: Rig, context: ContextSettings) -> PlanInputs:
-    """Return the layout for the longest sensible context that goes in; strategy context finds its own."""
-    if options.auto == "context":
-        usual = default_context(memory.model).n_ctx
-        return _lay_out(options, memory, rig, msgspec.structs.replace(context, n_ctx=usual))
-    lengths = context_lengths(memory.model, rig, context)
-    for n_ctx in lengths:
-        found = _lay_out(options, memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx))
-        if n_ctx == lengths[-1] or make_report(memory, rig, found.layout, found.context).fits:
-            break
-    return replace(found, context=context)
+        return PlanInputs(model, rig, initial_layout(model, rig, context, side_files), context, None, side_files)
+    constraints = replace(constraints_of(options, rig, model.n_layers), side_files=side_files)
+    found = auto_layout(options.auto, model, rig, context, constraints)
+    return PlanInputs(model, rig, found.layout, found.context, found.explanation, side_files)
 
 
 def this_machine() -> Rig:

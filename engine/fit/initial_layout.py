@@ -14,6 +14,7 @@ import msgspec
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.check import device_needs
 from engine.fit.decisions.context_length import context_lengths
+from engine.fit.decisions.resolve import estimate_beside
 from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
@@ -22,13 +23,16 @@ from engine.layout.layout import Layout, Run
 from engine.memory.backends import backend_traits
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
 _UNKNOWN_RESERVE = 5
 """One part in this many stays free where KV cache and compute buffers are unknown."""
 _SEARCH_STEPS = 12
 
 
-def initial_layout(model: ModelFile | ModelMemory, rig: Rig, context: ContextSettings) -> Layout:
+def initial_layout(
+    model: ModelFile | ModelMemory, rig: Rig, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
+) -> Layout:
     """Return the first layout of a model; when the host is too small too it is the best there is, not an error.
 
     Where the context length is left open, the longest sensible one is planned with that the layout has room for.
@@ -37,8 +41,8 @@ def initial_layout(model: ModelFile | ModelMemory, rig: Rig, context: ContextSet
     layout = None
     for n_ctx in context_lengths(memory.model, rig, context):
         settings = msgspec.structs.replace(context, n_ctx=n_ctx)
-        layout = _Search(memory, rig, settings).find()
-        if context.n_ctx != AUTO_CONTEXT or make_report(memory, rig, layout, settings).fits:
+        layout = _Search(memory, rig, settings, side_files).find()
+        if context.n_ctx != AUTO_CONTEXT or make_report(memory, rig, layout, settings, side_files).fits:
             break
     assert layout is not None  # There is at least one length.
     return layout
@@ -54,10 +58,11 @@ def _rank(device: Device) -> int:
 class _Search:
     """Counts layers per device, with the estimate as judge."""
 
-    def __init__(self, memory: ModelMemory, rig: Rig, context: ContextSettings) -> None:
+    def __init__(self, memory: ModelMemory, rig: Rig, context: ContextSettings, side_files: SideFiles) -> None:
         self._memory = memory
         self._rig = rig
         self._context = context
+        self._side_files = side_files
         self._n_layers = memory.model.n_layers
         self._usable = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.devices}
         if memory.probe_only is not None:
@@ -155,7 +160,9 @@ class _Search:
         return {device_id: size for device_id, size in short.items() if size > 0 and found[device_id].need_bytes}
 
     def _estimate(self, layout: Layout) -> dict[str, DeviceMemory]:
-        return device_needs(self._memory.estimate(layout, self._context, self._rig), self._rig)
+        alone = self._memory.estimate(layout, self._context, self._rig)
+        found, _ = estimate_beside(self._memory, self._rig, layout, self._context, self._side_files, alone)
+        return device_needs(found, self._rig)
 
     def _layout(self, ids: list[str], counts: list[int]) -> Layout:
         """Return the layout with the CPU first and `counts` layers on each device after it."""

@@ -80,6 +80,23 @@ def resolve(
     return Resolved(used, decisions, tried.estimate, tried.model_estimate, tried.projector_device)
 
 
+def estimate_beside(
+    memory: ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    context: ContextSettings,
+    side_files: SideFiles,
+    alone: MemoryEstimate,
+) -> tuple[MemoryEstimate, str]:
+    """Return the forecast with what is loaded beside the model, `alone` being that of the model, and the projector's
+    device."""
+    if not side_files or layout.n_layers != memory.model.n_layers:
+        return alone, CPU_ID
+    device_id = projector_device(side_files.projector, rig, device_needs(alone, rig))
+    placement = place(layout, rig, context)
+    return with_side_files(alone, side_file_bytes(side_files, placement, rig, device_id), placement), device_id
+
+
 def _first_fitting(trials: _Trials) -> _Tried:
     tried = None
     for tried in trials.each():
@@ -129,12 +146,7 @@ class _Trials:
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
         alone = self.memory.estimate(self.layout, context, self.rig)
-        estimate, device_id = alone, CPU_ID
-        if self.side_files and self.layout.n_layers == self.memory.model.n_layers:
-            device_id = projector_device(self.side_files.projector, self.rig, device_needs(alone, self.rig))
-            placement = place(self.layout, self.rig, context)
-            sizes = side_file_bytes(self.side_files, placement, self.rig, device_id)
-            estimate = with_side_files(alone, sizes, placement)
+        estimate, device_id = estimate_beside(self.memory, self.rig, self.layout, context, self.side_files, alone)
         needs = device_needs(estimate, self.rig)
         short = frozenset(
             device.id

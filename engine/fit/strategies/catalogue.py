@@ -65,7 +65,7 @@ def auto_layout(
     found = None
     for n_ctx in context_lengths(memory.model, rig, context):
         found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
-        if found.fits:
+        if found.fits or name == "context":
             break
     assert found is not None  # There is at least one length.
     if context.n_ctx == AUTO_CONTEXT and name != "context":

@@ -9,6 +9,7 @@ from engine.devices.device import Rig
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +26,8 @@ class Constraints:
     """`order`: device ids, the preferred first (those left out follow in the rig's order); `off`: ids not to be used;
     `pins`: layers whose device is given; `output`: the device of the output layer, where it is given; `split`: use
     several devices even where one holds everything; `kv_types`: cache types that may be chosen, the preferred first
-    (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens.
+    (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens; `side_files`: what is loaded
+    beside the model.
 
     Margins are the rig's (`Device.margin_bytes`).
     """
@@ -37,6 +39,7 @@ class Constraints:
     split: bool = False
     kv_types: tuple[KvType, ...] = ()
     max_ctx: int | None = None
+    side_files: SideFiles = NO_SIDE_FILES
 
 
 NO_CONSTRAINTS = Constraints()

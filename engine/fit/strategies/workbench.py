@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.check import device_needs
+from engine.fit.decisions.resolve import estimate_beside
 from engine.fit.preview import PreviewTables, make_preview, make_report
 from engine.fit.report import FitReport
 from engine.fit.strategies.constraints import Constraints
@@ -18,8 +19,9 @@ from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
 from engine.layout.layout import Layout, Override, make_layout, single_device
-from engine.memory.estimate import DeviceMemory
+from engine.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import SideFiles
 
 _UNKNOWN_RESERVE = 5
 """One part in this many stays free where KV cache and compute buffers are unknown."""
@@ -50,6 +52,7 @@ class Workbench:
         self.n_layers = memory.model.n_layers
         self._needs: dict[Layout, Mapping[str, DeviceMemory]] = {}
         preview = make_preview(PreviewTables(memory), rig, single_device(self.n_layers, CPU_ID), context)
+        self.side_files = self._with_room_for_projector(constraints.side_files)
         self.layers = preview.layers
         self.output_bytes = preview.output_weights_bytes
         self.pinned = _pinned_layers(constraints, rig, self.n_layers)
@@ -89,9 +92,19 @@ class Workbench:
         """Return what `layout` takes on each device; fillings ask for the same layouts again and again."""
         found = self._needs.get(layout)
         if found is None:
-            estimate = self.memory.estimate(layout, self.context, self.rig)
-            found = self._needs[layout] = device_needs(estimate, self.rig)
+            found = self._needs[layout] = device_needs(self._estimate(layout, self.side_files)[0], self.rig)
         return found
+
+    def _estimate(self, layout: Layout, side_files: SideFiles) -> tuple[MemoryEstimate, str]:
+        alone = self.memory.estimate(layout, self.context, self.rig)
+        return estimate_beside(self.memory, self.rig, layout, self.context, side_files, alone)
+
+    def _with_room_for_projector(self, side_files: SideFiles) -> SideFiles:
+        """Return the files with the projector's device as it is while nothing else is there: it is not to give way."""
+        if side_files.projector is None:
+            return side_files
+        _, device_id = self._estimate(single_device(self.n_layers, CPU_ID), side_files)
+        return replace(side_files, projector=replace(side_files.projector, device=device_id))
 
     def left_bytes(self, layout: Layout, device_id: str) -> int:
         """Return what stays free beyond the margin on a device other than the host, negative where it is short."""
@@ -108,7 +121,7 @@ class Workbench:
 
     def report(self, layout: Layout) -> FitReport:
         """Return the forecast with the rules that the layout breaks."""
-        return make_report(self.memory, self.rig, layout, self.context)
+        return make_report(self.memory, self.rig, layout, self.context, self.side_files)
 
     def placed_bytes(self, layout: Layout) -> int:
         """Return weights and state that are not on the CPU, counted alike wherever they are."""

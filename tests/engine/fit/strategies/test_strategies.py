@@ -28,6 +28,7 @@ from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import Projector, SideFiles
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -313,6 +314,21 @@ def test_nothing_is_left_where_all_devices_are_off() -> None:
         result = found(strategy, "mixture", rig, Constraints(off=frozenset(device.id for device in rig.devices)))
         assert result.layout.devices == (CPU_ID,)
         assert result.layout.overrides == ()
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_what_is_loaded_beside_the_model_has_its_room(strategy: str) -> None:
+    memory, rig = memory_of("dense 8B"), make_rig(make_gpu("CUDA0", 10))
+    big = [tensor for tensor in memory.model.tensors if tensor.size_bytes > 64 * MIB][:24]
+    side_files = SideFiles(Projector(Path("mmproj.gguf"), tuple(big)))
+    alone = auto_layout(strategy, memory, rig, CONTEXT)
+    beside = auto_layout(strategy, memory, rig, CONTEXT, Constraints(side_files=side_files))
+    report = make_report(memory, rig, beside.layout, beside.context, side_files)
+    assert beside.fits
+    assert report.fits
+    assert [each.value for each in report.decisions if each.setting == "projector"] == ["CUDA0"]
+    assert alone.context.n_ctx >= beside.context.n_ctx
+    assert alone.layout.assignment().count("CUDA0") >= beside.layout.assignment().count("CUDA0") > 0
 
 
 @pytest.mark.parametrize("strategy", [None, *STRATEGIES])

@@ -17,6 +17,7 @@ from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
 from engine.memory.compute_graph.hyper_connections import connected_layer, copied_end, mean_end, open_streams
 from engine.memory.compute_graph.kda import early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention
+from engine.memory.compute_graph.lightning import lightning_attention, lightning_layer
 from engine.memory.compute_graph.pooled_sparse import open_pools, pooled_attention
 from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
 from engine.memory.compute_graph.shared_cache import sharing_attention
@@ -158,6 +159,7 @@ FAMILIES: dict[str, Family] = {
     ),
     "grok": Family(layer=grok_layer, flash=False),
     "talkie": Family(Style(input_scale=True, qk_norm="after"), layer=skipping_layer),
+    "minimax-01": Family(recurrence=lightning_attention, layer=lightning_layer, one_sequence=True),
     "arctic": Family(layer=arctic_layer),
     "grovemoe": Family(layer=grouped_experts_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),

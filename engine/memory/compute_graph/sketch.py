@@ -86,6 +86,7 @@ class Sketch:
         self.outer = outer
         self._rope_factors = next((outer[name] for name in _ROPE_FACTORS if name in outer), None)
         self._factors: dict[str, Tensor] = {}
+        self._inputs: dict[str, Tensor] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
         self._layer: Placed | None = None
         self._index = -1
@@ -162,6 +163,13 @@ class Sketch:
 
     def positions(self) -> Tensor:
         return self.graph.new_input("i32", self.batch.n_tokens * self.numbers.positions)
+
+    def shared_input(self, name: str, *ne: int) -> Tensor:
+        """Return the input `name` of floating point numbers, which several layers read."""
+        found = self._inputs.get(name)
+        if found is None:
+            found = self._inputs[name] = self.graph.new_input("f32", *ne)
+        return found
 
     def output_rows(self) -> Tensor:
         return self.graph.new_input("i32", self.batch.n_outputs)

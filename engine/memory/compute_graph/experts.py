@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.memory.compute_graph.gating import gated
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.sketch import Sketch
 
@@ -95,7 +96,8 @@ def _activations(sketch: Sketch, source: Tensor, chosen: Tensor, kind: str, acti
         return graph.glu(graph.view(joined, ne, joined.nb), graph.view(joined, ne, joined.nb))
     up = _linear(sketch, f"ffn_up_{kind}", source, chosen)
     if sketch.has(f"ffn_gate_{kind}"):
-        return graph.glu(_linear(sketch, f"ffn_gate_{kind}", source, chosen), up)
+        gate = _linear(sketch, f"ffn_gate_{kind}", source, chosen)
+        return gated(graph, sketch.layer.numbers.expert_gating, gate, up)
     for _ in range(activations):
         up = graph.unary(up)
     return up

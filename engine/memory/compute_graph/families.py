@@ -14,12 +14,18 @@ from engine.memory.compute_graph.gemma3n import gemma3n_layer, merge_versions
 from engine.memory.compute_graph.gemma4 import gemma4_layer
 from engine.memory.compute_graph.graph import Graph, Tensor
 from engine.memory.compute_graph.grouped_experts import grouped_experts_layer
-from engine.memory.compute_graph.hyper_connections import connected_layer, copied_end, mean_end, open_streams
-from engine.memory.compute_graph.kda import early_delta_attention
-from engine.memory.compute_graph.latent import latent_attention
+from engine.memory.compute_graph.hyper_connections import (
+    connected_layer,
+    copied_end,
+    mean_end,
+    open_streams,
+)
+from engine.memory.compute_graph.kda import delta_attention, early_delta_attention
+from engine.memory.compute_graph.latent import latent_attention, latent_attention_by_head
 from engine.memory.compute_graph.lightning import lightning_attention, lightning_layer
 from engine.memory.compute_graph.pooled_sparse import open_pools, pooled_attention
 from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
+from engine.memory.compute_graph.residual_mixing import mixed_rows, residual_mixing_layer
 from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
@@ -170,6 +176,18 @@ FAMILIES: dict[str, Family] = {
     "qwen35moe": Family(_DELTA_NET, attention=gated_attention, recurrence=delta_net),
     "kimi-linear": Family(
         Style(rope="none"), attention=latent_attention, recurrence=early_delta_attention, one_sequence=True
+    ),
+    "kimi-k3": Family(
+        Style(rope="none", normalise=None, late_rows="never"),
+        attention=latent_attention,
+        recurrence=delta_attention,
+        layer=residual_mixing_layer,
+        behind=mixed_rows,
+    ),
+    "bailingmoe3": Family(
+        Style(normalise=None, late_rows="after_norm", positions=0),
+        attention=latent_attention_by_head,
+        recurrence=delta_attention,
     ),
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
     "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),

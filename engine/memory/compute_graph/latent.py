@@ -12,6 +12,17 @@ def latent_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, c
     return sketch.linear("attn_output", gated(sketch, latent_heads(sketch, inputs, index, current), current))
 
 
+def latent_attention_by_head(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return the same behind a gate for each head, whose product is copied before the projection."""
+    graph, (heads, n_tokens) = sketch.graph, (sketch.layer.numbers.n_head, current.ne[1])
+    found = latent_heads(sketch, inputs, index, current)
+    width = found.ne[0]
+    gate = graph.mul_mat(sketch.weight("attn_gate", current.ne[0], heads), current)
+    gate = graph.unary(graph.reshape(gate, 1, heads, n_tokens))
+    found = graph.mul(graph.reshape(found, width // heads, heads, n_tokens), gate)
+    return graph.mul_mat(sketch.weight("attn_output"), graph.cont(found, width, n_tokens))
+
+
 def gated(sketch: Sketch, found: Tensor, current: Tensor) -> Tensor:
     """Return what heads found behind a gate for each element or each head, if the layer has one."""
     if not sketch.has("attn_gate"):

@@ -7,6 +7,7 @@ from typing import Literal
 
 from engine.gguf.model_file import ModelFile
 from engine.memory.architectures import Architecture
+from engine.memory.compute_graph.gating import Gating
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
 Scaled = frozenset[Literal["attention", "dense", "experts"]]
@@ -17,11 +18,17 @@ _SCALED: dict[str, Scaled] = {
         ("bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"),
         frozenset({"attention", "dense", "experts"}),
     ),
-    **dict.fromkeys(("deepseek4", "glm5-next", "hy_v4"), frozenset()),
-    "minimax-m3": frozenset({"attention"}),
+    **dict.fromkeys(("bailingmoe3", "deepseek4", "glm5-next", "hy_v4", "kimi-k3"), frozenset()),
+    **dict.fromkeys(("grovemoe", "kimi-linear", "minimax-01", "minimax-m3", "plamo2"), frozenset({"attention"})),
+    "qwen3next": frozenset({"attention", "dense", "experts"}),
 }
 _MOSTLY_SCALED: Scaled = frozenset({"attention", "experts"})
 
+
+_BENT = frozenset({"kimi-k3"})
+_LIMITED = frozenset({"bailingmoe3", "step35"})
+_LEAST_LIMIT = 1e-6
+"""Architectures whose gates are bent, or limited by more than this in several operations."""
 
 _LAYERS_OF_LARGEST = 10
 """How many layers of Gemma 3n leave out all but the largest gates, from the first on."""
@@ -46,6 +53,8 @@ class LayerNumbers:
     has_rope: bool = True
     cache_of: int = -1
     keeps_largest: bool = False
+    gating: Gating = "fused"
+    expert_gating: Gating = "fused"
 
     @property
     def k_width(self) -> int:
@@ -117,6 +126,7 @@ class Numbers:
     scales_experts: bool
     normalises_experts: bool
     scales_residuals: bool
+    residual_period: int
     state: StateNumbers
     turned_heads: tuple[tuple[int, int], tuple[int, int]]
     indexer: IndexerNumbers = IndexerNumbers()
@@ -140,7 +150,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_k=hyper.head_k[first],
         head_v=hyper.head_v[first],
         v_width_max=max(hyper.v_widths, default=0),
-        positions=positions,
+        positions=positions or _positions(model),
         clamps_kqv=_is_set(model, "attention.clamp_kqv"),
         n_expert_groups=groups,
         n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
@@ -154,6 +164,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
         scales_residuals=_is_set(model, "residual_scale"),
+        residual_period=number(model, "attn_res.block_size", 0, least=0),
         state=_read_state(model, hyper) if has_state else StateNumbers(),
         turned_heads=(_turned_heads(hyper, slides=False), _turned_heads(hyper, slides=True)),
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
@@ -171,6 +182,12 @@ def _turned_heads(hyper: HyperParameters, *, slides: bool) -> tuple[int, int]:
         return sizes.pop() if len(sizes) == 1 and heads[0] % 64 == 0 else 0
 
     return common(hyper.head_k), common(hyper.head_v)
+
+
+def _positions(model: ModelFile) -> int:
+    """Return how many numbers tell the position of a token: four where the file has sections for several axes."""
+    sections = model.hyper_parameter("rope.dimension_sections")
+    return 4 if isinstance(sections, tuple) and len(sections) > 1 and 0 not in sections[:2] else 1
 
 
 def _is_set(model: ModelFile, key: str) -> bool:
@@ -235,6 +252,8 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
                 cache_of=-1 if hyper.cache_of[index] == index else hyper.cache_of[index],
                 keeps_largest=model.architecture == "gemma3n" and index < _LAYERS_OF_LARGEST,
+                gating=_gating(model, "swiglu_clamp_shexp", index),
+                expert_gating=_gating(model, "swiglu_clamp_exp", index),
             )
         )
     return tuple(found)
@@ -248,6 +267,18 @@ def _has_rope(model: ModelFile, rope: Rope, index: int, *, is_swa: bool) -> bool
     if rope == "sliding_or_dense":
         return is_swa or index < number(model, "leading_dense_block_count", 0, least=0)
     return is_swa if rope == "sliding" else rope == "all"
+
+
+def _gating(model: ModelFile, limits: str, index: int) -> Gating:
+    if model.architecture in _BENT:
+        linear = model.hyper_parameter("activation.situ_linear_beta")
+        return "bent_both" if isinstance(linear, float) and linear > 0 else "bent"
+    if model.architecture not in _LIMITED:
+        return "fused"
+    limit = model.hyper_parameter(limits)
+    if isinstance(limit, tuple):
+        limit = limit[index] if index < len(limit) else 0.0
+    return "limited" if isinstance(limit, float) and limit > _LEAST_LIMIT else "fused"
 
 
 def _experts_used(model: ModelFile, index: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.memory.compute_graph.facts import WeightFacts, Weights
+from engine.memory.compute_graph.gating import gated
 from engine.memory.compute_graph.graph import Graph, Tensor, is_contiguous, row_size
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers
 
@@ -87,6 +88,7 @@ class Sketch:
         self._rope_factors = next((outer[name] for name in _ROPE_FACTORS if name in outer), None)
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
+        self.carried: dict[str, Tensor] = {}
         self._made: dict[tuple[int, str], Tensor] = {}
         self._layer: Placed | None = None
         self._index = -1
@@ -434,7 +436,7 @@ class Sketch:
         graph = self.graph
         up = self.linear(f"ffn_up{suffix}", source) if self.has(f"ffn_up{suffix}") else source
         if self.has(f"ffn_gate{suffix}"):
-            found = graph.glu(self.linear(f"ffn_gate{suffix}", source), up)
+            found = gated(graph, self.layer.numbers.gating, self.linear(f"ffn_gate{suffix}", source), up)
         elif self.layer.weights[f"ffn_down{suffix}"].ne[0] * 2 == up.ne[0]:
             found = graph.glu_halves(up)
         else:

@@ -35,7 +35,8 @@ class Style:
     `ignores_experts`: the graph has a dense part even where the file has experts;
     `plain_indexer`: what an indexer compares is not turned by a Hadamard matrix;
     `scales_unturned`: queries that are not turned are scaled by their position;
-    `positions`: per token; `position_table`: a learnt embedding of the position is added to the token's;
+    `positions`: per token, 0 where the file tells; `position_table`: a learnt embedding of the position is added to
+    the token's;
     `embeds`: what the layers make of the tokens is the result, without an output matrix.
     """
 
@@ -149,9 +150,10 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor |
         return graph.unary(current)
     normalise = sketch.numbers.normalises_experts if style.normalise is None else style.normalise
     narrow = current
-    if sketch.has("ffn_latent_down"):
+    kind = "routed" if sketch.has("ffn_routed_down") else "latent"
+    if sketch.has(f"ffn_{kind}_down"):
         logits = sketch.linear("ffn_gate_inp", current)
-        narrow = graph.mul_mat(sketch.weight("ffn_latent_down"), current)
+        narrow = graph.mul_mat(sketch.weight(f"ffn_{kind}_down"), current)
     found = experts(
         sketch,
         narrow,
@@ -161,8 +163,10 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor |
         weigh_first=style.weigh_first,
         activations=style.steps,
     )
-    if sketch.has("ffn_latent_up"):
-        found = graph.mul_mat(sketch.weight("ffn_latent_up"), found)
+    if sketch.has("ffn_routed_norm"):
+        found = sketch.norm(found, "ffn_routed_norm")
+    if sketch.has(f"ffn_{kind}_up"):
+        found = graph.mul_mat(sketch.weight(f"ffn_{kind}_up"), found)
     if sketch.has("ffn_down_shexp"):
         gate = None
         if sketch.has("ffn_gate_inp_shexp"):

@@ -83,7 +83,7 @@ def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     if context.swa_full:
         return shape.n_cells
-    n_sequences = shape.n_sequences if context.kv_unified else 1
+    n_sequences = shape.n_sequences if context.kv_unified and not hyper.ratios else 1
     return pad(min(shape.n_cells, hyper.window * n_sequences + shape.n_ubatch), CELL_PADDING)
 
 
@@ -136,8 +136,7 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
     """
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     low_ratio, high_ratio = COMPRESSED_RATIOS
-    in_window = pad(min(shape.n_cells, hyper.window + shape.n_ubatch), CELL_PADDING)
-    n_window_rows = (shape.n_cells if context.swa_full else in_window) * shape.n_sequences
+    n_window_rows = window_cells(hyper, context) * shape.n_sequences
     states = []
     for index, ratio in enumerate(hyper.ratios):
         width, head = hyper.k_widths[index], hyper.head_k[0]

@@ -12,7 +12,7 @@ from engine.memory.compute_graph.transformer import Inputs, Style
 def embed(sketch: Sketch, style: Style, first: Placed, positions: Tensor) -> Tensor:
     """Return what the layer `first` gets: rows for the tokens, and whatever is made of them."""
     graph, outer = sketch.graph, sketch.outer
-    tokens = graph.new_input("i32", sketch.batch.n_tokens)
+    tokens = sketch.shared["tokens"] = graph.new_input("i32", sketch.batch.n_tokens)
     current = graph.get_rows(sketch.outer_weight(outer["token_embd"], HOST), tokens)
     graph.expand(current)
     graph.expand(graph.new_input("f32", sketch.numbers.n_embd, sketch.batch.n_tokens))

@@ -12,12 +12,13 @@ def experts(
     source: Tensor,
     *,
     logits: Tensor | None = None,
+    chosen: Tensor | None = None,
     late_softmax: bool = False,
     normalise: bool = False,
     weigh_first: bool = False,
     activations: int = 1,
 ) -> Tensor:
-    """Return the sum of the experts that the router picks for each token."""
+    """Return the sum of the experts that the router picks for each token, or of those that are `chosen` already."""
     graph, numbers = sketch.graph, sketch.numbers
     n_used, (n_embd, n_tokens) = sketch.layer.numbers.n_experts_used, source.ne[:2]
     n_experts = sketch.layer.weights["ffn_down_exps"].ne[2]
@@ -28,7 +29,8 @@ def experts(
         choice = logits
     if numbers.n_expert_groups > 1:
         choice = _best_groups(sketch, choice, n_experts)
-    chosen = graph.top_k(choice, n_used)
+    if chosen is None:
+        chosen = graph.top_k(choice, n_used)
     rows = graph.get_rows(graph.reshape(odds, 1, n_experts, n_tokens), chosen)
     if late_softmax:
         rows = graph.like("soft_max", graph.reshape(rows, n_used, n_tokens))

@@ -19,6 +19,7 @@ from engine.memory.compute_graph.hyper_connections import (
     copied_end,
     mean_end,
     open_streams,
+    weighted_end,
 )
 from engine.memory.compute_graph.kda import delta_attention, early_delta_attention
 from engine.memory.compute_graph.latent import latent_attention, latent_attention_by_head
@@ -32,6 +33,7 @@ from engine.memory.compute_graph.sparse import sparse_attention
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
 from engine.memory.compute_graph.t5 import open_decoder, open_encoder, t5_decoder_layer, t5_encoder_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
+from engine.memory.compute_graph.windowed_sparse import open_masked_streams, windowed_attention
 
 LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
 
@@ -58,7 +60,7 @@ class Family:
     one_token: bool = False
     every_layer: bool = False
     part: str = ""
-    before: Callable[[Sketch, Tensor], Tensor] | None = None
+    before: Callable[[Sketch, Inputs, Tensor], Tensor] | None = None
     behind: Callable[[Sketch, Inputs, str, Tensor], Tensor] | None = None
 
 
@@ -143,6 +145,13 @@ FAMILIES: dict[str, Family] = {
         layer=connected_layer,
         before=open_streams,
         behind=copied_end,
+    ),
+    "deepseek4": Family(
+        Style(normalise=None, pinned_streams=True),
+        attention=windowed_attention,
+        layer=connected_layer,
+        before=open_masked_streams,
+        behind=weighted_end,
     ),
     "glm5-next": Family(
         _FILE_DECIDES,
@@ -273,7 +282,7 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         in_window = sketch.batch_mask() if sliding else None
         inputs = Inputs(positions, current, sketch.output_rows(), sketch.batch_mask(), in_window)
     if family.before is not None:
-        current = family.before(sketch, current)
+        current = family.before(sketch, inputs, current)
     for index, layer in enumerate(layers):
         sketch.enter(index, layer)
         mixer = family.attention

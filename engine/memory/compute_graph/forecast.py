@@ -146,7 +146,7 @@ class ComputeForecast:
             n_outputs=n_tokens,
             n_cells=shape.n_cells,
             n_cells_swa=window_cells(hyper, context) if any(hyper.sliding) else shape.n_cells,
-            n_streams=shape.n_streams,
+            n_streams=shape.n_sequences if hyper.ratios else shape.n_streams,
             n_states=shape.n_sequences,
             type_k=context.type_k,
             type_v=context.type_v,

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from dataclasses import dataclass
 
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.sketch import Sketch
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, feed_forward
 
-GiveBack = Callable[[Tensor], Tensor]
-"""Returns the streams behind a part of a layer, given what the part made."""
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a part of a layer reads of all `streams`; what each `gives` it gets of the result, and how they are mixed
+    on the way back, None where they are not."""
+
+    streams: Tensor
+    one: Tensor
+    gives: Tensor
+    mixing: Tensor | None
 
 
-def open_streams(sketch: Sketch, current: Tensor) -> Tensor:
+def open_streams(sketch: Sketch, inputs: Inputs, current: Tensor) -> Tensor:
     """Return the embeddings once for each stream: (embedding, streams, tokens)."""
     graph, (n_embd, n_tokens) = sketch.graph, current.ne[:2]
     return graph.repeat(graph.reshape(current, n_embd, 1, n_tokens), n_embd, sketch.numbers.n_streams, n_tokens)
@@ -42,10 +50,20 @@ def connected_layer(
     sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
 ) -> Tensor:
     """Return the streams behind a layer, whose two parts are read and given back one after the other."""
-    current, give_back = _one_of(sketch, previous, "attn")
-    joined = give_back(mixer(sketch, style, inputs, index, sketch.norm(current, "attn_norm")))
-    current, give_back = _one_of(sketch, joined, "ffn")
-    return give_back(feed_forward(sketch, style, sketch.norm(current, "ffn_norm")))
+    read = _read(sketch, previous, "attn")
+    joined = _given_back(sketch, read, mixer(sketch, style, inputs, index, sketch.norm(read.one, "attn_norm")))
+    read = _read(sketch, joined, "ffn")
+    if style.pinned_streams and read.mixing is not None:
+        for part in (joined, read.gives, read.mixing):
+            sketch.graph.expand(part)
+    chosen = None
+    if sketch.has("ffn_gate_tid2eid"):
+        chosen = sketch.graph.get_rows(sketch.weight("ffn_gate_tid2eid"), sketch.shared["tokens"])
+    found = feed_forward(sketch, style, sketch.norm(read.one, "ffn_norm"), chosen=chosen)
+    found = _given_back(sketch, read, found)
+    if style.pinned_streams:
+        found.backend = sketch.layer.backend
+    return found
 
 
 def _wanted(sketch: Sketch, inputs: Inputs, streams: Tensor) -> Tensor:
@@ -67,8 +85,8 @@ def _flat(sketch: Sketch, streams: Tensor) -> Tensor:
     return sketch.graph.reshape(streams, streams.ne[0] * streams.ne[1], streams.ne[2])
 
 
-def _one_of(sketch: Sketch, streams: Tensor, part: str) -> tuple[Tensor, GiveBack]:
-    """Return the sum of the streams that a part of the layer reads, and what gives its result back to them.
+def _read(sketch: Sketch, streams: Tensor, part: str) -> Read:
+    """Return the sum of the streams that a part of the layer reads, and what its result is given back with.
 
     Where the layer has weights for it the streams are mixed with each other on the way back.
     """
@@ -80,14 +98,19 @@ def _one_of(sketch: Sketch, streams: Tensor, part: str) -> tuple[Tensor, GiveBac
         for _ in range(2)
     )
     if mixes.ne[0] == 2 * count:
-        gives = graph.scale(gives)
-        return _weighted_copy(sketch, streams, reads), lambda current: _added(sketch, current, streams, gives)
+        return Read(streams, _weighted_copy(sketch, streams, reads), graph.scale(gives), None)
     mixing = _mixing(sketch, mixes, scale, base, count)
     if sketch.fuses("hc_pre"):
-        read = sketch.fused("hc_pre", (streams.ne[0], n_tokens), streams, reads)
+        one = sketch.fused("hc_pre", (streams.ne[0], n_tokens), streams, reads)
     else:
-        read = _weighted(sketch, streams, reads)
-    return read, lambda current: _mixed(sketch, current, streams, gives, mixing)
+        one = _weighted(sketch, streams, reads)
+    return Read(streams, one, gives, mixing)
+
+
+def _given_back(sketch: Sketch, read: Read, current: Tensor) -> Tensor:
+    if read.mixing is None:
+        return _added(sketch, current, read.streams, read.gives)
+    return _mixed(sketch, current, read.streams, read.gives, read.mixing)
 
 
 def _affine(sketch: Sketch, source: Tensor, scale: Tensor, base: Tensor) -> Tensor:

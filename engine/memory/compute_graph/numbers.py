@@ -36,7 +36,8 @@ _LAYERS_OF_LARGEST = 10
 
 @dataclass(frozen=True, slots=True)
 class LayerNumbers:
-    """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts.
+    """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts;
+    `ratio`: by what it compresses its keys, 0 for not at all.
 
     `cache_of`: the layer whose cache it reads, -1 for its own; `keeps_largest`: only the largest gates open (Gemma 3n).
     """
@@ -49,6 +50,7 @@ class LayerNumbers:
     is_recurrent: bool
     n_experts_used: int
     indexer_width: int = 0
+    ratio: int = 0
     owns_cache: bool = True
     has_rope: bool = True
     cache_of: int = -1
@@ -248,6 +250,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 is_recurrent=hyper.recurrent[index],
                 n_experts_used=n_used,
                 indexer_width=hyper.indexer_widths[index],
+                ratio=hyper.ratios[index] if hyper.ratios else 0,
                 owns_cache=hyper.caching[index],
                 has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
                 cache_of=-1 if hyper.cache_of[index] == index else hyper.cache_of[index],

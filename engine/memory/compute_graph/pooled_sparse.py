@@ -18,7 +18,7 @@ _INPUTS = "pool_cells", "pool_members", "pool_mask", "tail", "dead"
 _SELECTION = "selected pools"
 
 
-def open_pools(sketch: Sketch, current: Tensor) -> Tensor:
+def open_pools(sketch: Sketch, inputs: Inputs, current: Tensor) -> Tensor:
     """Add the inputs of the indexer, then return the embeddings once for each stream."""
     graph, shared, n_tokens, pool = sketch.graph, sketch.shared, sketch.batch.n_tokens, sketch.numbers.indexer.pool
     n_pools, n_new = _n_pools(sketch), max(1, _n_full_pools(sketch))
@@ -31,7 +31,7 @@ def open_pools(sketch: Sketch, current: Tensor) -> Tensor:
         graph.expand(shared[name])
     shared["new_members"] = graph.new_input("i32", pool, n_new)
     shared["new_cells"] = graph.new_input("i64", n_new)
-    return open_streams(sketch, current)
+    return open_streams(sketch, inputs, current)
 
 
 def pooled_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:

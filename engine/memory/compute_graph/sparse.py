@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.latent import absorbed, gated, narrow_queries
-from engine.memory.compute_graph.sketch import Masks, Sketch
+from engine.memory.compute_graph.sketch import Sketch
 from engine.memory.compute_graph.transformer import Inputs, Style
 
 _CHOSEN = "chosen cells"
@@ -41,28 +41,34 @@ def _choose(sketch: Sketch, style: Style, inputs: Inputs, narrow: Tensor, curren
         q, k = graph.mul_mat(masks.k_rotation, q), graph.mul_mat(masks.k_rotation, k)
     cache = sketch.stored_keys(numbers.head, sketch.batch.n_cells)
     graph.expand(sketch.store_keys(cache, k, masks.k_rows))
-    weights = graph.mul_mat(sketch.weight("indexer.proj"), current)
-    return graph.cont(best_cells(sketch, q, cache, weights, masks, numbers.n_chosen))
+    weights = graph.scale(by_stream(sketch, graph.mul_mat(sketch.weight("indexer.proj"), current)))
+    return graph.cont(best_cells(sketch, q, cache, weights, masks.mask, numbers.n_chosen))
 
 
-def best_cells(sketch: Sketch, q: Tensor, cache: Tensor, weights: Tensor, masks: Masks, n_chosen: int) -> Tensor:
+def by_stream(sketch: Sketch, weights: Tensor) -> Tensor:
+    """Return the weights of an indexer's heads as (heads, tokens, 1, sequences)."""
+    streams, (heads, n_tokens) = sketch.batch.n_streams, weights.ne[:2]
+    each = n_tokens // streams
+    return sketch.graph.view(weights, (heads, each, 1, streams), (0, weights.nb[1], weights.nb[1] * each))
+
+
+def best_cells(sketch: Sketch, q: Tensor, cache: Tensor, weights: Tensor, mask: Tensor, n_chosen: int) -> Tensor:
     """Return the `n_chosen` cells of a cache of indexer keys that score best: the heads' scores, weighted and added."""
     graph, (head, cells, streams, _) = sketch.graph, cache.ne
     row = cache.nb[1]
     keys = graph.view(cache, (head, 1, cells, streams), (0, row, row, row * cells))
     each = q.ne[2] // streams
     q = graph.view(q, (*q.ne[:2], each, streams), (0, q.nb[1], q.nb[2], q.nb[2] * each))
-    weights = graph.view(weights, (weights.ne[0], each, 1, streams), (0, weights.nb[1], weights.nb[1] * each))
-    scores = graph.new("lightning_indexer", (cells, each, 1, streams), q, keys, graph.scale(weights), masks.mask)
+    scores = graph.new("lightning_indexer", (cells, each, 1, streams), q, keys, weights, mask)
     return graph.new("top_k", (min(cells, n_chosen), each, 1, streams), scores, type_name="i32")
 
 
-def only_chosen(sketch: Sketch, mask: Tensor, chosen: Tensor) -> Tensor:
-    """Return `mask` without the cells that were not chosen."""
+def only_chosen(sketch: Sketch, mask: Tensor, chosen: Tensor, zeros_type: str = "f32") -> Tensor:
+    """Return `mask` without the cells that were not chosen; `zeros_type`: of what marks the others."""
     graph, (cells, each, _, streams) = sketch.graph, mask.ne
     hidden = graph.like("fill", mask)
     hidden = graph.view(hidden, (1, cells, each, streams), (0, *hidden.nb[:2], hidden.nb[2]))
-    zeros = graph.like("fill", graph.scratch("f32", 1, chosen.ne[0], each, streams))
+    zeros = graph.like("fill", graph.scratch(zeros_type, 1, chosen.ne[0], each, streams))
     rows = graph.view(chosen, (chosen.ne[0], each, streams), chosen.nb)
     shown = graph.write("set_rows", hidden, zeros, rows)
     return graph.add(graph.view(shown, mask.ne, (0, *hidden.nb[2:], hidden.nb[3])), mask)

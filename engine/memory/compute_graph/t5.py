@@ -9,7 +9,7 @@ from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attent
 _ENCODED, _CROSS_MASK, _BUCKETS, _BIAS = "encoded", "cross mask", "buckets", "bias"
 
 
-def open_decoder(sketch: Sketch, current: Tensor) -> Tensor:
+def open_decoder(sketch: Sketch, inputs: Inputs, current: Tensor) -> Tensor:
     """Make the decoder's inputs: an encoded text of the longest length, its mask, and distances; return `current`."""
     batch, numbers, new = sketch.batch, sketch.numbers, sketch.graph.new_input
     sketch.shared[_ENCODED] = new("f32", numbers.n_embd, numbers.n_ctx_train)
@@ -18,7 +18,7 @@ def open_decoder(sketch: Sketch, current: Tensor) -> Tensor:
     return current
 
 
-def open_encoder(sketch: Sketch, current: Tensor) -> Tensor:
+def open_encoder(sketch: Sketch, inputs: Inputs, current: Tensor) -> Tensor:
     """Make the encoder's inputs: a mask of the batch against itself, and distances in it; return `current`."""
     sketch.shared[_CROSS_MASK] = sketch.batch_mask().mask
     sketch.shared[_BUCKETS] = sketch.graph.new_input("i32", sketch.batch.n_tokens, sketch.batch.n_tokens)

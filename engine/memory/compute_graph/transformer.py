@@ -34,6 +34,8 @@ class Style:
     a gate; `bare_norms`: norms have no weights; `input_norm`: embeddings are normalised with weights of their own;
     `ignores_experts`: the graph has a dense part even where the file has experts;
     `plain_indexer`: what an indexer compares is not turned by a Hadamard matrix;
+    `pinned_streams`: residual streams come before what the feed-forward part reads of them, and are made on the layer's
+    device;
     `scales_unturned`: queries that are not turned are scaled by their position;
     `positions`: per token, 0 where the file tells; `position_table`: a learnt embedding of the position is added to
     the token's;
@@ -64,6 +66,7 @@ class Style:
     input_norm: bool = False
     ignores_experts: bool = False
     plain_indexer: bool = False
+    pinned_streams: bool = False
     scales_unturned: bool = False
     embeds: bool = False
 
@@ -141,8 +144,11 @@ def _norm_if(sketch: Sketch, source: Tensor, stem: str, *, layer_norm: bool) -> 
     return sketch.norm(source, stem, layer_norm=layer_norm) if sketch.has(stem) else source
 
 
-def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor | None = None) -> Tensor:
-    """Return the feed-forward part: dense, or experts with those that every token takes; `logits`: of the router."""
+def feed_forward(
+    sketch: Sketch, style: Style, current: Tensor, logits: Tensor | None = None, chosen: Tensor | None = None
+) -> Tensor:
+    """Return the feed-forward part: dense, or experts with those that every token takes; `logits`: of the router;
+    `chosen`: experts that are chosen without it."""
     graph = sketch.graph
     if not sketch.has("ffn_down_exps"):
         return sketch.feed_forward(current, steps=style.steps)
@@ -158,6 +164,7 @@ def feed_forward(sketch: Sketch, style: Style, current: Tensor, logits: Tensor |
         sketch,
         narrow,
         logits=logits,
+        chosen=chosen,
         late_softmax=style.late_softmax,
         normalise=normalise,
         weigh_first=style.weigh_first,

@@ -80,11 +80,11 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
 
 def test_a_lost_model_comes_back_by_itself_once_where_that_is_wanted(window: Window) -> None:
     load(window)
-    window.ask("text", "actions_by_name.reload_lost.trigger")
+    window.ask("trigger", "reload_lost")
     (first,) = engines(window)
     first.kill()
-    window.wait_for("another", lambda: window.ask("state") == "READY" and first not in engines(window))
-    (second,) = engines(window)
+    window.wait_for("another", lambda: window.ask("state") == "READY" and bool(set(engines(window)) - {first}))
+    (second,) = set(engines(window)) - {first}
     second.kill()
     window.wait_for("the offer", lambda: bool(window.ask("visible", "chat.reload_button")))
     assert window.ask("state") == "EMPTY"

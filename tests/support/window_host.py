@@ -1,7 +1,8 @@
 """Runs the real window in a process of its own and answers questions about it, one JSON line each.
 
 End-to-end tests move a real mouse on a virtual screen; this tells them where things are and what they show.
-A question is a path of attributes and places in lists from the window, with an optional method at the end:
+A question is a path of attributes and places in lists from the window, with an optional method before a place or at
+the end:
 `{"rect": "settings_bar"}`, `{"text": "load_report.badge_text"}`, `{"layout": ""}`.
 """
 
@@ -49,7 +50,7 @@ class Answers(QObject):
     def _find(self, path: str) -> Any:
         found: Any = self._window
         for name in filter(None, path.split(".")):
-            found = found[int(name)] if name.isdecimal() else getattr(found, name)
+            found = (found() if callable(found) else found)[int(name)] if name.isdecimal() else getattr(found, name)
         return found() if callable(found) and not isinstance(found, QWidget) else found
 
     def _rect(self, path: str) -> list[int]:
@@ -105,6 +106,13 @@ class Answers(QObject):
         assert loaded is not None, "nothing is loaded"
         layout = make_layout(len(loaded.layer_devices) - 1, loaded.layer_devices[:-1])
         return [[run.device, run.first, run.last] for run in layout.runs]
+
+    def _loaded_models(self, _path: str) -> list[str]:
+        """What the panel says of each loaded model."""
+        return [row.accessibleName() for row in self._window.model_panel.loaded_list.rows()]
+
+    def _trigger(self, name: str) -> None:
+        self._window.actions_by_name[name].trigger()
 
     def _drop(self, path: str) -> None:
         self._window.open_dropped(Path(path))

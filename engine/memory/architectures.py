@@ -81,6 +81,7 @@ class Architecture:
     that copy before the embedding, so that it is there twice even in one buffer.
     `turns_by_table`: only layers that attend to everything use the file's rope table.
     `reads_lazily`: large embeddings per layer stay in the file and are read as needed.
+    `keeps_encoded`: beside the logits what was made of the tokens is kept.
     `refused`: why the arithmetic leaves the state to the probe.
     """
 
@@ -100,6 +101,7 @@ class Architecture:
     output_first: bool = False
     turns_by_table: bool = False
     reads_lazily: bool = False
+    keeps_encoded: bool = False
     refused: str | None = None
 
 
@@ -116,7 +118,7 @@ _PLAIN = """
     granitemoe grok grovemoe hrm_text hunyuan-dense hunyuan-moe hunyuan_vl hy_v3 internlm2 jais jais2 llama
     llama-embed maincoder minicpm minicpm3 minimax-m2 mistral3 mpt nemotron olmo olmoe openelm orion paddleocr
     pangu-embedded phi2 phi3 phimoe plamo plm pockettts qwen qwen2 qwen2moe qwen2vl qwen3 qwen3moe qwen3tts qwen3vl
-    qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 t5 t5encoder talkie xverse
+    qwen3vlmoe refact seed_oss smollm3 stablelm starcoder starcoder2 t5encoder talkie xverse
 """
 _ENCODERS = """
     bert eurobert jina-bert-v2 jina-bert-v3 neo-bert nomic-bert nomic-bert-moe wavtokenizer-dec
@@ -130,6 +132,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma-embedding": Architecture(has_cache=False, causal=False, window=Window(6)),
     "modern-bert": Architecture(has_cache=False, ties_output=False, window=Window(3, full_first=True, optional=True)),
     "nanbeige": Architecture(looped=True),
+    "t5": Architecture(keeps_encoded=True),
     "bitnet": Architecture(ties_output=False),
     "eagle3": Architecture(ties_output=False),
     # sliding windows

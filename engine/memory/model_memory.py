@@ -154,7 +154,8 @@ class ContextMemory:
         self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
         """KV cache and recurrent state of each layer, for drawing and counting."""
         shape = context_shape(context, hyper.n_ctx_train)
-        self.output_buffer_bytes = hyper.n_vocab * _LOGIT_BYTES * shape.n_sequences
+        n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
+        self.output_buffer_bytes = n_outputs * _LOGIT_BYTES * shape.n_sequences
         """The logits that the host keeps: one row per sequence until a batch asks for more."""
         self.compute = None if graphs is None else ComputeForecast(graphs, context)
 

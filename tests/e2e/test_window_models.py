@@ -1,0 +1,96 @@
+"""Two models in the real window: beside each other, in each other's way, switched between, gone with the window."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.desktop import Desktop, Window, open_window
+from tests.support.models import write_tiny_llama
+from tests.support.window_steps import (
+    ask_model,
+    children_of,
+    engines,
+    load,
+    move_range,
+    open_demo,
+    status,
+    wait_until_gone,
+)
+
+ROWS = "model_panel.loaded_list.rows"
+
+
+@pytest.fixture
+def window(desktop: Desktop, tmp_path: Path) -> Iterator[Window]:
+    with open_window(desktop, tmp_path) as opened:
+        open_demo(opened)
+        yield opened
+
+
+def loaded(window: Window) -> list[str]:
+    """The names of the loaded models in the panel."""
+    return [row.split(",")[0] for row in window.ask("loaded_models")]
+
+
+def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path: Path) -> None:
+    load(window)
+    window.click("chat.prompt_edit")
+    window.desktop.type_text("not sent yet")
+    window.ask("drop", str(write_tiny_llama(tmp_path / "other.gguf", n_layers=5)))
+    # The demo model has RPC2 to itself: the proposal for the other one is beside it.
+    window.wait_for("the other model", lambda: window.ask("layout") == [["RPC0", 0, 4]])
+    load(window)
+    assert not window.ask("visible", "load_question")
+    assert len(engines(window)) == 2
+    window.wait_for("both", lambda: loaded(window) == ["Layerdeck demo", "other"])
+    ask_model(window, "hello")
+    window.wait_for("an answer", lambda: "tok/s" in window.ask("last_note"))
+
+    window.click(f"{ROWS}.0")
+    window.wait_for("the demo model", lambda: window.ask("layout") == [["RPC2", 0, 15]])
+    assert window.ask("text", "chat.prompt_edit.toPlainText") == "not sent yet"
+    assert window.ask("text", "load_report.badge_text") == "LOADED"
+    window.desktop.key("ctrl+a")
+    ask_model(window, "go on")
+    window.wait_for("the answer", lambda: window.ask("state") == "GENERATING")
+
+    window.click(f"{ROWS}.1")
+    window.wait_for("the other model again", lambda: window.ask("layout") == [["RPC0", 0, 4]])
+    move_range(window, 0, 1, "RPC0", "RPC2")
+    window.wait_for("the move", lambda: window.ask("layout") == [["RPC2", 0, 1], ["RPC0", 2, 4]])
+    window.desktop.key("ctrl+Return")
+    window.wait_for("the question", lambda: bool(window.ask("visible", "load_question")))
+    assert "RPC2, which works for Layerdeck demo" in window.ask("text", "load_question.text")
+    window.click("load_question.cancel_button")
+    assert len(loaded(window)) == 2
+    window.desktop.key("ctrl+Return")
+    window.wait_for("the question again", lambda: bool(window.ask("visible", "load_question")))
+    window.click("load_question.unload_button")
+    window.wait_for("one model", lambda: len(loaded(window)) == 1 and window.ask("state") == "READY")
+    assert window.ask("engine_layout") == [["RPC2", 0, 1], ["RPC0", 2, 4]]
+    assert status(window) == "other is loaded"
+    window.click(f"{ROWS}.0.unload_button")
+    window.wait_for("nothing loaded", lambda: loaded(window) == [])
+    assert window.ask("bugs") == []
+
+
+def test_a_crash_of_one_is_told_by_name_and_closing_ends_the_other(window: Window, tmp_path: Path) -> None:
+    load(window)
+    (demo,) = engines(window)
+    window.ask("drop", str(write_tiny_llama(tmp_path / "other.gguf", n_layers=5)))
+    window.wait_for("the other model", lambda: window.ask("layout") == [["RPC0", 0, 4]])
+    load(window)
+    demo.kill()
+    window.wait_for("the loss", lambda: status(window).startswith("Layerdeck demo: "))
+    assert loaded(window) == ["other"]
+    assert window.ask("state") == "READY"
+    assert window.ask("text", "load_report.badge_text") == "LOADED"
+    ask_model(window, "hello")
+    window.wait_for("an answer", lambda: window.ask("state") == "GENERATING")
+    children = children_of(window)
+    window.desktop.key("ctrl+q")
+    assert window.process.wait(30) == 0
+    wait_until_gone(children)

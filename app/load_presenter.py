@@ -28,6 +28,7 @@ class LoadPresenter(QObject):
         loading = model.loading
         loading.state_changed.connect(self._on_state_changed)
         loading.bridge.progress.connect(self._on_progress)
+        loading.bridge.attempt.connect(report.show_attempt)
         loading.bridge.loaded.connect(self._on_loaded)
         loading.ended.connect(self._on_ended)
         report.proposal_chosen.connect(window.session.apply_proposal)

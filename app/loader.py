@@ -18,7 +18,7 @@ from engine.fit.loaded_models import needs_reload
 from engine.fit.preview import Preview
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
-from engine.runner.client import LoadJob
+from engine.runner.job import DEFAULT_RETRIES, LoadJob, RetryPolicy
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 
@@ -76,7 +76,9 @@ class Loader(QObject):
                 self._say(f"{busy.name} is being loaded. Load {file.name} when that has ended, or cancel it.")
             return
         loaded = current.loading.loaded
-        if loaded is not None and not needs_reload(loaded, preview.layout, preview.context):
+        if loaded is not None and not needs_reload(
+            loaded, preview.layout, preview.context, preview.side_files
+        ):
             return
         obstacle = self._obstacle(preview)
         if obstacle:
@@ -117,7 +119,7 @@ class Loader(QObject):
     # ------------------------------------------------------------------ deciding
 
     def _decide(self, current: OpenModel, file: ModelFile, preview: Preview) -> None:
-        wanted = self._wanted(current, _job(file, preview), forecast_is_whole=preview.report.probe_only is None)
+        wanted = self._wanted(current, self._job(file, preview), forecast_is_whole=preview.report.probe_only is None)
         answer = self._settings.without_room if wanted.plan.victims else LoadAnswer.BESIDE
         if answer is not None and _may_go_unasked(wanted.plan, answer):
             self._go_on(wanted, answer)
@@ -148,10 +150,14 @@ class Loader(QObject):
     def _begin(self, wanted: _Wanted) -> None:
         job, preview = wanted.job, self._document.preview
         if self._models.current is wanted.model and preview is not None and _is_of(job, preview):
-            job = _job(job.model, preview)  # With the devices as they are after the wait.
+            job = self._job(job.model, preview)  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
         learns = wanted.forecast_is_whole and not wanted.plan.victims
         wanted.model.loading.load(job, forecast_is_whole=learns)
+
+    def _job(self, file: ModelFile, preview: Preview) -> LoadJob:
+        retry = RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0)
+        return LoadJob(file, preview.rig, preview.layout, preview.context, preview.report.rows, retry)
 
     def _obstacle(self, preview: Preview) -> str:
         """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
@@ -204,9 +210,5 @@ def _may_go_unasked(plan: LoadPlan, answer: LoadAnswer) -> bool:
     return answer is LoadAnswer.BESIDE and not plan.workers
 
 
-def _job(file: ModelFile, preview: Preview) -> LoadJob:
-    return LoadJob(file, preview.rig, preview.layout, preview.context, preview.report.rows)
-
-
 def _is_of(job: LoadJob, preview: Preview) -> bool:
-    return job.layout == preview.layout and job.context == preview.context
+    return (job.layout, job.context, job.side_files) == (preview.layout, preview.context, preview.side_files)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum, auto
 
 from PySide6.QtCore import QObject, Signal
 
 from app.calibrator import Calibrator
+from app.document import Edit
 from app.engine_bridge import EngineBridge
 from engine.fit.preview import LoadedLayout
 from engine.fit.proposals import Proposal
@@ -26,6 +28,14 @@ class ModelState(Enum):
     STOPPING = auto()
 
 
+@dataclass(frozen=True, slots=True)
+class StepBack:
+    """What was asked for, and what was loaded instead because it did not fit."""
+
+    asked: Edit
+    loaded: Edit
+
+
 class Loading(QObject):
     """Owns the bridge to a child. Calls return at once; what becomes of them arrives as signals, in the GUI thread."""
 
@@ -35,6 +45,7 @@ class Loading(QObject):
     answered = Signal(Done)
     answer_lost = Signal(str)
     """The answer that was being written has no good end: the sentence says why."""
+    stepped_back = Signal(StepBack)
     released = Signal()
     """The child holds nothing any more."""
     lost_changed = Signal(bool)
@@ -82,8 +93,8 @@ class Loading(QObject):
     @property
     def endpoints(self) -> frozenset[str]:
         """Workers that the child holds, or is about to."""
-        jobs = (self._job, self._pending)
-        return frozenset(endpoint for job in jobs if job is not None for endpoint in job.used_endpoints())
+        held = frozenset() if self._job is None else frozenset(self._job.used_endpoints())
+        return held if self._pending is None else held | self._pending.possible_endpoints()
 
     @property
     def has_child(self) -> bool:
@@ -151,15 +162,26 @@ class Loading(QObject):
     # ------------------------------------------------------------------ what becomes of it
 
     def _on_loaded(self, event: Loaded) -> None:
-        job, self._pending = self._pending, None
-        if job is None:
+        asked, self._pending = self._pending, None
+        if asked is None:
             return
         info = self.bridge.runner.loaded
-        job = self._job = job if info is None else info.job  # Stepping back may have led to another layout.
+        job = self._job = asked if info is None else info.job  # Stepping back may have led to another layout.
         self._set_lost(None)
-        self._set_loaded(LoadedLayout(job.layout, job.context, event.devices, event.forecast), job.model)
+        loaded = LoadedLayout(
+            job.layout,
+            job.context,
+            event.devices,
+            event.forecast,
+            job.side_files,
+            None if info is None else info.context,
+            None if info is None else info.flash_attention,
+        )
+        self._set_loaded(loaded, job.model)
         self._set_state(ModelState.READY)
         self._calibrator.finish(job, event)
+        if job.layout != asked.layout:
+            self.stepped_back.emit(StepBack(Edit(asked.layout, asked.context), Edit(job.layout, asked.context)))
 
     def _on_progress(self, event: Progress) -> None:
         if event.stage == "allocate" and self.loaded is not None:

@@ -108,6 +108,13 @@ def _model(window: MainWindow) -> MenuEntries:
         Command("stop_answer", "&Stop Answer", session.stop_answer, "Ctrl+Shift+."),
         SEPARATOR,
         Switch(
+            "step_back",
+            "Step &Back and Retry When Memory Runs Out",
+            window.settings.steps_back,
+            window.settings.step_back,
+            tip="Try other layouts until one loads; the report says which",
+        ),
+        Switch(
             "reload_lost",
             "&Reload a Lost Model by Itself",
             window.settings.reload_lost,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -14,7 +15,7 @@ from app.conversation import Conversation
 from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
 from app.loader import Loader
-from app.loading import Loading, ModelState
+from app.loading import Loading, ModelState, StepBack
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.paths import demo_path
@@ -82,6 +83,7 @@ class Session(QObject):
     def _connect_model(self, model: OpenModel) -> None:
         model.loading.released.connect(self.prober.restart)
         model.loading.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
+        model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     @property
     def loading(self) -> Loading:
@@ -253,9 +255,27 @@ class Session(QObject):
             name = model.name if model is not None else "another model"
             self._say(f"This proposal is for {name}; open that model first.", bad=True)
             return
+        if proposal.unload:
+            self._unload_named(proposal.unload)
+            return
         self.document.replace(Edit(proposal.layout, proposal.context), proposal.text)
         asked = "; the engine is asked now" if self.rig_keeper.is_real else ""
         self._say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
+
+    def _unload_named(self, name: str) -> None:
+        other = next((each for each in self.models.all if each.name == name and each is not self.models.current), None)
+        if other is None or other.held is None:
+            self._say(f"{name} is not loaded any more. Load to try again.", bad=True)
+        else:
+            self.unload_model(other)
+
+    def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
+        """Go to the layout that was loaded instead, as one step of undo, unless the edit has gone on meanwhile."""
+        if model is self.models.current and self.document.edit == change.asked:
+            self.document.replace(change.loaded, "step back")
+            self._say(
+                "Loaded with another layout, since the first did not fit: see the report. Undo goes back.", bad=False
+            )
 
     def unload(self) -> None:
         """Free what is loaded of the current model."""

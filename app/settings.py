@@ -83,6 +83,15 @@ class Settings:
         self._store.setValue("reload_lost", "true" if wanted else "false")
 
     @property
+    def steps_back(self) -> bool:
+        """Whether a load that does not fit may try other layouts."""
+        return self._store.value("steps_back", "false") == "true"
+
+    def step_back(self, wanted: bool) -> None:
+        """Keep whether a load that does not fit may try other layouts."""
+        self._store.setValue("steps_back", "true" if wanted else "false")
+
+    @property
     def without_room(self) -> LoadAnswer | None:
         """What to do when a model does not fit beside those that are loaded; None: ask."""
         kept = self._store.value("without_room")

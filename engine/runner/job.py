@@ -16,6 +16,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.layout.layout import Layout
 from engine.layout.rules import violations
+from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, Projector, SideFiles
@@ -23,6 +24,10 @@ from engine.runner.protocol import AdapterFile, DeviceRef, Load, Probe, Projecto
 
 OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
 """What backends with op_offload read their threshold from when they start."""
+
+
+DEFAULT_RETRIES = 10
+"""Where other layouts may be tried and nobody said how many."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class LoadJob:
         )
         if broken:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in broken))
-        return engine_parameters(self.layout, self.model.n_layers)
+        return engine_parameters(self.layout, self.model.n_layers, count_unlisted_layers(self.model))
 
     def load_request(self) -> Load:
         """Return the request of a real load; raises as `parameters` does, and `ModelFileError` for its path."""
@@ -97,6 +102,12 @@ class LoadJob:
         """Return what the child's environment has to say: the engine reads some settings nowhere else."""
         tokens = self.context.op_offload_min_batch
         return {} if tokens is None else {OFFLOAD_VARIABLE: str(tokens)}
+
+    def possible_endpoints(self) -> frozenset[str]:
+        """Return the workers that this load may turn to: its layout's, and every one where other layouts are tried."""
+        if not self.retry.retries:
+            return frozenset(self.used_endpoints())
+        return frozenset(device.endpoint for device in self.rig.devices if device.endpoint is not None)
 
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
         """Return the RPC devices that the layout uses, by endpoint."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QToolButton, QVBoxLayout, QWidget
 
-from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.runner.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.load_report.outcome import (
     Outcome,
     ProposalWords,
+    attempt_words,
     cancelled_outcome,
     crashed_outcome,
     failed_outcome,
@@ -21,7 +23,7 @@ from widgets.load_report.outcome import (
     out_of_memory_outcome,
     progress_words,
 )
-from widgets.load_report.plain_text import plain_report
+from widgets.load_report.plain_text import ATTEMPTS_TITLE, plain_report
 from widgets.load_report.proposal_list import ProposalList
 from widgets.load_report.report_table import ReportTable
 
@@ -47,6 +49,8 @@ class LoadReport(QWidget):
         self._sentence = plain_label("", wrap=True)
         self._detail = plain_label("", "dim", wrap=True)
         self._rows_title = plain_label("", "dim")
+        self._attempts: tuple[str, ...] = ()
+        self._attempts_label = plain_label("", "dim", wrap=True)
         self._progress = QProgressBar()
         self._progress.setTextVisible(False)
         self._progress.setAccessibleName("Load progress")
@@ -67,6 +71,11 @@ class LoadReport(QWidget):
     def detail(self) -> str:
         return self._detail.text()
 
+    @property
+    def attempts(self) -> tuple[str, ...]:
+        """The layouts that the last load tried, in words; one alone is not shown."""
+        return self._attempts
+
     def apply_palette(self, palette: Palette) -> None:
         """Use the part colours of `palette`."""
         self._palette = palette
@@ -79,10 +88,16 @@ class LoadReport(QWidget):
 
     def show_progress(self, stage: Stage, fraction: float | None = None, device: str | None = None) -> None:
         """Show what goes on; `fraction` None is work of unknown length."""
+        if self._outcome is not None:
+            self._show_attempts(())  # Those of the load before.
         self._show(None, f"{progress_words(stage, device, fraction)}…")
         self._progress.setRange(0, 0 if fraction is None else PROGRESS_STEPS)
         self._progress.setValue(0 if fraction is None else round(min(max(fraction, 0.0), 1.0) * PROGRESS_STEPS))
         self._progress.show()
+
+    def show_attempt(self, event: Attempt) -> None:
+        """Show one more layout that is tried; the first of a load comes alone."""
+        self._show_attempts((*(self._attempts if event.number > 1 else ()), attempt_words(event)))
 
     def show_loaded(self, event: Loaded) -> None:
         """Show measured bytes beside the forecast."""
@@ -122,7 +137,13 @@ class LoadReport(QWidget):
         self.copied.emit()
 
     def _show_outcome(self, outcome: Outcome) -> None:
-        self._show(outcome, outcome.sentence)
+        tried = self._attempts if len(self._attempts) > 1 else ()
+        self._show(replace(outcome, attempts=tried), outcome.sentence)
+
+    def _show_attempts(self, attempts: tuple[str, ...]) -> None:
+        self._attempts = attempts
+        self._attempts_label.setText("\n".join((ATTEMPTS_TITLE, *attempts)))
+        self._attempts_label.setVisible(len(attempts) > 1)
 
     def _show(self, outcome: Outcome | None, sentence: str) -> None:
         self._outcome = outcome
@@ -171,7 +192,8 @@ class LoadReport(QWidget):
             self._table.show()
 
     def _build(self) -> None:
-        for label in (self._sentence, self._detail):
+        self._attempts_label.hide()
+        for label in (self._sentence, self._detail, self._attempts_label):
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.copy_button.setText("Copy")
         self.copy_button.setProperty("role", "quiet")
@@ -189,6 +211,7 @@ class LoadReport(QWidget):
         self._column.setSpacing(8)
         self._column.addWidget(self._detail)
         self._column.addWidget(self._rows_title)
+        self._column.addWidget(self._attempts_label)
         self._column.addStretch(1)
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)

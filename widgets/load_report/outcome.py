@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.devices.holder import holder_words
 from engine.fit.report import DeviceRow
-from engine.runner.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.runner.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from engine.units import format_bytes
 
 Tone = Literal["good", "bad", "dim"]
@@ -23,7 +24,10 @@ class ProposalWords:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """One ending: a badge, a sentence, further words, and rows with the forecast beside what was measured."""
+    """One ending: a badge, a sentence, further words, and rows with the forecast beside what was measured.
+
+    `attempts` are the layouts that were tried before and with it, where there were several.
+    """
 
     badge: str
     tone: Tone
@@ -33,6 +37,7 @@ class Outcome:
     forecast: tuple[DeviceRow, ...] = ()
     rows_title: str = ""
     proposals: tuple[ProposalWords, ...] = ()
+    attempts: tuple[str, ...] = ()
 
 
 def loaded_outcome(event: Loaded) -> Outcome:
@@ -73,11 +78,21 @@ def out_of_memory_outcome(
         badge="OOM",
         tone="bad",
         sentence=sentence,
-        detail=event.message,
+        detail="\n".join(filter(None, (event.message, _holder_sentence(event)))),
         rows=rows,
         rows_title="Already placed when it failed" if rows else "",
         proposals=tuple(proposals) or tuple(map(ProposalWords, event.proposals)),
     )
+
+
+def _holder_sentence(event: OutOfMemory) -> str:
+    held = ", ".join(map(holder_words, event.holders))
+    return f"Memory of {event.device} is held by {held}." if held else ""
+
+
+def attempt_words(event: Attempt) -> str:
+    """Return "2. layers 0-3 on CPU, layers 4-7 on RPC0", with why it was tried on a second line."""
+    return f"{event.number}. {event.layout}\n    {event.reason}"
 
 
 def failed_outcome(event: Failed) -> Outcome:

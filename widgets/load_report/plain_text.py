@@ -5,6 +5,8 @@ from __future__ import annotations
 from widgets.load_report.columns import DIFFERENCE_TITLE, table_lines, visible_columns
 from widgets.load_report.outcome import Outcome, ProposalWords
 
+ATTEMPTS_TITLE = "Layouts that were tried"
+
 
 def plain_report(outcome: Outcome) -> str:
     """Return the whole report, the table in columns of spaces."""
@@ -12,6 +14,8 @@ def plain_report(outcome: Outcome) -> str:
     if outcome.rows:
         paragraphs.append("\n".join(line for line in (outcome.rows_title, _table(outcome)) if line))
     paragraphs += [text for text in (outcome.detail, "\n".join(map(_proposal, outcome.proposals))) if text]
+    if outcome.attempts:
+        paragraphs.append("\n".join((ATTEMPTS_TITLE, *outcome.attempts)))
     return "\n\n".join(paragraphs) + "\n"
 
 

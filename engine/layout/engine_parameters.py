@@ -78,9 +78,11 @@ def leading_cpu_layers(layout: Layout) -> int:
     return layout.runs[0].length if layout.runs[0].device == CPU_ID else 0
 
 
-def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
+def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) -> EngineParameters:
     """Return what llama.cpp is told so that every layer, its KV cache and the output layer land where `layout` says.
 
+    `n_unlisted` layers that the engine makes behind those of the file go with the last layer, or where that is on the
+    CPU with the output.
     Whole layer counts that sum to `n_gpu_layers` make llama.cpp's float32 split exact; shares of 1 would not.
 
     Raises:
@@ -99,13 +101,23 @@ def engine_parameters(layout: Layout, model_n_layers: int) -> EngineParameters:
     offloaded = entries(layout)
     devices = (*(run.device for run in offloaded), *further_devices(layout))
     counts = [float(run.length) for run in offloaded]
+    if offloaded:
+        counts[_last_layer_entry(offloaded, layout)] += n_unlisted
     return EngineParameters(
-        n_gpu_layers=sum(run.length for run in offloaded),
+        n_gpu_layers=round(sum(counts)),
         devices=devices,
         tensor_split=tuple(counts + [0.0] * (MAX_DEVICES - len(counts))),
         # Mode none keeps the first entry only, and with no entry it is an error.
         split_mode=layout.split_mode if len(devices) == 1 else "layer",
         overrides=tensor_overrides(layout),
+    )
+
+
+def _last_layer_entry(offloaded: tuple[Run, ...], layout: Layout) -> int:
+    """Return the place of the entry that has the last layer, of the output's if it is none."""
+    return next(
+        (place for place, run in enumerate(offloaded) if run.first <= layout.n_layers - 1 <= run.last),
+        len(offloaded) - 1,
     )
 
 

@@ -14,6 +14,7 @@ from engine.gguf.model_file import Block, ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import TensorOverride, leading_cpu_layers, tensor_overrides
 from engine.layout.layout import Layout
+from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.layout.violation import Violation
 
 UNSUPPORTED_ARCHITECTURES = frozenset({
@@ -41,6 +42,12 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
         yield Violation(
             "split_architecture",
             f"The engine cannot split {model.architecture} models inside their layers.",
+            "Choose split mode layer, which divides the model between layers.",
+        )
+    elif count_unlisted_layers(model):
+        yield Violation(
+            "split_architecture",
+            f"The engine cannot split layers that it repeats or adds, as it does for this {model.architecture} model.",
             "Choose split mode layer, which divides the model between layers.",
         )
     elif leading and model.architecture in WHOLE_MODEL_ONLY:

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.devices.device import CPU_ID
 from engine.errors import LayoutError
 from engine.layout.engine_parameters import (
     MAX_DEVICES,
@@ -30,6 +31,16 @@ def test_the_engine_puts_every_layer_where_the_layout_says(layout: Layout) -> No
     assert len(parameters.devices) == entry_count(layout) <= MAX_ENTRIES
     assert len(parameters.tensor_split) == MAX_DEVICES
     assert sum(parameters.tensor_split) == parameters.n_gpu_layers
+
+
+@given(layouts(max_layers=60, max_runs=MAX_ENTRIES - 1), st.integers(1, 120))
+def test_layers_that_the_file_does_not_list_go_with_its_last(layout: Layout, n_unlisted: int) -> None:
+    n_layers = layout.n_layers
+    parameters = engine_parameters(layout, n_layers, n_unlisted)
+    assigned = assignment_of(parameters, n_layers + n_unlisted)
+    assert (*assigned[:n_layers], assigned[-1]) == (*layout.assignment(), layout.output_device)
+    with_last = assigned[n_layers - 1] if layout.runs[-1].device != CPU_ID or len(layout.runs) > 1 else assigned[-1]
+    assert set(assigned[n_layers:-1]) == {with_last}
 
 
 def test_shares_instead_of_counts_would_miss() -> None:

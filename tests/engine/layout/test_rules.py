@@ -235,6 +235,15 @@ def test_sequences_have_to_go_into_one_batch(context: ContextSettings, expected:
     assert rules(broken(single_device(2, "CUDA0"), context=context)) == expected
 
 
+def test_layers_that_the_engine_adds_are_not_split() -> None:
+    tensor = replace(single_device(2, "CUDA0"), split_mode="tensor", tensor_split=(("CUDA0", 1.0), ("CUDA1", 1.0)))
+    plain = replace(model(2), architecture="nanbeige")
+    looped = replace(plain, metadata={**plain.metadata, "nanbeige.num_loops": 2})
+    for repeated in (looped, replace(model(2), architecture="graniteswitch")):
+        assert "split_architecture" in rules(broken(tensor, repeated))
+    assert "split_architecture" not in rules(broken(tensor, plain))
+
+
 def test_a_bias_for_all_tokens_keeps_no_sequences_apart() -> None:
     encoder = replace(model(2), architecture="t5")
     layout = single_device(2, "CUDA0")

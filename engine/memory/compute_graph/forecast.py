@@ -254,12 +254,10 @@ class ComputeForecast:
             offload_batch=self._context.offload_batch,
         )
         batch, small = self._batch, None
-        if (asks_flash or self._tables.numbers.mixing_steps) and not self._suits_flash(placement):
-            small = self._smallest(placement, parts, scheduler, batch, names)
-            moved = _moved(small, names)
-            if moved:
-                flash = batch.flash and not (asks_flash and "flash_attn" in moved)
-                batch, small = replace(batch, flash=flash, unfused=moved - {"flash_attn"}), None
+        for op in () if self._suits_flash(placement) else self._asked_operations(asks_flash=asks_flash):
+            small = small or self._smallest(placement, parts, scheduler, batch, names)
+            if op in _moved(small, names):
+                batch, small = batch.without(op), None
         sizes = [scheduler.buffer_sizes(self._graph(placement, parts, batch, names))]
         if self._tables.family.one_sequence and batch.n_sequences > 1:
             single = replace(batch, n_sequences=1, n_tokens=batch.n_outputs)
@@ -272,6 +270,11 @@ class ComputeForecast:
             sizes.append(scheduler.assigned_sizes(small))
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
         return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
+
+    def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
+        """Return the operations that the engine gives up one after the other if they leave their layer's device."""
+        mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.numbers.mixing_steps else ()
+        return ("flash_attn", *mixing) if asks_flash else mixing
 
     def _borrows(self, placement: Placement) -> bool:
         """Return whether devices take over operations whose weights are on the host."""
@@ -335,7 +338,7 @@ class ComputeForecast:
 
 
 def _moved(graph: Graph, names: Sequence[str]) -> frozenset[str]:
-    """Return what is not one operation, as it ended up on another device than its layer."""
+    """Return which of the operations that could be several are on another device than their layer."""
     owners = [HOST if name == CPU_ID else name for name in names]
     return frozenset(node.op for node, memory in graph.fused if owners[node.backend] != memory)
 

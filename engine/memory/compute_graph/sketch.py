@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.memory.compute_graph.facts import WeightFacts, Weights
 from engine.memory.compute_graph.gating import gated
@@ -30,6 +30,10 @@ class Batch:
     turned_values: bool
     offload_kqv: bool
     unfused: frozenset[str] = frozenset()
+
+    def without(self, op: str) -> Batch:
+        """Return the same batch with `op` taken apart."""
+        return replace(self, flash=False) if op == "flash_attn" else replace(self, unfused=self.unfused | {op})
 
     @property
     def mask_streams(self) -> int:

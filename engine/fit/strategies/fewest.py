@@ -64,6 +64,8 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
         short = bench.shortfalls(layout)
         if not short:
             return layout
+        if not short.keys() <= free.keys():
+            return None  # Of what is pinned to a device that holds nothing else, nothing can be taken away.
         for device_id, size in short.items():
             free[device_id] -= size
     return None

@@ -140,13 +140,13 @@ class _Pass:
         return count
 
     def _goes(self, places: Sequence[str], output: str | None, filled: str) -> bool:
-        """Return whether no device is short; a layer that only stands for others on the front device does not count."""
+        """Return whether no device is short; what only stands for others, or is pinned there, does not count."""
         layout = self.bench.layout(places, output, self.overrides)
         left_free = self.headroom
         if CPU_ID in places:
             left_free = {key: size + self.reserve.get(key, 0) for key, size in left_free.items()}
         short = self.bench.shortfalls(layout, left_free)
-        return short.keys() <= ({self.front} if self.front != filled else set())
+        return short.keys() <= {self.front, *self.bench.overpinned} - {filled}
 
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
         """Return about how many of `layers` the device takes; only how soon the search ends depends on it."""

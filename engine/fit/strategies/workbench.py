@@ -41,7 +41,7 @@ class Workbench:
 
     `devices` are those that may hold layers, local cards first and larger before smaller. `usable` is what each can
     take in bytes: free memory less margin. `pinned` are the layers whose device is given, `output` that of the output
-    layer where it is given.
+    layer where it is given; `overpinned` are devices that are too small for that alone.
     """
 
     def __init__(self, memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints) -> None:
@@ -64,6 +64,7 @@ class Workbench:
         found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
         found.sort(key=lambda device: (rank(device), -self.usable[device.id]))
         self.devices: tuple[Device, ...] = tuple(found[: MAX_ENTRIES - accelerators])
+        self.overpinned = frozenset(self.shortfalls(self.layout([CPU_ID] * self.n_layers, CPU_ID)))
 
     def _may_hold(self, device: Device) -> bool:
         return device.kind != "accel" and self.usable[device.id] > 0 and device.id not in self.constraints.off

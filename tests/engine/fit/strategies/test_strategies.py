@@ -308,6 +308,16 @@ def test_the_output_layer_stays_where_it_is_pinned() -> None:
             assert on_cpu == 0, "an output layer on the CPU does not take layers along"
 
 
+def test_what_is_pinned_to_a_device_that_is_too_small_keeps_no_other_from_being_filled() -> None:
+    rig = make_rig(make_gpu("CUDA0", 1), make_gpu("CUDA1", 12))
+    constraints = Constraints(pins=(Pin("CUDA0", 0, 15),))
+    for strategy in STRATEGIES:
+        result = found(strategy, "mixture", rig, constraints)
+        assert not result.fits
+        assert "CUDA0 by" in result.explanation
+        assert strategy == "context" or "CUDA1" in result.layout.devices
+
+
 def test_nothing_is_left_where_all_devices_are_off() -> None:
     rig = RIGS["mixed"]
     for strategy in STRATEGIES:

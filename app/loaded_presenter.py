@@ -28,7 +28,7 @@ class LoadedPresenter(QObject):
         models.current_changed.connect(self._show_entries)
         self._session.rig_keeper.samples_arrived.connect(self._show_entries)
         loaded_list.chosen.connect(self._on_chosen)
-        loaded_list.unload_requested.connect(self._on_unload)
+        loaded_list.end_requested.connect(self._on_end)
         loaded_list.keep_alive_chosen.connect(self._on_keep_alive)
         loader.question_changed.connect(window.load_question.set_question)
         window.load_question.answered.connect(loader.answer)
@@ -52,15 +52,20 @@ class LoadedPresenter(QObject):
             state=words.get(state) or idle_text(held, self._session.models.now_s()),
             keep_alive_s=held.keep_alive_s,
             is_current=model is self._session.models.current,
-            may_unload=state in (ModelState.READY, ModelState.GENERATING),
+            end_text="Cancel" if model.loading.is_busy else "Unload",
+            may_end=state is not ModelState.STOPPING,
             tool_tip="\n".join([held.name, *where]),
         )
 
     def _on_chosen(self, number: int) -> None:
         self._session.show_model(self._model(number))
 
-    def _on_unload(self, number: int) -> None:
-        self._session.unload_model(self._model(number))
+    def _on_end(self, number: int) -> None:
+        model = self._model(number)
+        if model.loading.is_busy:
+            model.loading.cancel()
+        else:
+            self._session.unload_model(model)
 
     def _on_keep_alive(self, choice: KeepAliveChoice) -> None:
         self._model(choice.number).keep_alive(choice.keep_alive_s)

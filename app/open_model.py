@@ -77,7 +77,7 @@ class OpenModel(QObject):
             return None
         if before is None:
             before = LoadedModel(self.key, self.name, keep_alive_s=self._keep_alive_s)
-        held = before.holding({} if loading.loaded is None else held_bytes(loading.loaded.measured), loading.endpoints)
+        held = before.holding({} if loading.loaded is None else held_bytes(loading.loaded), loading.endpoints)
         before_state, self._state = self._state, loading.state
         if loading.state is not ModelState.READY:
             return held.busy()

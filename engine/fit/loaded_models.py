@@ -11,10 +11,10 @@ from itertools import combinations
 from math import inf
 
 from engine.fit.preview import LoadedLayout
-from engine.fit.report import DeviceRow
 from engine.gguf.identity import FileIdentity
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
 UNTIL_UNLOADED_S = inf
 AFTER_THE_ANSWER_S = 0.0
@@ -108,11 +108,22 @@ def _eviction_order(model: LoadedModel) -> tuple[float, float, str]:
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 
 
-def needs_reload(loaded: LoadedLayout, layout: Layout | None, context: ContextSettings) -> bool:
-    """Return whether asking for `layout` (None: any would do) and `context` means loading the same file again."""
-    return loaded.context != context or (layout is not None and loaded.layout != layout)
+def needs_reload(
+    loaded: LoadedLayout, layout: Layout | None, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
+) -> bool:
+    """Return whether asking for `layout` (None: any would do), `context` and `side_files` means loading again."""
+    beside = loaded.context != context or loaded.side_files != side_files
+    return beside or (layout is not None and loaded.layout != layout)
 
 
-def held_bytes(measured: Iterable[DeviceRow]) -> dict[str, int]:
-    """Return what a load took by device, without devices that it does not use."""
-    return {row.id: row.need_bytes for row in measured if row.need_bytes}
+def held_bytes(loaded: LoadedLayout) -> dict[str, int]:
+    """Return what a load took by device, without devices that it does not use.
+
+    The engine does not tell what its process takes besides its buffers; that is taken from the forecast.
+    """
+    besides = {row.id: row.overhead_bytes for row in loaded.forecast}
+    return {
+        row.id: row.need_bytes + max(0, besides.get(row.id, 0) - row.overhead_bytes)
+        for row in loaded.measured
+        if row.need_bytes
+    }

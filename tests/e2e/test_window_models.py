@@ -72,7 +72,7 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     window.wait_for("one model", lambda: len(loaded(window)) == 1 and window.ask("state") == "READY")
     assert window.ask("engine_layout") == [["RPC2", 0, 1], ["RPC0", 2, 4]]
     assert status(window) == "other is loaded"
-    window.click(f"{ROWS}.0.unload_button")
+    window.click(f"{ROWS}.0.end_button")
     window.wait_for("nothing loaded", lambda: loaded(window) == [])
     assert window.ask("bugs") == []
 

@@ -17,7 +17,7 @@ from widgets.common.text import Fonts, elide, fitting, text_width
 from widgets.layout_editor.blocks import blocks_paths, strip_colour
 from widgets.layout_editor.geometry import Columns, Lanes, Track
 from widgets.layout_editor.placement import LaneContent, StripKey
-from widgets.layout_editor.texts import is_short, lane_texts, measured_texts
+from widgets.layout_editor.texts import held_texts, is_short, lane_texts, measured_texts
 
 _BAR_HEIGHT = 14.0
 _LINE = 17.0
@@ -171,6 +171,7 @@ class LaneItem(QGraphicsItem):
         self._text(painter, line, room, fonts.body, room_name)
         self._text(painter, line, grade, fonts.small, palette.dim, right=True)
         texts = parts_texts(bar) if values.forecast is None else measured_texts(row, values.forecast)
+        texts = texts or held_texts(values.holdings)
         parts = fitting(texts, fonts.small, width)
         self._text(painter, line.translated(0, _LINE - 1), parts, fonts.small, palette.dim)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
+from engine.devices.device import Holding
 from engine.fit.preview import LayerBytes, LoadedLayout, Preview
 from engine.fit.report import DeviceRow
 from engine.layout.layout import Layout
@@ -129,6 +130,14 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
     if row.need_bytes == 0 and forecast.need_bytes == 0:
         return ()
     return f"measured {measured}, forecast {expected}", f"{measured}, forecast {expected}", f"measured {measured}"
+
+
+def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
+    """Return who else holds memory where this model holds none, longest form first."""
+    if not holdings:
+        return ()
+    names = ", ".join(each.model for each in holdings)
+    return f"{names}: {format_bytes(sum(each.size_bytes for each in holdings))}", names
 
 
 def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:

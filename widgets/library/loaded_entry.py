@@ -17,7 +17,10 @@ KEEP_ALIVES: tuple[tuple[float, str, str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class LoadedEntry:
-    """A model that is loaded or being loaded. `number` is the window's own, `state` such as "idle for 3 min"."""
+    """A model that is loaded or being loaded. `number` is the window's own, `state` such as "idle for 3 min".
+
+    `end_text` is what ends it: "Unload" or "Cancel".
+    """
 
     number: int
     title: str
@@ -25,7 +28,8 @@ class LoadedEntry:
     state: str
     keep_alive_s: float
     is_current: bool = False
-    may_unload: bool = True
+    end_text: str = "Unload"
+    may_end: bool = True
     tool_tip: str = ""
 
     @property

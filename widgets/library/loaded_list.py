@@ -20,7 +20,7 @@ class LoadedList(QWidget):
     """Hidden while nothing is loaded."""
 
     chosen = Signal(int)  # an entry's number
-    unload_requested = Signal(int)
+    end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -77,7 +77,7 @@ class LoadedList(QWidget):
     def _make_row(self, entry: LoadedEntry) -> LoadedRow:
         row = LoadedRow(entry)
         row.clicked.connect(lambda: self.chosen.emit(entry.number))
-        row.unload_requested.connect(self.unload_requested)
+        row.end_requested.connect(self.end_requested)
         row.keep_alive_chosen.connect(self.keep_alive_chosen)
         return row
 

@@ -1,4 +1,4 @@
-"""One loaded model in the panel: a click makes it current, small buttons unload it and say how long it is kept."""
+"""One loaded model in the panel: a click makes it current, small buttons end it and say how long it is kept."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from widgets.library.loaded_entry import KEEP_ALIVES, KeepAliveChoice, LoadedEnt
 
 
 class LoadedRow(QPushButton):
-    """Title and Unload, what it holds, state and keep-alive."""
+    """Title and what ends it, what it holds, state and keep-alive."""
 
-    unload_requested = Signal(int)
+    end_requested = Signal(int)
     keep_alive_chosen = Signal(KeepAliveChoice)
 
     def __init__(self, entry: LoadedEntry, parent: QWidget | None = None) -> None:
@@ -26,8 +26,7 @@ class LoadedRow(QPushButton):
         self._title = ElidedLabel("", "strong")
         self._detail = ElidedLabel("", "dim")
         self._state = ElidedLabel("", "dim")
-        self.unload_button = QToolButton()
-        self.unload_button.setText("Unload")
+        self.end_button = QToolButton()
         self.keep_button = QToolButton()
         self._grid = QGridLayout(self)
         self._build()
@@ -44,11 +43,12 @@ class LoadedRow(QPushButton):
         self._detail.setText(entry.detail)
         self._state.setText(entry.state)
         self.keep_button.setText(f"{entry.keep_word} ▾")
-        self.unload_button.setEnabled(entry.may_unload)
+        self.end_button.setText(entry.end_text)
+        self.end_button.setEnabled(entry.may_end)
         self.setChecked(entry.is_current)
         self.setToolTip(plain_tool_tip(entry.tool_tip))
         self.setAccessibleName(f"{entry.title}, {entry.detail}, {entry.state}")
-        self.unload_button.setAccessibleName(f"Unload {entry.title}")
+        self.end_button.setAccessibleName(f"{entry.end_text} {entry.title}")
         self.keep_button.setAccessibleName(f"How long {entry.title} stays loaded: {entry.keep_word}")
 
     def keep_menu(self) -> QMenu:
@@ -76,18 +76,18 @@ class LoadedRow(QPushButton):
     def _build(self) -> None:
         for label in (self._title, self._detail, self._state):
             label.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
-        for button in (self.unload_button, self.keep_button):
+        for button in (self.end_button, self.keep_button):
             button.setProperty("role", "quiet")
             button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
         self.keep_button.setToolTip("How long it stays loaded")
-        self.unload_button.clicked.connect(lambda: self.unload_requested.emit(self._entry.number))
+        self.end_button.clicked.connect(lambda: self.end_requested.emit(self._entry.number))
         self.keep_button.clicked.connect(self._show_keep_menu)
         grid = self._grid
         grid.setContentsMargins(10, 6, 4, 6)
         grid.setHorizontalSpacing(4)
         grid.setVerticalSpacing(2)
         grid.addWidget(self._title, 0, 0)
-        grid.addWidget(self.unload_button, 0, 1, Qt.AlignmentFlag.AlignRight)
+        grid.addWidget(self.end_button, 0, 1, Qt.AlignmentFlag.AlignRight)
         grid.addWidget(self._detail, 1, 0, 1, 2)
         grid.addWidget(self._state, 2, 0)
         grid.addWidget(self.keep_button, 2, 1, Qt.AlignmentFlag.AlignRight)

@@ -12,19 +12,24 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine.devices.device import Device, make_host
 from engine.fit.loaded_models import (
     AFTER_THE_ANSWER_S,
     UNTIL_UNLOADED_S,
     LoadedModel,
     choose_victims,
     expired,
+    held_bytes,
     needs_reload,
     next_expiry_s,
 )
 from engine.fit.preview import LoadedLayout
+from engine.fit.report import DeviceRow, make_row
 from engine.gguf.identity import FileIdentity
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.units import GIB, MIB
 
 GONE_ENOUGH = Callable[[Sequence[LoadedModel]], bool]
 
@@ -141,6 +146,21 @@ def test_expiry_and_the_next_time_agree(models: list[LoadedModel], now_s: float)
     due_s = next_expiry_s(models)
     assert bool(expired(models, now_s)) == (due_s is not None and due_s <= now_s)
     assert all(model.idle_since_s is not None for model in expired(models, now_s))
+
+
+# ---------------------------------------------------------------------- what a load holds
+
+
+def test_a_load_holds_what_was_measured_and_what_its_process_takes_besides() -> None:
+    card, host = Device("CUDA0", "card", "CUDA", "gpu", GIB), make_host("host", GIB)
+
+    def rows(overhead_bytes: int, grade: Grade) -> tuple[DeviceRow, ...]:
+        memory = DeviceMemory(weights_bytes=300 * MIB, overhead_bytes=overhead_bytes)
+        return make_row(card, memory, grade), make_row(host, DeviceMemory(), grade)
+
+    told = LoadedLayout(LAYOUT, CONTEXT, rows(0, Grade.MEASURED), rows(50 * MIB, Grade.ESTIMATED))
+    assert held_bytes(told) == {"CUDA0": 350 * MIB}
+    assert held_bytes(LoadedLayout(LAYOUT, CONTEXT, rows(0, Grade.MEASURED), ())) == {"CUDA0": 300 * MIB}
 
 
 # ---------------------------------------------------------------------- reload

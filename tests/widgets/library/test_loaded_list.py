@@ -64,12 +64,13 @@ def test_unload_is_no_click_on_the_row(loaded: LoadedList, qtbot: QtBot) -> None
     first, second = loaded.rows()
     chosen: list[int] = []
     loaded.chosen.connect(chosen.append)
-    with qtbot.waitSignal(loaded.unload_requested) as unload:
-        QTest.mouseClick(second.unload_button, Qt.MouseButton.LeftButton)
+    with qtbot.waitSignal(loaded.end_requested) as unload:
+        QTest.mouseClick(second.end_button, Qt.MouseButton.LeftButton)
     assert unload.args == [3]
     assert chosen == []
-    loaded.set_entries((replace(ADA, state="loading", may_unload=False), BOB))
-    assert not first.unload_button.isEnabled()
+    loaded.set_entries((replace(ADA, state="cancelling", end_text="Cancel", may_end=False), BOB))
+    assert first.end_button.text() == "Cancel"
+    assert not first.end_button.isEnabled()
 
 
 def test_the_menu_offers_every_keep_alive(loaded: LoadedList, qtbot: QtBot) -> None:

@@ -23,6 +23,7 @@ from engine.runner.discovery import discover, host_device
 from engine.runner.lab import LabRig
 from engine.runner.protocol import DeviceMemoryReading
 from engine.runner.self_test import keep_verdict, read_verdicts, try_repeated, with_verdicts
+from engine.telemetry.cards import read_card_facts, with_display_margins
 from engine.telemetry.readings import DeviceReadings
 from engine.telemetry.rpc_worker import WorkerProcess
 from engine.telemetry.sample import Sample
@@ -116,7 +117,9 @@ class RigKeeper(QObject):
             self._set_rig(Rig((*local, *workers), found.host))
 
         def find() -> Rig:
-            return with_verdicts(discover(), read_verdicts(self_test_path()))
+            rig = discover()
+            rig = with_display_margins(rig, read_card_facts(rig.devices))
+            return with_verdicts(rig, read_verdicts(self_test_path()))
 
         self._run("Looking for devices", find, show)
 

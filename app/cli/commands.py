@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.inputs import read_inputs, with_self_tests
+from app.cli.inputs import find_devices, read_inputs
 from app.cli.output import print_document, print_line, print_text
 from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
@@ -13,7 +13,6 @@ from engine.fit.plan_document import plan_document, plan_text
 from engine.fit.preview import make_report
 from engine.gguf.inspect import inspect_document, inspect_text
 from engine.gguf.reader import read_model
-from engine.runner.discovery import discover
 from engine.runner.probe import probe_report
 
 
@@ -29,7 +28,7 @@ def run_inspect(options: Namespace) -> int:
 
 def run_devices(options: Namespace) -> int:
     """Print this machine's rig file (always JSON: it is meant to be kept)."""
-    print_text(encode_rig(with_self_tests(discover(tuple(options.rpc)))).decode())
+    print_text(encode_rig(find_devices(options.rpc)).decode())
     return exit_codes.OK
 
 

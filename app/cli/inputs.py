@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
@@ -22,6 +23,7 @@ from engine.layout.layout_file import read_layout
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.runner.discovery import discover
 from engine.runner.self_test import read_verdicts, with_verdicts
+from engine.telemetry.cards import read_card_facts, with_display_margins
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,9 +65,11 @@ def read_inputs(options: Namespace) -> PlanInputs:
 
 def this_machine() -> Rig:
     """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
-    return read_calibration(calibration_path()).apply(with_self_tests(discover()))
+    return read_calibration(calibration_path()).apply(find_devices())
 
 
-def with_self_tests(rig: Rig) -> Rig:
-    """Return `rig` with the verdicts of the self-test."""
+def find_devices(rpc_endpoints: Sequence[str] = ()) -> Rig:
+    """Return this machine's devices and those of the endpoints, with default margins and the verdicts of self-tests."""
+    rig = discover(tuple(rpc_endpoints))
+    rig = with_display_margins(rig, read_card_facts(rig.devices))
     return with_verdicts(rig, read_verdicts(self_test_path()))

@@ -92,6 +92,22 @@ int nvmlDeviceGetPowerUsage(int *card, unsigned *milliwatts) {
     return sensor_status(card);
 }
 
+/* A screen hangs on the first card, which has sixteen lanes of the fourth generation; the second has four of the third. */
+int nvmlDeviceGetDisplayActive(int *card, unsigned *active) {
+    *active = *card == 0;
+    return sensor_status(card);
+}
+
+int nvmlDeviceGetMaxPcieLinkGeneration(int *card, unsigned *generation) {
+    *generation = *card == 0 ? 4 : 3;
+    return sensor_status(card);
+}
+
+int nvmlDeviceGetCurrPcieLinkWidth(int *card, unsigned *lanes) {
+    *lanes = *card == 0 ? 16 : 4;
+    return sensor_status(card);
+}
+
 int nvmlDeviceGetComputeRunningProcesses_v3(int *card, unsigned *count, process_info *processes) {
     const char *pid = getenv("NVML_STUB_PID");
     if (*card != 0 || pid == NULL) {

@@ -17,6 +17,7 @@ from engine.fit.report import FitReport
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
@@ -28,6 +29,7 @@ class Edit:
 
     layout: Layout
     context: ContextSettings
+    side_files: SideFiles = NO_SIDE_FILES
 
 
 class Sheet:
@@ -160,6 +162,16 @@ class LayoutDocument(QObject):
         if self.edit is not None:
             self.replace(replace(self.edit, context=context), "change settings")
 
+    def set_edit(self, layout: Layout, context: ContextSettings, text: str) -> None:
+        """Replace layout and settings as one step of undo; what is loaded beside the model stays."""
+        if self.edit is not None:
+            self.replace(replace(self.edit, layout=layout, context=context), text)
+
+    def set_side_files(self, side_files: SideFiles, text: str) -> None:
+        """Replace what is loaded beside the model as one step of undo."""
+        if self.edit is not None:
+            self.replace(replace(self.edit, side_files=side_files), text)
+
     def replace(self, edit: Edit, text: str) -> None:
         """Replace layout and settings as one step of undo named `text`."""
         self.cancel_move()
@@ -187,7 +199,8 @@ class LayoutDocument(QObject):
         if sheet is None or self._rig is None:
             self._publish(None)
             return
-        self._publish(make_preview(sheet.tables, self._rig, sheet.edit.layout, sheet.edit.context))
+        edit = sheet.edit
+        self._publish(make_preview(sheet.tables, self._rig, edit.layout, edit.context, edit.side_files))
 
     def _publish(self, preview: Preview | None) -> None:
         self._preview = preview

@@ -76,9 +76,7 @@ class Loader(QObject):
                 self._say(f"{busy.name} is being loaded. Load {file.name} when that has ended, or cancel it.")
             return
         loaded = current.loading.loaded
-        if loaded is not None and not needs_reload(
-            loaded, preview.layout, preview.context, preview.side_files
-        ):
+        if loaded is not None and not needs_reload(loaded, preview.layout, preview.context, preview.side_files):
             return
         obstacle = self._obstacle(preview)
         if obstacle:
@@ -157,7 +155,9 @@ class Loader(QObject):
 
     def _job(self, file: ModelFile, preview: Preview) -> LoadJob:
         retry = RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0)
-        return LoadJob(file, preview.rig, preview.layout, preview.context, preview.report.rows, retry)
+        return LoadJob(
+            file, preview.rig, preview.layout, preview.context, preview.report.rows, retry, preview.side_files
+        )
 
     def _obstacle(self, preview: Preview) -> str:
         """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""

@@ -20,6 +20,7 @@ from app.presenter import Presenter
 from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
 from app.session import Session
 from app.settings import Settings
+from app.settings_presenter import SettingsPresenter
 from app.status_line import Notice, StatusLine
 from app.theme import THEME_NAMES, Theme, ThemeName
 from engine.layout.layout import Layout
@@ -73,6 +74,7 @@ class MainWindow(QMainWindow):
         self._fill_file_menu()
         self.presenter = Presenter(self)
         LoadedPresenter(self)
+        self.settings_presenter = SettingsPresenter(self)
         self._connect_dialogs()
         self.theme.palette_changed.connect(self._apply_palette)
         self._apply_palette(theme.palette)

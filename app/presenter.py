@@ -12,6 +12,7 @@ from app.loading import ModelState
 from app.open_model import OpenModel
 from app.status_line import Notice
 from engine.devices.device import Rig
+from engine.fit.decisions.defaults import trained_length
 from engine.fit.preview import Preview
 from engine.fit.strategies.catalogue import STRATEGIES
 from engine.gguf.model_file import ModelFile
@@ -150,8 +151,8 @@ class Presenter(QObject):
         window.editor.set_preview(preview)
         if preview is not None:
             model = self._session.document.model
-            trained = model.hyper_parameter("context_length") if model is not None else None
-            window.settings_bar.set_context(preview.context, trained if isinstance(trained, int) else None)
+            trained = trained_length(model) if model is not None else None
+            window.settings_bar.set_context(preview.context, trained, preview.report.decisions)
             obstacles = split_mode_obstacles(preview.rig, model)
             window.settings_bar.set_split_mode(preview.layout.split_mode, obstacles)
         window.share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))

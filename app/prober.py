@@ -77,7 +77,9 @@ class Prober(QObject):
         if not self._may_probe():
             return
         self.cancel()
-        run = self._run = ProbeRun(model, preview.rig, edit.layout, edit.context, self.cache, self._spare)
+        run = self._run = ProbeRun(
+            model, preview.rig, edit.layout, edit.context, self.cache, self._spare, edit.side_files
+        )
 
         def show(report: FitReport) -> None:
             if self._run is run:

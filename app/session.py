@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -23,21 +24,21 @@ from app.prober import Prober
 from app.reloader import Reloader
 from app.rig_keeper import RigKeeper
 from app.settings import Settings
+from app.side_files import OpenedFile, SideFileKeeper, open_file
 from app.status_line import Notice
 from app.watchman import Watchman
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
+from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
 from engine.fit.loaded_models import needs_reload
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import AutoLayout
 from engine.gguf.file_type import file_type_name
-from engine.gguf.identity import FileIdentity, identify
 from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import used_devices
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
+from engine.memory.side_files import SideFiles
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
 
@@ -65,6 +66,7 @@ class Session(QObject):
         self.reloader = Reloader(self.models, self.loader, settings, self)
         self.prober = Prober(self.document, self.background, self._may_probe, self)
         self.watchman = Watchman(self.rig_keeper, self)
+        self.side_files = SideFileKeeper(self.document, self.background, settings, self._tell, self)
         self._opening = 0
         self._connect()
 
@@ -108,11 +110,12 @@ class Session(QObject):
 
     def open_model(self, path: Path) -> None:
         """Read `path` and begin with its initial layout, or go on with it. What is loaded stays loaded."""
-        self._open(f"Reading {path.name}", lambda: _read(path), path)
+        self._open(f"Reading {path.name}", partial(open_file, path, self.settings.side_files(path)), path)
 
     def open_demo(self) -> None:
         """Open the demo model, written first where it is not there yet."""
-        self._open("Preparing the demo model", lambda: _read(ensure_demo()), demo_path())
+        kept = self.settings.side_files(demo_path())
+        self._open("Preparing the demo model", lambda: open_file(ensure_demo(), kept), demo_path())
 
     def try_demo(self) -> None:
         """A lab rig and the demo model, in one click."""
@@ -126,7 +129,7 @@ class Session(QObject):
             return
 
         def apply(document: LayoutFile) -> None:
-            self.document.replace(Edit(document.layout, document.context), f"open {path.name}")
+            self.document.set_edit(document.layout, document.context, f"open {path.name}")
 
         self.background.run(
             f"Reading {path.name}", lambda: read_layout(path, n_layers=model.n_layers), apply, self._tell
@@ -149,7 +152,9 @@ class Session(QObject):
         """Go to the layout that is proposed for the devices as they are now."""
         model, edit = self.document.model, self.document.edit
         if model is not None and edit is not None:
-            self.document.set_layout(initial_layout(model, self.rig_keeper.rig, edit.context), "propose layout")
+            self.document.set_layout(
+                initial_layout(model, self.rig_keeper.rig, edit.context, edit.side_files), "propose layout"
+            )
 
     def use_auto_layout(self, strategy: str) -> None:
         """Go to the layout that `strategy` finds for the devices as they are now, and say why it is so."""
@@ -159,21 +164,21 @@ class Session(QObject):
 
         def apply(found: AutoLayout) -> None:
             if self.document.model is model:
-                self.document.replace(Edit(found.layout, found.context), f"auto layout {strategy}")
+                self.document.set_edit(found.layout, found.context, f"auto layout {strategy}")
                 self._say(found.explanation, bad=not found.fits)
 
         self.background.run(
             "Finding a layout", lambda: auto_layout(strategy, model, rig, edit.context), apply, self._tell
         )
 
-    def _open(self, what: str, read: Callable[[], tuple[ModelFile, FileIdentity]], path: Path) -> None:
+    def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:
         """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""
         self._opening += 1
         number = self._opening
 
-        def show(found: tuple[ModelFile, FileIdentity]) -> None:
+        def show(opened: OpenedFile) -> None:
             if number == self._opening:
-                self._on_model_read(*found)
+                self._on_model_read(opened)
 
         def failed(error: EngineError) -> None:
             if number == self._opening:
@@ -184,7 +189,8 @@ class Session(QObject):
 
         self.background.run(what, read, show, failed)
 
-    def _on_model_read(self, file: ModelFile, key: FileIdentity) -> None:
+    def _on_model_read(self, opened: OpenedFile) -> None:
+        file, key, beside = opened.model, opened.key, opened.side_files
         detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
         self.settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
         self.recent_changed.emit()
@@ -192,13 +198,15 @@ class Session(QObject):
         if known is not None:
             self.show_model(known)
         else:
-            self._begin_model(self.models.place(file, key), file)
+            self._begin_model(self.models.place(file, key), file, beside)
         self._say(f"Opened {file.name}")
+        for problem in opened.problems:
+            self._tell(problem)
 
-    def _begin_model(self, model: OpenModel, file: ModelFile) -> None:
+    def _begin_model(self, model: OpenModel, file: ModelFile, beside: SideFiles) -> None:
         self._make_current(model)
-        context, rig = _first_context(file), self.rig_keeper.rig
-        self.document.open(file, rig, Edit(initial_layout(file, rig, context), context))
+        context, rig = default_context(file), self.rig_keeper.rig
+        self.document.open(file, rig, Edit(initial_layout(file, rig, context, beside), context, beside))
         self.model_changed.emit(file)
 
     def show_model(self, model: OpenModel) -> None:
@@ -234,7 +242,8 @@ class Session(QObject):
         untouched = self.document.is_untouched and self.models.current.held is None
         if other_devices and untouched and edit is not None and file is not None:
             # Nobody has touched the proposal, and it was made for other devices.
-            self.document.open(file, rig, Edit(initial_layout(file, rig, edit.context), edit.context))
+            layout = initial_layout(file, rig, edit.context, edit.side_files)
+            self.document.open(file, rig, replace(edit, layout=layout))
         else:
             self.document.set_rig(rig)
 
@@ -244,21 +253,23 @@ class Session(QObject):
     def is_edited(self) -> bool:
         """Whether the edited layout is not the one that is loaded of the current model."""
         edit, loaded = self.document.edit, self.loading.loaded
-        return loaded is not None and edit is not None and needs_reload(loaded, edit.layout, edit.context)
+        return (
+            loaded is not None and edit is not None and needs_reload(loaded, edit.layout, edit.context, edit.side_files)
+        )
 
     def apply_proposal(self, index: int) -> None:
         """Change layout and settings to a proposal, as one step of undo; it is not loaded yet."""
         if index >= len(self.loading.proposals):
             return
         proposal, model = self.loading.proposals[index], self.loading.proposals_model
-        if model is None or self.document.model is not model:
+        if model is None or self.document.model != model:
             name = model.name if model is not None else "another model"
             self._say(f"This proposal is for {name}; open that model first.", bad=True)
             return
         if proposal.unload:
             self._unload_named(proposal.unload)
             return
-        self.document.replace(Edit(proposal.layout, proposal.context), proposal.text)
+        self.document.set_edit(proposal.layout, proposal.context, proposal.text)
         asked = "; the engine is asked now" if self.rig_keeper.is_real else ""
         self._say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
 
@@ -320,17 +331,3 @@ class Session(QObject):
 
     def _say(self, text: str, *, bad: bool = False) -> None:
         self.notice.emit(Notice(text, bad))
-
-
-def _read(path: Path) -> tuple[ModelFile, FileIdentity]:
-    file = read_model(path)
-    return file, identify(file.paths)
-
-
-def _first_context(model: ModelFile) -> ContextSettings:
-    """Return our defaults, with the context no longer than the model was trained for."""
-    trained = model.hyper_parameter("context_length")
-    defaults = ContextSettings()
-    if isinstance(trained, int) and 0 < trained < defaults.n_ctx:
-        return ContextSettings(n_ctx=trained)
-    return defaults

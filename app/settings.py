@@ -22,6 +22,21 @@ class _StoredModel(msgspec.Struct, frozen=True):
     detail: str
 
 
+class KeptAdapter(msgspec.Struct, frozen=True):
+    """A LoRA adapter that was loaded beside a model."""
+
+    path: str
+    scale: float
+
+
+class KeptSideFiles(msgspec.Struct, frozen=True):
+    """What was loaded beside a model; an empty `projector` is none."""
+
+    projector: str = ""
+    device: str | None = None
+    adapters: tuple[KeptAdapter, ...] = ()
+
+
 class Settings:
     """Typed access to one INI file. A value that cannot be read is as if it had never been written."""
 
@@ -64,6 +79,23 @@ class Settings:
     def _keep_recent(self, models: list[RecentModel]) -> None:
         stored = [_StoredModel(str(each.path), each.title, each.detail) for each in models]
         self._store.setValue("recent_models", msgspec.json.encode(stored).decode())
+
+    def side_files(self, model: Path) -> KeptSideFiles:
+        """Return what was loaded beside the model at `model`; the files are not touched."""
+        return self._all_side_files().get(str(model), KeptSideFiles())
+
+    def keep_side_files(self, model: Path, files: KeptSideFiles) -> None:
+        """Keep what is loaded beside the model at `model`."""
+        kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
+        if files != KeptSideFiles():
+            kept[str(model)] = files
+        self._store.setValue("side_files", msgspec.json.encode(kept).decode())
+
+    def _all_side_files(self) -> dict[str, KeptSideFiles]:
+        try:
+            return msgspec.json.decode(str(self._store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
+        except msgspec.MsgspecError:
+            return {}
 
     @property
     def remote_warning_given(self) -> bool:

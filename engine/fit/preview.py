@@ -50,16 +50,23 @@ class Preview:
     token_embedding_bytes: int
     output_weights_bytes: int
     report: FitReport
+    side_files: SideFiles = NO_SIDE_FILES
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLayout:
-    """What is loaded now: the layout and settings it was loaded with, measured rows and the forecast of that moment."""
+    """What is loaded now: the layout and settings it was loaded with, measured rows and the forecast of that moment.
+
+    `context` is what was asked for, `used` what was decided; `flash_attention` is the engine's word on it.
+    """
 
     layout: Layout
     context: ContextSettings
     measured: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
+    side_files: SideFiles = NO_SIDE_FILES
+    used: ContextSettings | None = None
+    flash_attention: bool | None = None
 
 
 class PreviewTables:
@@ -118,6 +125,7 @@ def make_preview(
         token_embedding_bytes=memory.weights.token_embedding_bytes,
         output_weights_bytes=memory.weights.output_bytes(HOST_RULE),
         report=report,
+        side_files=side_files,
     )
 
 

@@ -248,9 +248,8 @@ class _Search:
 
     @property
     def _n_ctx(self) -> int:
-        """The context in tokens; 0 asks for the one that the model was trained with."""
-        trained = self._memory.model.hyper_parameter("context_length")
-        return self._context.n_ctx or (trained if isinstance(trained, int) else 0)
+        """The context in tokens, also where its length was left open."""
+        return (self.before.context or self._context).n_ctx
 
     def _longest_context(self, context: ContextSettings) -> ContextSettings | None:
         """Return `context` with the longest context that helps, found by halving."""

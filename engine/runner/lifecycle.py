@@ -348,6 +348,7 @@ class Lifecycle:
             flash_attention=message.flash_attention,
             layer_devices=message.layer_devices,
             kv_devices=message.kv_devices,
+            context=load.job.context if load.request is None else load.request.context,
         )
         self.context_used = None
         self._load = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
+from engine.layout.context_settings import ContextSettings
 from engine.runner.events import LoadEnding
 from engine.runner.job import LoadJob
 from engine.runner.protocol import Load
@@ -34,6 +35,7 @@ class LoadedInfo:
     flash_attention: bool | None
     layer_devices: tuple[str, ...]
     kv_devices: tuple[tuple[int, str], ...]
+    context: ContextSettings
 
 
 class LoadPhase(Enum):

@@ -1,21 +1,32 @@
-"""Context length, KV cache types and flash attention of the next load."""
+"""Context length, KV cache types and flash attention of the next load, with what is left open and was decided."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import cast
 
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QMenu, QToolButton, QWidget
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
-from engine.layout.context_settings import KV_TYPES, ContextSettings, FlashAttention, KvType
+from engine.fit.decisions.decision import Decision
+from engine.layout.context_settings import (
+    AUTO_CONTEXT,
+    FLASH_ATTENTION_MODES,
+    KV_TYPES,
+    ContextSettings,
+    FlashAttention,
+    KvType,
+)
 from widgets.common.counts import format_count
 from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
+from widgets.controls.decided import decided_text
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.token_spin_box import TokenSpinBox
 
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-FLASH_CHOICES: tuple[FlashAttention, ...] = ("auto", "on", "off")
+AUTO_PRESET = "Auto: as long as is sensible and fits"
 
 
 class ContextEditor(QObject):
@@ -25,68 +36,90 @@ class ContextEditor(QObject):
     """
 
     context_changed = Signal(ContextSettings)
+    all_requested = Signal()
 
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._settings = ContextSettings()
+        self._decisions: Mapping[str, Decision] = {}
         self._n_ctx_train: int | None = None
         self.n_ctx_box = TokenSpinBox()
         self.n_ctx_box.setAccessibleName("Context length in tokens")
-        self.presets_button = QToolButton()
-        self.presets_button.setText("▾")
-        self.presets_button.setProperty("role", "compact")
-        self.presets_button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
-        self.presets_button.setAccessibleName("Context length presets")
+        self.presets_button = _compact_button("▾", "Context length presets")
         self.presets_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.presets_button.setMenu(QMenu(self.presets_button))
         self.type_k_box = _choices("Type of the K cache", KV_TYPES)
         self.type_v_box = _choices("Type of the V cache", KV_TYPES)
-        self.flash_box = _choices("Flash attention", FLASH_CHOICES)
+        self.flash_box = _choices("Flash attention", FLASH_ATTENTION_MODES)
+        self.all_button = _compact_button("⋯", "All settings of the next load")
+        self.all_button.setToolTip("All settings of the next load, and what was decided")
+        self.context_label = plain_label("Context", "dim")
         self.groups = (
-            _group("Context", self.n_ctx_box, self.presets_button),
-            _group("KV", self.type_k_box, self.type_v_box),
-            _group("Flash attn", self.flash_box),
+            _group(self.context_label, self.n_ctx_box, self.presets_button),
+            _group(plain_label("KV", "dim"), self.type_k_box, self.type_v_box),
+            _group(plain_label("Flash attn", "dim"), self.flash_box, self.all_button),
         )
         self.n_ctx_box.valueChanged.connect(self._on_edited)
         for box in (self.type_k_box, self.type_v_box, self.flash_box):
             box.activated.connect(self._on_edited)
+        self.all_button.clicked.connect(self.all_requested)
         self.set_settings(self._settings, None)
 
     @property
     def settings(self) -> ContextSettings:
         return self._settings
 
-    def set_settings(self, settings: ContextSettings, n_ctx_train: int | None) -> None:
-        """Show `settings`; `n_ctx_train` is the length the model was trained for, None when unknown."""
+    def set_settings(
+        self, settings: ContextSettings, n_ctx_train: int | None, decisions: tuple[Decision, ...] = ()
+    ) -> None:
+        """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
         self._settings = settings
+        self._decisions = {each.setting: each for each in decisions}
         self.n_ctx_box.blockSignals(True)
-        self.n_ctx_box.setValue(settings.n_ctx)
+        self.n_ctx_box.setValue(self._shown_n_ctx())
         self.n_ctx_box.blockSignals(False)
+        self.context_label.setText("Context · auto" if settings.n_ctx == AUTO_CONTEXT else "Context")
         self.type_k_box.setCurrentText(settings.type_k)
         self.type_v_box.setCurrentText(settings.type_v)
         self.flash_box.setCurrentText(settings.flash_attn)
         if n_ctx_train != self._n_ctx_train or not self.presets_button.menu().actions():
             self._n_ctx_train = n_ctx_train
             self._fill_presets()
-        self._show_hint()
+        self._show_hints()
+
+    def _shown_n_ctx(self) -> int:
+        if self._settings.n_ctx != AUTO_CONTEXT:
+            return self._settings.n_ctx
+        decided = self._decisions.get("n_ctx")
+        return decided.value if decided is not None and isinstance(decided.value, int) else self.n_ctx_box.value()
 
     def _on_edited(self) -> None:
-        settings = msgspec.structs.replace(
-            self._settings,
-            n_ctx=self.n_ctx_box.value(),
-            type_k=cast(KvType, self.type_k_box.currentText()),
-            type_v=cast(KvType, self.type_v_box.currentText()),
-            flash_attn=cast(FlashAttention, self.flash_box.currentText()),
+        n_ctx = self.n_ctx_box.value()
+        if self._settings.n_ctx == AUTO_CONTEXT and n_ctx == self._shown_n_ctx():
+            n_ctx = AUTO_CONTEXT
+        self._change(
+            msgspec.structs.replace(
+                self._settings,
+                n_ctx=n_ctx,
+                type_k=cast(KvType, self.type_k_box.currentText()),
+                type_v=cast(KvType, self.type_v_box.currentText()),
+                flash_attn=cast(FlashAttention, self.flash_box.currentText()),
+            )
         )
+
+    def _change(self, settings: ContextSettings) -> None:
         if settings == self._settings:
             return
         self._settings = settings
-        self._show_hint()
+        self._show_hints()
         self.context_changed.emit(settings)
 
     def _fill_presets(self) -> None:
         menu = self.presets_button.menu()
         menu.clear()
+        action = menu.addAction(AUTO_PRESET)
+        action.triggered.connect(lambda: self._change(msgspec.structs.replace(self._settings, n_ctx=AUTO_CONTEXT)))
+        menu.addSeparator()
         trained = self._n_ctx_train
         for preset in PRESETS:
             if trained is None or preset < trained:
@@ -95,10 +128,14 @@ class ContextEditor(QObject):
             self._add_preset(menu, trained, "  (trained for)")
 
     def _add_preset(self, menu: QMenu, n_ctx: int, suffix: str) -> None:
-        action = menu.addAction(format_count(n_ctx) + suffix)
-        action.triggered.connect(lambda _checked=False, chosen=n_ctx: self.n_ctx_box.setValue(chosen))
+        def choose() -> None:
+            # The box may show just this number already, where the length was left open.
+            self._change(msgspec.structs.replace(self._settings, n_ctx=n_ctx))
+            self.n_ctx_box.setValue(n_ctx)
 
-    def _show_hint(self) -> None:
+        menu.addAction(format_count(n_ctx) + suffix).triggered.connect(choose)
+
+    def _show_hints(self) -> None:
         trained = self._n_ctx_train
         if trained is None:
             hint = "Context length in tokens"
@@ -106,7 +143,26 @@ class ContextEditor(QObject):
             hint = f"Longer than the {format_count(trained)} tokens that the model was trained for: answers may degrade"
         else:
             hint = f"Context length in tokens, trained for {format_count(trained)}"
-        self.n_ctx_box.setToolTip(hint)
+        self._tell(self.n_ctx_box, "n_ctx", hint)
+        for box, setting in (
+            (self.type_k_box, "type_k"),
+            (self.type_v_box, "type_v"),
+            (self.flash_box, "flash_attn"),
+        ):
+            self._tell(box, setting, box.accessibleName())
+
+    def _tell(self, widget: QWidget, setting: str, hint: str) -> None:
+        decided = self._decisions.get(setting)
+        widget.setToolTip(plain_tool_tip(hint if decided is None else f"{hint}\n{decided_text(decided)}"))
+
+
+def _compact_button(text: str, name: str) -> QToolButton:
+    button = QToolButton()
+    button.setText(text)
+    button.setProperty("role", "compact")
+    button.setToolButtonStyle(Qt.ToolButtonStyle.ToolButtonTextOnly)
+    button.setAccessibleName(name)
+    return button
 
 
 def _choices(name: str, values: tuple[str, ...]) -> QComboBox:
@@ -117,12 +173,12 @@ def _choices(name: str, values: tuple[str, ...]) -> QComboBox:
     return box
 
 
-def _group(label: str, *widgets: QWidget) -> QWidget:
+def _group(label: QLabel, *widgets: QWidget) -> QWidget:
     group = QWidget()
     row = QHBoxLayout(group)
     row.setContentsMargins(0, 0, 0, 0)
     row.setSpacing(4)
-    row.addWidget(plain_label(label, "dim"))
+    row.addWidget(label)
     for widget in widgets:
         widget.setFixedHeight(CONTROL_HEIGHT_PX)
         row.addWidget(widget)

@@ -8,6 +8,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QWidget
 
+from engine.fit.decisions.decision import Decision
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import SplitMode
 from widgets.common.wrap_layout import WrapLayout
@@ -27,6 +28,7 @@ class SettingsBar(QFrame):
     cancel_requested = Signal()
     unload_requested = Signal()
     model_menu_requested = Signal()
+    all_settings_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -46,6 +48,7 @@ class SettingsBar(QFrame):
         self.model_button.clicked.connect(self.model_menu_requested.emit)
         self.split_chooser.mode_chosen.connect(self.split_mode_changed)
         self.context_editor.context_changed.connect(self.context_changed)
+        self.context_editor.all_requested.connect(self.all_settings_requested)
         self.load_buttons.load_requested.connect(self.load_requested)
         self.load_buttons.cancel_requested.connect(self.cancel_requested)
         self.load_buttons.unload_requested.connect(self.unload_requested)
@@ -54,9 +57,11 @@ class SettingsBar(QFrame):
         """Name the open model; an empty name: there is none."""
         self.model_button.set_text(name, detail)
 
-    def set_context(self, settings: ContextSettings, n_ctx_train: int | None = None) -> None:
-        """Show `settings`; `n_ctx_train` is the length the model was trained for, None when unknown."""
-        self.context_editor.set_settings(settings, n_ctx_train)
+    def set_context(
+        self, settings: ContextSettings, n_ctx_train: int | None = None, decisions: tuple[Decision, ...] = ()
+    ) -> None:
+        """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
+        self.context_editor.set_settings(settings, n_ctx_train, decisions)
 
     def set_split_mode(self, mode: SplitMode, disabled: Mapping[SplitMode, str] | None = None) -> None:
         """Show `mode` as chosen; `disabled` maps modes that cannot be had to the reason."""

@@ -89,7 +89,9 @@ def test_arrow_keys_step_by_256(qtbot: QtBot, bar: SettingsBar) -> None:
 
 def test_presets_end_at_what_the_model_was_trained_for(qtbot: QtBot, bar: SettingsBar) -> None:
     actions = bar.context_editor.presets_button.menu().actions()
-    assert plain(actions[0].text()) == "2 048"
+    assert actions[0].text().startswith("Auto")
+    assert actions[1].isSeparator()
+    assert plain(actions[2].text()) == "2 048"
     assert plain(actions[-1].text()) == "32 768  (trained for)"
 
     with qtbot.waitSignal(bar.context_changed) as changed:

@@ -1,0 +1,115 @@
+"""The dialog with all settings: shows what the edit asks for and what was decided, and carries changes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+
+from app import dialogs
+from engine.devices.device import Rig
+from engine.fit.decisions.attention import refused_cache_types
+from engine.fit.preview import LoadedLayout, Preview
+from engine.memory.side_files import SideFiles
+from widgets.controls.decided import value_text
+from widgets.controls.settings_dialog import SettingsDialog
+from widgets.controls.states import AdapterName, SideFileNames
+
+if TYPE_CHECKING:
+    from app.main_window import MainWindow
+
+
+class SettingsPresenter(QObject):
+    """Keeps one dialog, made when it is first asked for; it follows the current model."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self._session = window.session
+        self.dialog: SettingsDialog | None = None
+        window.settings_bar.all_settings_requested.connect(self.show)
+        self._session.document.preview_changed.connect(self._on_preview_changed)
+        self._session.models.current_changed.connect(self.refresh)
+
+    def show(self) -> None:
+        """Open the dialog, or bring it to the front."""
+        if self.dialog is None:
+            self.dialog = self._make_dialog()
+        self.refresh()
+        self.dialog.show()
+        self.dialog.raise_()
+        self.dialog.activateWindow()
+
+    def _make_dialog(self) -> SettingsDialog:
+        dialog, files = SettingsDialog(self._window), self._session.side_files
+        dialog.context_changed.connect(self._session.document.set_context)
+        form = dialog.side_files
+        form.projector_requested.connect(self._ask_projector)
+        form.projector_removed.connect(files.remove_projector)
+        form.projector_device_chosen.connect(files.place_projector)
+        form.adapter_requested.connect(self._ask_adapter)
+        form.adapter_removed.connect(files.remove_adapter)
+        form.adapter_scaled.connect(files.scale_adapter)
+        return dialog
+
+    def _ask_projector(self) -> None:
+        path = dialogs.ask_open(self._window, "Choose a projector", dialogs.MODEL_FILTER, self._folder())
+        if path is not None:
+            self._session.side_files.choose_projector(path)
+
+    def _ask_adapter(self) -> None:
+        path = dialogs.ask_open(self._window, "Add a LoRA adapter", dialogs.MODEL_FILTER, self._folder())
+        if path is not None:
+            self._session.side_files.add_adapter(path)
+
+    def _folder(self) -> Path | None:
+        model = self._session.document.model
+        return None if model is None else model.paths[0].parent
+
+    def _on_preview_changed(self, _preview: Preview | None) -> None:
+        if self.dialog is not None and self.dialog.isVisible():
+            self.refresh()
+
+    def refresh(self) -> None:
+        """Show the settings of the model on the table."""
+        dialog, preview, model = self.dialog, self._session.document.preview, self._session.document.model
+        if dialog is None:
+            return
+        dialog.setEnabled(preview is not None)
+        if preview is None or model is None:
+            return
+        report = preview.report
+        refused = refused_cache_types(model, report.context or preview.context)
+        dialog.set_settings(preview.context, report.decisions, refused)
+        dialog.set_side_files(_names(preview.side_files), _places(preview.rig), report.decisions)
+        dialog.set_loaded(_loaded_text(self._session.loading.loaded))
+
+
+def _names(files: SideFiles) -> SideFileNames:
+    projector = files.projector
+    return SideFileNames(
+        projector="" if projector is None else str(projector.path),
+        device=None if projector is None else projector.device,
+        adapters=tuple(AdapterName(str(each.path), each.scale) for each in files.adapters),
+    )
+
+
+def _places(rig: Rig) -> tuple[str, ...]:
+    return tuple(device.id for device in rig.all_devices if device.kind != "accel")
+
+
+def _loaded_text(loaded: LoadedLayout | None) -> str:
+    """Return what a loaded model was loaded with, flash attention as the engine tells it; empty without one."""
+    if loaded is None or loaded.used is None:
+        return ""
+    used, flash = loaded.used, loaded.flash_attention
+    words = (
+        f"{value_text(used.n_ctx)} tokens",
+        f"cache {used.type_k} and {used.type_v}" if used.type_k != used.type_v else f"cache {used.type_k}",
+        "" if flash is None else f"flash attention {value_text(flash)}",
+        f"load mode {used.load_mode}",
+        f"{used.threads} threads, {used.threads_batch} for prompts",
+        f"op_offload {value_text(bool(used.op_offload))}",
+    )
+    return f"Loaded with {', '.join(filter(None, words))}."

@@ -1,0 +1,81 @@
+"""One setting in a form: its name, its control, and a quiet line on what is used and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QLabel, QSpinBox, QWidget
+
+from engine.fit.decisions.decision import Decision
+from widgets.common.roles import plain_label
+from widgets.controls.decided import decided_text
+
+AUTO_TEXT = "auto"
+
+
+class DecidedRows:
+    """Lays out settings one below the other, in three columns, and tells each what was decided."""
+
+    def __init__(self, grid: QGridLayout) -> None:
+        self._grid = grid
+        self._lines: dict[str, QLabel] = {}
+        grid.setHorizontalSpacing(16)
+        grid.setVerticalSpacing(8)
+        grid.setColumnStretch(2, 1)
+
+    def add_title(self, text: str) -> None:
+        """Begin a group of settings."""
+        row = self._grid.rowCount()
+        if row > 1:
+            self._grid.setRowMinimumHeight(row, 8)
+            row += 1
+        self._grid.addWidget(plain_label(text, "title"), row, 0, 1, 3)
+
+    def add(self, setting: str, label: str, *controls: QWidget) -> None:
+        """Add the controls of one setting; its line shows what was decided for `setting`."""
+        row = self._grid.rowCount()
+        self._grid.addWidget(plain_label(label, "dim"), row, 0)
+        self._grid.addWidget(_beside(controls), row, 1)
+        line = self._lines[setting] = plain_label("", "dim", wrap=True)
+        line.setAccessibleName(f"{label}: what is used and why")
+        self._grid.addWidget(line, row, 2)
+
+    def line(self, setting: str) -> str:
+        """Return what is said of a setting."""
+        return self._lines[setting].text()
+
+    def show_decisions(self, decisions: Mapping[str, Decision]) -> None:
+        """Say of each setting what was decided, and nothing where nothing was."""
+        for setting, line in self._lines.items():
+            decided = decisions.get(setting)
+            line.setText("" if decided is None else decided_text(decided))
+
+
+def number_or_auto(name: str, most: int) -> QSpinBox:
+    """Return a box for a number from 1 on; its least value means that the choice is left open."""
+    box = QSpinBox()
+    box.setRange(0, most)
+    box.setSpecialValueText(AUTO_TEXT)
+    box.setKeyboardTracking(False)
+    box.setAccessibleName(name)
+    return box
+
+
+def choice_box(name: str, values: tuple[str, ...]) -> QComboBox:
+    """Return a box with these choices."""
+    box = QComboBox()
+    box.addItems(list(values))
+    box.setAccessibleName(name)
+    return box
+
+
+def _beside(controls: tuple[QWidget, ...]) -> QWidget:
+    if len(controls) == 1:
+        return controls[0]
+    group = QWidget()
+    row = QHBoxLayout(group)
+    row.setContentsMargins(0, 0, 0, 0)
+    row.setSpacing(8)
+    for control in controls:
+        row.addWidget(control)
+    return group

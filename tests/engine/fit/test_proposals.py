@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, Holding, Rig
 from engine.fit.preview import make_report
 from engine.fit.proposals import MAX_PROPOSALS, Proposal, propose
 from engine.fit.report import DeviceRow
@@ -22,6 +22,7 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout, single_device
+from engine.layout.split_modes import with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
 from engine.units import GIB, MIB
@@ -194,3 +195,61 @@ def test_every_proposal_fits_helps_and_differs(
         for device, missing_bytes in missing.items():
             relieved_bytes = before[device].need_bytes - after[device].need_bytes
             assert after[device].need_bytes == 0 or relieved_bytes >= missing_bytes
+
+
+def test_shares_change_in_mode_tensor() -> None:
+    memory = memory_of("dense")
+    split = with_shares(HALVES.with_split_mode("tensor"), (("CUDA0", 1.0), ("CUDA1", 1.0)))
+    found = propose(memory, TWO_CARDS, split, CONTEXT, {"CUDA1": 500 * MIB})
+    (shares,) = [each for each in found if each.kind == "shares"]
+    assert shares.text.startswith("Change the shares to CUDA0 ")
+    after = dict(shares.layout.tensor_split)
+    assert after["CUDA0"] > after["CUDA1"] > 0
+    assert shares.layout.split_mode == "tensor"
+    assert not any(each.kind in ("layers", "experts") for each in found)
+
+
+def test_shares_leave_layers_to_the_cpu_where_no_member_has_room() -> None:
+    memory = memory_of("dense")
+    split = with_shares(HALVES.with_split_mode("tensor"), (("CUDA0", 1.0), ("CUDA1", 1.0)))
+    needs = rows(memory, TWO_CARDS, split, CONTEXT)
+    full = tuple(replace(each, free_bytes=needs[each.id].need_bytes, margin_bytes=0) for each in TWO_CARDS.devices)
+    found = propose(memory, Rig(full, TWO_CARDS.host), split, CONTEXT, {"CUDA1": 200 * MIB})
+    (shares,) = [each for each in found if each.kind == "shares"]
+    assert shares.layout.runs[0].device == CPU_ID
+    assert "on the CPU" in shares.text
+
+
+def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> None:
+    holdings = (Holding("large", 6 * GIB), Holding("small", 2 * GIB))
+    cards = (TWO_CARDS.devices[0], replace(TWO_CARDS.devices[1], free_bytes=4 * GIB, holdings=holdings))
+    rig = Rig(cards, TWO_CARDS.host)
+    found = propose(memory_of("dense"), rig, HALVES, CONTEXT, {"CUDA1": GIB})
+    (unload,) = [each for each in found if each.unload]
+    assert (unload.text, unload.unload, unload.layout, unload.context) == ("Unload small", "small", HALVES, CONTEXT)
+    assert unload.detail == "CUDA1 2.00 GiB less"
+    assert found[-1] is unload
+    assert not any(each.unload for each in propose(memory_of("dense"), rig, HALVES, CONTEXT, {"CUDA1": 7 * GIB}))
+    assert not any(each.unload for each in propose(memory_of("dense"), rig, HALVES, CONTEXT, {"CUDA0": GIB}))
+
+
+@pytest.mark.parametrize("model", ["dense", "mixture"])
+@pytest.mark.parametrize("mode", ["layer", "tensor"])
+def test_eight_devices_are_searched_in_bounded_steps(model: str, mode: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cards = tuple(replace(make_gpu(f"CUDA{index}", 24), endpoint=f"10.0.0.{index}:50052") for index in range(8))
+    layout = make_layout(N_LAYERS, [f"CUDA{index % 8}" for index in range(N_LAYERS)])
+    if mode == "tensor":
+        layout = layout.with_split_mode("tensor")
+    counted: list[Layout] = []
+    estimate = ModelMemory.estimate
+
+    def counting(memory: ModelMemory, each: Layout, *rest: Any, **options: Any) -> Any:
+        counted.append(each)
+        return estimate(memory, each, *rest, **options)
+
+    monkeypatch.setattr(ModelMemory, "estimate", counting)
+    rig = Rig(cards, TWO_CARDS.host)
+    for missing in (MIB, 3 * GIB, 1 << 50):
+        counted.clear()
+        propose(memory_of(model), rig, layout, CONTEXT, {"CUDA3": missing})
+        assert len(counted) < 400

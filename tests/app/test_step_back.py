@@ -1,0 +1,119 @@
+"""Loads of the session that may step back: what is loaded instead is in the editor, as one step of undo."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.document import Edit
+from app.loading import ModelState
+from app.session import Session
+from app.settings import Settings
+from app.status_line import Notice
+from engine.fit.proposals import Proposal
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.runner.events import Attempt, OutOfMemory
+from engine.units import MIB
+from tests.support.models import write_tiny_llama
+
+DEADLINE_MS = 60_000
+N_LAYERS = 8
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+ASKED = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
+
+
+@pytest.fixture
+def session(qtbot: QtBot, tmp_path: Path) -> Iterator[Session]:
+    """A session with a model of about 50 MiB on a worker that has room for some of it."""
+    opened = Session(Settings(tmp_path / "settings.ini"))
+    opened.prober.close()
+    opened.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
+    path = write_tiny_llama(tmp_path / "wide.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536)
+    opened.rig_keeper.start_lab([28 * MIB])
+    wait(qtbot, lambda: len(opened.rig_keeper.rig.devices) == 1)
+    opened.open_model(path)
+    wait(qtbot, lambda: opened.document.model is not None)
+    opened.document.replace(ASKED, "test")
+    yield opened
+    opened.close()
+
+
+def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
+    qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+
+
+def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(session: Session, qtbot: QtBot) -> None:
+    session.settings.step_back(True)
+    attempts: list[Attempt] = []
+    session.loading.bridge.attempt.connect(attempts.append)
+    session.loader.load()
+    wait(qtbot, lambda: session.loading.state is ModelState.READY)
+    loaded, edit = session.loading.loaded, session.document.edit
+    assert loaded is not None
+    assert edit is not None
+    assert loaded.layout == edit.layout != ASKED.layout
+    assert edit.context == CONTEXT
+    assert not session.is_edited
+    assert len(attempts) >= 2
+    session.document.undo_group.undo()
+    assert session.document.edit == ASKED
+    assert session.is_edited
+
+
+def test_nothing_else_is_tried_where_that_is_not_allowed(session: Session, qtbot: QtBot) -> None:
+    assert not session.settings.steps_back
+    attempts: list[Attempt] = []
+    session.loading.bridge.attempt.connect(attempts.append)
+    with qtbot.waitSignal(session.loading.ended, timeout=DEADLINE_MS) as told:
+        session.loader.load()
+    assert told.args is not None
+    assert isinstance(told.args[0], OutOfMemory)
+    assert attempts == []
+    assert session.loading.proposals
+    assert session.document.edit == ASKED
+
+
+def test_an_edit_made_meanwhile_is_kept(session: Session, qtbot: QtBot) -> None:
+    session.settings.step_back(True)
+    later = Edit(ASKED.layout.move_range(0, 3, "CPU"), CONTEXT)
+    session.loader.load()
+    session.document.replace(later, "meanwhile")
+    wait(qtbot, lambda: session.loading.state is ModelState.READY)
+    assert session.document.edit == later
+
+
+def test_a_load_that_steps_back_is_cancelled(session: Session, qtbot: QtBot) -> None:
+    session.settings.step_back(True)
+    session.loading.bridge.attempt.connect(lambda event: session.loader.cancel() if event.number == 2 else None)
+    session.loader.load()
+    wait(qtbot, lambda: session.loading.state is ModelState.EMPTY)
+    assert session.document.edit == ASKED
+
+
+def test_unloading_another_model_is_one_click_and_changes_no_layout(
+    session: Session, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session.document.replace(Edit(single_device(N_LAYERS, "CPU"), CONTEXT), "test")
+    first = session.models.current
+    session.loader.load()
+    wait(qtbot, lambda: first.loading.state is ModelState.READY)
+    session.open_model(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
+    wait(qtbot, lambda: session.models.current is not first)
+    edit = session.document.edit
+    assert edit is not None
+    proposal = Proposal("Unload wide", edit.layout, edit.context, "CPU 1 MiB less", "unload", unload="wide")
+    notices: list[Notice] = []
+    session.notice.connect(notices.append)
+    with monkeypatch.context() as patch:
+        patch.setattr(session.loading, "proposals", (proposal,))
+        patch.setattr(session.loading, "proposals_model", session.document.model)
+        session.apply_proposal(0)
+        assert notices[-1].text == "Unloaded wide"
+        wait(qtbot, lambda: first.loading.state is ModelState.EMPTY)
+        session.apply_proposal(0)
+        assert "not loaded any more" in notices[-1].text
+    assert session.document.edit == edit

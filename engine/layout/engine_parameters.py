@@ -81,8 +81,8 @@ def leading_cpu_layers(layout: Layout) -> int:
 def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) -> EngineParameters:
     """Return what llama.cpp is told so that every layer, its KV cache and the output layer land where `layout` says.
 
-    `n_unlisted` layers that the engine makes behind those of the file go with the last layer, or where that is on the
-    CPU with the output.
+    `n_unlisted` layers that the engine makes behind those of the file go with the last, for which the CPU becomes an
+    entry if it has all layers and the output is elsewhere.
     Whole layer counts that sum to `n_gpu_layers` make llama.cpp's float32 split exact; shares of 1 would not.
 
     Raises:
@@ -101,8 +101,11 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
     offloaded = entries(layout)
     devices = (*(run.device for run in offloaded), *further_devices(layout))
     counts = [float(run.length) for run in offloaded]
+    with_last = next((place for place, run in enumerate(offloaded) if run.first <= layout.n_layers - 1 <= run.last), -1)
+    if n_unlisted and offloaded and with_last < 0:
+        devices, counts, with_last = (CPU_ID, *devices), [0.0, *counts], 0
     if offloaded:
-        counts[_last_layer_entry(offloaded, layout)] += n_unlisted
+        counts[with_last] += n_unlisted
     return EngineParameters(
         n_gpu_layers=round(sum(counts)),
         devices=devices,
@@ -110,14 +113,6 @@ def engine_parameters(layout: Layout, model_n_layers: int, n_unlisted: int = 0) 
         # Mode none keeps the first entry only, and with no entry it is an error.
         split_mode=layout.split_mode if len(devices) == 1 else "layer",
         overrides=tensor_overrides(layout),
-    )
-
-
-def _last_layer_entry(offloaded: tuple[Run, ...], layout: Layout) -> int:
-    """Return the place of the entry that has the last layer, of the output's if it is none."""
-    return next(
-        (place for place, run in enumerate(offloaded) if run.first <= layout.n_layers - 1 <= run.last),
-        len(offloaded) - 1,
     )
 
 

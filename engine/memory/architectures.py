@@ -76,7 +76,8 @@ class Architecture:
     `n_kv_layers`: only so many layers from the start have a cache, the rest read theirs; `shares_kv`: the file tells.
     `compressed`: beside their window layers keep compressed keys, by the ratios that the file lists;
     `states_heads`: the file states how large heads are, and its first layer may have none;
-    `hashed`: some layers keep the inputs of a hash of tokens; `looped`: the file tells how often its layers run.
+    `hashed`: some layers keep the inputs of a hash of tokens; `looped`: the file tells how often its layers run;
+    `routed`: one more layer with a single head picks adapters.
     `ties_output`: a file without an output matrix uses the token embedding for it; `output_first`: the engine asks for
     that copy before the embedding, so that it is there twice even in one buffer.
     `turns_by_table`: only layers that attend to everything use the file's rope table.
@@ -96,6 +97,7 @@ class Architecture:
     compressed: bool = False
     hashed: bool = False
     looped: bool = False
+    routed: bool = False
     states_heads: bool = False
     ties_output: bool = True
     output_first: bool = False
@@ -110,7 +112,6 @@ _MAMBA2 = Recurrence("no_kv_heads", "mamba_groups")
 _DELTA_NET = Architecture(recurrence=Recurrence("interval", "mamba_groups"))
 _KDA = Architecture(latent=True, recurrence=Recurrence("no_kv_heads", "kda"))
 _RWKV = Architecture(recurrence=Recurrence("all", "rwkv"))
-OTHER_LAYERS = "the engine makes other layers of it than the file has"
 
 _PLAIN = """
     apertus arcee arctic baichuan bailingmoe bailingmoe2 bloom chameleon chatglm codeshell cogvlm command-r dbrx deci
@@ -131,6 +132,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     **dict.fromkeys(_DIFFUSION.split(), Architecture(has_cache=False, causal=False)),
     "gemma-embedding": Architecture(has_cache=False, causal=False, window=Window(6)),
     "modern-bert": Architecture(has_cache=False, ties_output=False, window=Window(3, full_first=True, optional=True)),
+    "graniteswitch": Architecture(routed=True),
     "nanbeige": Architecture(looped=True),
     "t5": Architecture(keeps_encoded=True),
     "bitnet": Architecture(ties_output=False),
@@ -198,7 +200,6 @@ ARCHITECTURES: dict[str, Architecture] = {
     # left to the probe
     "dflash": Architecture(refused="it only runs beside another model"),
     "gemma4-assistant": Architecture(refused="it only runs beside another model"),
-    "graniteswitch": Architecture(refused=OTHER_LAYERS),
 }
 
 

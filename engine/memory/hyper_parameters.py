@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.gguf.model_file import MetadataValue, ModelFile
-from engine.memory.architectures import OTHER_LAYERS, Architecture, Window
+from engine.memory.architectures import Architecture, Window
 
 _LARGEST = 1 << 31
 _MOST_LAYERS = 512
@@ -27,7 +27,7 @@ class HyperParameters:
     `n_trunk_layers`: blocks before those of MTP; `caching`: layers that own a cache of keys and values;
     `cache_of`: whose cache a layer reads, its own if it has one.
     `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector; `causal`: tokens attend to
-    those before them, and then the context limits the batch.
+    those before them, and then the context limits the batch; `n_loops`: how often all layers run.
     """
 
     n_embd: int
@@ -49,6 +49,7 @@ class HyperParameters:
     ratios: tuple[int, ...] = ()
     cache_of: tuple[int, ...] = ()
     causal: bool = True
+    n_loops: int = 1
 
     @property
     def n_layers(self) -> int:
@@ -79,8 +80,9 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
     n_layers = model.n_layers
     if not 1 <= n_layers <= _MOST_LAYERS:
         raise MissingNumberError(f"the file has {n_layers} layers and the engine takes 1 to {_MOST_LAYERS}")
-    if architecture.looped and number(model, "num_loops", 1) > 1:
-        raise MissingNumberError(OTHER_LAYERS)
+    n_loops = number(model, "num_loops", 1) if architecture.looped else 1
+    if n_layers * n_loops > _MOST_LAYERS:
+        raise MissingNumberError(f"{n_layers} layers run {n_loops} times and the engine takes {_MOST_LAYERS}")
     n_trunk = n_layers - count_skipped_blocks(model)
     has_attention = architecture.recurrence is None or architecture.recurrence.layers != "all"
     has_attention = has_attention or bool(architecture.recurrence and architecture.recurrence.beside_attention)
@@ -112,6 +114,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         hashed_widths=_hashed_widths(model, n_embd) if architecture.hashed else (),
         ratios=_per_layer(model, "attention.compress_ratios", n_layers, None) if architecture.compressed else (),
         cache_of=_cache_of(model, _owners(model, architecture), sliding),
+        n_loops=n_loops,
         causal=architecture.causal and model.hyper_parameter("attention.causal") is not False,
     )
     _check_attention(model, hyper)

@@ -90,7 +90,10 @@ def window_cells(hyper: HyperParameters, context: ContextSettings) -> int:
 def layer_states(
     hyper: HyperParameters, architecture: Architecture, context: ContextSettings
 ) -> tuple[LayerState, ...]:
-    """Return the state of each block of the file, nothing for those of multi-token prediction."""
+    """Return the state of each block of the file, nothing for those of multi-token prediction.
+
+    The last has that of layers which the engine makes besides: repeats of all, or one with a single head.
+    """
     if not architecture.has_cache:
         return (LayerState(),) * hyper.n_layers
     if architecture.compressed:
@@ -115,6 +118,16 @@ def layer_states(
             if indexer_v:
                 cache.append(CacheTensor("indexer", context.type_v, indexer_v[index], n_rows))
         states.append(LayerState(tuple(cache), _recurrent_state(hyper, shape, index)))
+    unlisted: tuple[CacheTensor, ...] = ()
+    if architecture.looped:
+        unlisted = tuple(tensor for state in states for tensor in state.cache) * (hyper.n_loops - 1)
+    elif architecture.routed:
+        v_width = max(v_widths) if context.flash_attn == "off" else hyper.head_v[0]
+        unlisted = (
+            CacheTensor("k", context.type_k, hyper.head_k[0], shape.n_cells * shape.n_streams),
+            CacheTensor("v", context.type_v, v_width, shape.n_cells * shape.n_streams),
+        )
+    states[-1] = LayerState((*states[-1].cache, *unlisted), states[-1].recurrent)
     return tuple(states)
 
 

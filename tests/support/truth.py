@@ -15,6 +15,7 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters, assignment_of, entries
 from engine.layout.layout import Layout, Override, Run, SplitMode
+from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.kv_cache import context_shape
 from tests.support.headers import write_with_hole
 from tests.zoo.pack import FOLDER, read_document
@@ -137,13 +138,15 @@ def layout_of(model: ModelFile, raw: dict[str, Any]) -> Layout:
     ids = tuple(_id(number) for number in raw["device_order"])
     shares = [float(share) for share in raw["tensor_split"] or [1.0] * len(ids)]
     mode: SplitMode = raw["split_mode"]
+    n_made = model.n_layers + count_unlisted_layers(model)
     parameters = EngineParameters(
-        n_gpu_layers=min(raw["n_gpu_layers"], model.n_layers + 1),
+        n_gpu_layers=min(raw["n_gpu_layers"], n_made + 1),
         devices=ids,
         tensor_split=tuple(shares + [0.0] * (MAX_DEVICES - len(shares))),
         split_mode="layer",
     )
-    *layers, output = assignment_of(parameters, model.n_layers)
+    *layers, output = assignment_of(parameters, n_made)
+    del layers[model.n_layers :]
     if mode == "tensor":
         layers, output = [ids[0] if device != CPU_ID else CPU_ID for device in layers], ids[0]
     runs: list[Run] = []

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from engine.gguf.model_file import ModelFile
+from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.compute_graph.block_sparse import block_sparse_attention
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
 from engine.memory.compute_graph.encoder import post_norm_layer
@@ -249,6 +250,8 @@ def _is_unmeasured(model: ModelFile) -> bool:
         case "hunyuan_vl":
             sections = model.hyper_parameter("rope.dimension_sections")
             return not isinstance(sections, tuple) or 0 in sections[:2]
+        case "nanbeige":
+            return count_unlisted_layers(model) > 0
         case "llama4":
             return model.hyper_parameter("attention.sliding_window") == 0
         case "stablelm":

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engine.devices.device import CPU_ID
 from engine.errors import LayoutError
 from engine.layout.engine_parameters import (
     MAX_DEVICES,
@@ -39,8 +38,7 @@ def test_layers_that_the_file_does_not_list_go_with_its_last(layout: Layout, n_u
     parameters = engine_parameters(layout, n_layers, n_unlisted)
     assigned = assignment_of(parameters, n_layers + n_unlisted)
     assert (*assigned[:n_layers], assigned[-1]) == (*layout.assignment(), layout.output_device)
-    with_last = assigned[n_layers - 1] if layout.runs[-1].device != CPU_ID or len(layout.runs) > 1 else assigned[-1]
-    assert set(assigned[n_layers:-1]) == {with_last}
+    assert set(assigned[n_layers:-1]) == {assigned[n_layers - 1]}
 
 
 def test_shares_instead_of_counts_would_miss() -> None:

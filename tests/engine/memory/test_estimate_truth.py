@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 
 from engine.devices.device import CPU_ID
-from engine.memory.compute_graph.families import FAMILIES
+from engine.memory.compute_graph.families import FAMILIES, find_family
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.memory.placement import place
@@ -17,7 +17,7 @@ from tests.support.truth import KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth
 SHARE, LOW_BYTES, HIGH_BYTES = 0.03, MIB, 8 * MIB
 """Compute buffers may be this much below or above the engine's, whichever is more."""
 NAMES_BY_COVERAGE = {
-    covered: tuple(name for name in MODEL_NAMES if (truth_model(name).architecture in FAMILIES) is covered)
+    covered: tuple(name for name in MODEL_NAMES if (find_family(truth_model(name)) is not None) is covered)
     for covered in (True, False)
 }
 STATEFUL = {name for name, family in FAMILIES.items() if family.recurrence is not None}

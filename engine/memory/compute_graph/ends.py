@@ -58,8 +58,9 @@ def finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: T
     if style.late_rows == "before_norm":
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)
-    norm = _first_of(outer, "output_norm", "dec.output_norm") or "token_embd_norm"
-    current = outer_norm(sketch, style, norm, output, current)
+    if not style.bare_end:
+        norm = _first_of(outer, "output_norm", "dec.output_norm") or "token_embd_norm"
+        current = outer_norm(sketch, style, norm, output, current)
     if style.late_rows == "after_norm":
         current.is_output = True
         current = graph.get_rows(current, inputs.output_rows)

@@ -32,6 +32,7 @@ from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
 from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
+from engine.memory.compute_graph.stacked import stacked_layer
 from engine.memory.compute_graph.t5 import open_decoder, open_encoder, t5_decoder_layer, t5_encoder_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
 from engine.memory.compute_graph.windowed_sparse import open_masked_streams, windowed_attention
@@ -187,6 +188,7 @@ FAMILIES: dict[str, Family] = {
     "kimi-linear": Family(
         Style(rope="none"), attention=latent_attention, recurrence=early_delta_attention, one_sequence=True
     ),
+    "hrm_text": Family(Style(bare_norms=True, bare_end=True, late_rows="never"), layer=stacked_layer, every_layer=True),
     "kimi-k3": Family(
         Style(rope="none", normalise=None, late_rows="never"),
         attention=latent_attention,

@@ -16,7 +16,7 @@ from engine.memory.compute_graph.devices import backends_of
 from engine.memory.compute_graph.facts import Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
 from engine.memory.compute_graph.graph import TYPE_SIZES, Graph
-from engine.memory.compute_graph.homes import homes
+from engine.memory.compute_graph.homes import homes, in_their_blocks
 from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST, Scheduler
@@ -45,14 +45,18 @@ class GraphTables:
         self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.style.rope)
         if family.part:
             self.layers = self.layers[: _count_layers(model, family.part, len(self.layers))]
+        stacks = self.numbers.stacks
+        self.sources: tuple[int, ...] = tuple(
+            index if stacks is None else stacks.block(index) for index in range(len(self.layers))
+        )
         self.weights: tuple[Weights, ...] = tuple(
-            block_weights(block, family.part) for block in model.blocks[: len(self.layers)]
+            _weights_of(model, source, index, family.part) for index, source in enumerate(self.sources)
         )
         self.outer: Weights = global_weights(model)
         self.counts_layers: bool = family.every_layer or any(hyper.recurrent) or any(hyper.indexer_widths)
         shapes = [
-            (numbers, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
-            for numbers, weights in zip(self.layers, self.weights, strict=True)
+            (numbers, source if stacks else 0, tuple(sorted((name, facts.ne) for name, facts in weights.items())))
+            for numbers, weights, source in zip(self.layers, self.weights, self.sources, strict=True)
         ]
         known: dict[object, int] = {}
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
@@ -187,11 +191,9 @@ class ComputeForecast:
 
     def _split(self, placement: Placement) -> list[Part]:
         """Return the layers before those of multi-token prediction, by device."""
-        runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
-        runs += [(run.device, run.first, run.last) for run in placement.runs]
         end = self._tables.n_trunk - 1
         found = []
-        for device, first, last in runs:
+        for device, first, last in _runs(placement):
             if first <= end:
                 key = (device, first, last, placement.overrides)
                 part = self._parts.get(key)
@@ -315,6 +317,13 @@ class ComputeForecast:
         heads = {*hyper.head_k, *hyper.head_v}
         return len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES - {512}
 
+    def _memories(self, placement: Placement) -> list[str]:
+        """Return the memory of each layer of the file."""
+        memories = [HOST] * self._tables.hyper.n_layers
+        for device, first, last in _runs(placement):
+            memories[first : last + 1] = [HOST if device == CPU_ID else device] * (last + 1 - first)
+        return memories
+
     def _graph(self, placement: Placement, parts: Sequence[Part], batch: Batch, names: Sequence[str]) -> Graph:
         tables = self._tables
         pinned = placement.leading == 0 or batch.n_tokens < self._context.offload_batch
@@ -332,9 +341,27 @@ class ComputeForecast:
             for index, weights in zip(part.kept, part.weights, strict=True)
         ]
         home = homes(placement.overrides, self._left_out(placement))
+        if tables.numbers.stacks is not None:
+            home = in_their_blocks(home, self._memories(placement))
         sketch = Sketch(tables.numbers, batch, tables.outer, home, len(names) - 1, has_cache=tables.has_cache)
         output = HOST if placement.output_device == CPU_ID else placement.output_device
         return build_graph(sketch, tables.family, layers, output)
+
+
+def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
+    """Return the weights of the layer at `index`, which has those of the block `source` but scales of its own."""
+    found = block_weights(model.blocks[source], part)
+    if source == index:
+        return found
+    scales = block_weights(model.blocks[index], part)
+    kept = {stem: facts for stem, facts in found.items() if not stem.endswith(".scale")}
+    return kept | {stem: facts for stem, facts in scales.items() if stem.endswith(".scale")}
+
+
+def _runs(placement: Placement) -> list[tuple[str, int, int]]:
+    """Return device, first and last layer of each run, with the leading layers on the CPU."""
+    leading = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
+    return [*leading, *((run.device, run.first, run.last) for run in placement.runs)]
 
 
 def _moved(graph: Graph, names: Sequence[str]) -> frozenset[str]:

@@ -8,6 +8,7 @@ from typing import Literal
 from engine.gguf.model_file import ModelFile
 from engine.memory.architectures import Architecture
 from engine.memory.compute_graph.gating import Gating
+from engine.memory.compute_graph.stacks import Stacks, read_stacks
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
 Scaled = frozenset[Literal["attention", "dense", "experts"]]
@@ -129,6 +130,7 @@ class Numbers:
     normalises_experts: bool
     scales_residuals: bool
     residual_period: int
+    stacks: Stacks | None
     state: StateNumbers
     turned_heads: tuple[tuple[int, int], tuple[int, int]]
     indexer: IndexerNumbers = IndexerNumbers()
@@ -167,6 +169,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
         scales_residuals=_is_set(model, "residual_scale"),
         residual_period=number(model, "attn_res.block_size", 0, least=0),
+        stacks=read_stacks(model) if model.hyper_parameter("hrm.layers_per_stack") else None,
         state=_read_state(model, hyper) if has_state else StateNumbers(),
         turned_heads=(_turned_heads(hyper, slides=False), _turned_heads(hyper, slides=True)),
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),

@@ -93,7 +93,7 @@ class Sketch:
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self.carried: dict[str, Tensor] = {}
-        self._made: dict[tuple[int, str], Tensor] = {}
+        self._made: dict[object, Tensor] = {}
         self._layer: Placed | None = None
         self._index = -1
 
@@ -114,10 +114,10 @@ class Sketch:
 
     def weight(self, stem: str, *ne: int) -> Tensor:
         """Return a weight of the current layer, seen with the shape `ne` if one is given."""
-        key = self._index, stem
+        facts = self.layer.weights[stem]
+        key = (self._index, stem) if self.numbers.stacks is None else facts.name
         found = self._made.get(key)
         if found is None:
-            facts = self.layer.weights[stem]
             found = self.graph.weight(self._home_of(facts, self.layer.memory), ne or facts.ne, facts.n_bytes)
             self._made[key] = found
         return found

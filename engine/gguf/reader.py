@@ -141,6 +141,10 @@ def _block_count(
     # Layers for multi-token prediction are counted but may have been left out of the file.
     n_optional = metadata.get(f"{architecture}.nextn_predict_layers")
     n_least = count - (n_optional if isinstance(n_optional, int) else 0)
+    # Two stacks of layers may run several times, which counts, but their weights are there once.
+    n_stacked = metadata.get(f"{architecture}.hrm.layers_per_stack")
+    if isinstance(n_stacked, int) and n_stacked > 0:
+        n_least = min(n_least, 2 * n_stacked)
     if not n_least <= n_present <= count:
         raise ModelFileError(path, f"has {count} layers by {clean(key)}, but tensors for {n_present}; it is damaged")
     return count

@@ -106,6 +106,13 @@ def test_layers_for_token_prediction_may_be_left_out(tmp_path: Path) -> None:
     assert read_model(file.write(path)).n_layers == 3
 
 
+def test_layers_that_run_several_times_are_there_once(tmp_path: Path) -> None:
+    file = GgufBytes()
+    file.pairs["llama.block_count"] = number_value(6)
+    file.pairs["llama.hrm.layers_per_stack"] = number_value(1)
+    assert read_model(file.write(tmp_path / "stacks.gguf")).n_layers == 6
+
+
 def test_vocabulary_size_without_tokens(tmp_path: Path) -> None:
     file = GgufBytes()
     del file.pairs["tokenizer.ggml.tokens"]

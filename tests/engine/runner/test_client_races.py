@@ -1,29 +1,52 @@
-"""Calls from several threads at once: nothing begun is left without its one ending, whoever wins."""
+"""Calls from several threads at once: nothing begun is left without its one ending, whoever wins.
+
+All of it for a runner, for one with the load loop around it, and for one whose loads may step back.
+"""
 
 from __future__ import annotations
 
 import random
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 import pytest
 
 from engine.errors import ArgumentError
-from engine.runner.client import RunnerState
+from engine.runner.client import LoadJob, RunnerState
 from engine.runner.events import Done, Loaded
+from engine.runner.job import RetryPolicy
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job
-from tests.support.runner_log import RunnerLog
+from tests.support.runner_log import LoopLog, RunnerLog
 
 N_LOADS = 8
+
+AnyLog = RunnerLog | LoopLog
+Kind = tuple[type[RunnerLog] | type[LoopLog], Callable[[], LoadJob]]
+
+
+def stepping_back() -> LoadJob:
+    return replace(make_job(), retry=RetryPolicy(3))
+
+
+@pytest.fixture(params=["runner", "loop", "retries"])
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """The type of log, and of the jobs that are loaded."""
+    kinds: dict[str, Kind] = {
+        "runner": (RunnerLog, make_job), "loop": (LoopLog, make_job), "retries": (LoopLog, stepping_back)
+    }  # fmt: skip
+    return kinds[request.param]
 
 
 class Users:
     """One thread loads, one generates as soon as it can, one interferes; all react to what the runner tells."""
 
-    def __init__(self, log: RunnerLog, seed: int) -> None:
+    def __init__(self, log: AnyLog, make_job: Callable[[], LoadJob], seed: int) -> None:
         self.log = log
+        self.make_job = make_job
         self.random = random.Random(seed)
         self.generations = 0
         self.loads_done = False
@@ -31,7 +54,7 @@ class Users:
     def load(self) -> None:
         for _ in range(N_LOADS):
             seen = len(self.log.endings)
-            self.log.runner.load(make_job())
+            self.log.runner.load(self.make_job())
             if self.random.random() < 0.8:
                 self.log.wait_until(partial(self._told_more, endings=seen))
         self.loads_done = True
@@ -59,9 +82,10 @@ class Users:
 
 
 @pytest.mark.parametrize("mode", ["normal", "endless", "killed_generate", "failing_generate"])
-def test_every_beginning_has_one_ending(mode: str) -> None:
-    with RunnerLog(fake_worker_argv(mode), stop_timeout_s=1.0) as log:
-        users = Users(log, seed=7)
+def test_every_beginning_has_one_ending(kind: Kind, mode: str) -> None:
+    log_type, make = kind
+    with log_type(fake_worker_argv(mode), stop_timeout_s=1.0) as log:
+        users = Users(log, make, seed=7)
         threads = [threading.Thread(target=each) for each in (users.load, users.generate, users.interfere)]
         for thread in threads:
             thread.start()
@@ -72,25 +96,27 @@ def test_every_beginning_has_one_ending(mode: str) -> None:
 
 
 @pytest.mark.parametrize("calls", range(6))
-def test_close_right_after_other_calls(calls: int) -> None:
-    log = RunnerLog(fake_worker_argv("slow"))
+def test_close_right_after_other_calls(kind: Kind, calls: int) -> None:
+    log_type, make = kind
+    log = log_type(fake_worker_argv("slow"))
     for _ in range(calls):
-        log.runner.load(make_job())
+        log.runner.load(make())
     log.runner.close()
     assert len(log.endings) == calls
 
 
 @pytest.mark.parametrize("turn", range(8))
-def test_a_load_that_meets_a_generation(turn: int) -> None:
+def test_a_load_that_meets_a_generation(kind: Kind, turn: int) -> None:
     """Both are called at the same moment: the generation is accepted with an ending, or refused without one."""
-    with RunnerLog(fake_worker_argv("normal")) as log:
-        log.runner.load(make_job())
+    log_type, make = kind
+    with log_type(fake_worker_argv("normal")) as log:
+        log.runner.load(make())
         log.wait_for_endings(1)
         together = threading.Barrier(2)
 
         def load() -> None:
             together.wait()
-            log.runner.load(make_job())
+            log.runner.load(make())
 
         loader = threading.Thread(target=load)
         loader.start()
@@ -107,8 +133,9 @@ def test_a_load_that_meets_a_generation(turn: int) -> None:
     assert isinstance(endings[-1], Loaded | Done)
 
 
-def test_close_from_several_threads_and_from_an_event() -> None:
-    log = RunnerLog(fake_worker_argv("normal"))
+def test_close_from_several_threads_and_from_an_event(kind: Kind) -> None:
+    log_type, make = kind
+    log = log_type(fake_worker_argv("normal"))
     closed_inside = threading.Event()
 
     def close_inside(_: object) -> None:
@@ -116,7 +143,7 @@ def test_close_from_several_threads_and_from_an_event() -> None:
         closed_inside.set()
 
     log.on_event = close_inside
-    log.runner.load(make_job())
+    log.runner.load(make())
     assert closed_inside.wait(30)
     closers = [threading.Thread(target=log.runner.close) for _ in range(3)]
     for closer in closers:

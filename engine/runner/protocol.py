@@ -126,6 +126,17 @@ class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True)
     """Live memory of the loaded model's devices, asked between generations; answered by `DeviceMemoryReadings`."""
 
 
+class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
+    """How fast a device reads its memory and how far away it is; answered by `DeviceSpeed` or `Failure`.
+
+    `size_bytes`: how much memory to take for it. The host is the device "CPU".
+    """
+
+    device: DeviceRef
+    size_bytes: int
+    n_threads: int
+
+
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """End the load or the generation that is running."""
 
@@ -134,7 +145,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
     """Free everything and exit 0."""
 
 
-AnyRequest = ListDevices | Probe | Load | Generate | Serve | Logits | DeviceMemoryQuery | Stop | Quit
+AnyRequest = ListDevices | Probe | Load | Generate | Serve | Logits | DeviceMemoryQuery | MeasureSpeed | Stop | Quit
 
 
 # ------------------------------------------------------------------ messages (from the child)
@@ -164,6 +175,15 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_device: int = 0
     row_split: bool = False
     tensor_split: bool = False
+
+
+class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
+    """What a device reached: bytes of weights read per second with one token, seconds for a question and its answer,
+    bytes per second to it."""
+
+    read_bytes_per_second: float
+    round_trip_s: float
+    sent_bytes_per_second: float
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
@@ -287,6 +307,7 @@ class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
 AnyMessage = (
     Hello
     | DeviceList
+    | DeviceSpeed
     | Probed
     | StageProgress
     | LoadedModel

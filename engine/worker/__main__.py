@@ -18,6 +18,7 @@ from engine.runner.protocol import (
     ListDevices,
     Load,
     Logits,
+    MeasureSpeed,
     Message,
     Piece,
     Probe,
@@ -80,6 +81,10 @@ class Worker:
                 return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
+            case MeasureSpeed():
+                from engine.worker.speed import measure_speed
+
+                return measure_speed(self._engine, request)
             case Serve():
                 from engine.worker.serve import serve
 

@@ -65,7 +65,7 @@ class Bindings:
     def __init__(self) -> None:
         self.low: Any = _low_level()
         self._libraries = _libraries(self.low)
-        bind = self._bind
+        bind = self.bind
         self.device_count = bind("ggml_backend_dev_count", ctypes.c_size_t)
         self.device_get = bind("ggml_backend_dev_get", _POINTER, ctypes.c_size_t)
         self.device_by_type = bind("ggml_backend_dev_by_type", _POINTER, ctypes.c_int)
@@ -138,7 +138,12 @@ class Bindings:
     def buffer_type_name(self, buffer_type: int) -> str:
         return _decoded(self._buffer_type_name(buffer_type))
 
-    def _bind(self, name: str, result: Any, *arguments: Any) -> Any:
+    def bind(self, name: str, result: Any, *arguments: Any) -> Any:
+        """Return one of the engine's C functions.
+
+        Raises:
+            ImportError: where the engine was built without it.
+        """
         for library in self._libraries:
             try:
                 # by item, not by attribute: a function object of our own, whose types nobody else changes
@@ -152,7 +157,7 @@ class Bindings:
     def _bind_optional(self, name: str) -> Any:
         """Bind a C++ function that returns an object through a hidden pointer; None where it is not exported."""
         try:
-            return self._bind(name, None, _POINTER, _POINTER)
+            return self.bind(name, None, _POINTER, _POINTER)
         except ImportError:
             return None
 

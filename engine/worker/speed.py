@@ -1,0 +1,137 @@
+"""How fast a device reads weights and how far away it is: the engine's own kernels on a matrix of zeros.
+
+A token multiplies every weight with one column, so a product of a large matrix and one column says how fast weights
+are read. Reading a few bytes back is a round trip; it ends the computation too, which remote devices do not wait for.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from collections.abc import Callable
+from typing import Any
+
+from engine.runner.protocol import DeviceSpeed, MeasureSpeed
+from engine.worker.bindings import Bindings
+from engine.worker.devices import CPU_ID, resolve_devices
+from engine.worker.outcome import failure
+
+_F16, _F32 = 1, 0
+_COLUMNS = 4096
+_MIN_ROWS = 64
+_SENT_BYTES = 4 << 20
+"""Below what remote workers look for in their cache first."""
+_ROUND_TRIPS = 20
+_MEASURED_S = 0.4
+_MAX_PASSES = 50
+
+
+class _InitParams(ctypes.Structure):
+    """`ggml_init_params`."""
+
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
+def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
+    """Measure one device. Takes about a second, and `size_bytes` of its memory for that time.
+
+    Raises:
+        EndOfRequest: where the device is gone or has no room.
+    """
+    device = resolve_devices(engine, [request.device], [request.device.id]).by_id[request.device.id]
+    product = _Product(engine, device, request)
+    try:
+        return product.measure()
+    finally:
+        product.free()
+
+
+class _Product:
+    """A matrix and a column on a device, and the graph that multiplies them."""
+
+    def __init__(self, engine: Bindings, device: int, request: MeasureSpeed) -> None:
+        pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+        bind = engine.bind
+        self._free_backend = bind("ggml_backend_free", None, pointer)
+        self._free_tensors = bind("ggml_free", None, pointer)
+        self._free_buffer = engine.free_buffer
+        self._compute = bind("ggml_backend_graph_compute", number, pointer, pointer)
+        self._set = bind("ggml_backend_tensor_set", None, pointer, pointer, size, size)
+        self._get = bind("ggml_backend_tensor_get", None, pointer, pointer, size, size)
+        new_tensor = bind("ggml_new_tensor_2d", pointer, pointer, number, ctypes.c_int64, ctypes.c_int64)
+        rows = max(_MIN_ROWS, request.size_bytes // (2 * _COLUMNS))
+        self._matrix_bytes = 2 * _COLUMNS * rows
+        self._buffer: int | None = None
+        self._backend = bind("ggml_backend_dev_init", pointer, pointer, ctypes.c_char_p)(device, None)
+        if not self._backend:
+            raise failure("unreachable", f"{request.device.id} cannot be used now. List the devices again.")
+        if request.device.id == CPU_ID:
+            self._use_threads(engine, device, request.n_threads)
+        room = 64 * bind("ggml_tensor_overhead", size)() + bind("ggml_graph_overhead", size)()
+        self._tensors = bind("ggml_init", pointer, _InitParams)(_InitParams(room, None, True))
+        self._matrix = new_tensor(self._tensors, _F16, _COLUMNS, rows)
+        column = new_tensor(self._tensors, _F32, _COLUMNS, 1)
+        self._result = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, self._matrix, column)
+        self._graph = bind("ggml_new_graph", pointer, pointer)(self._tensors)
+        bind("ggml_build_forward_expand", None, pointer, pointer)(self._graph, self._result)
+        self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
+        if not self._buffer:
+            self.free()
+            raise failure("busy", f"{request.device.id} has no room for a test of its speed. Unload models first.")
+        # Memory that was never written is one page of zeros, which no reading of says anything.
+        bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
+
+    def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
+        address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
+        if address:
+            ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(self._backend, n_threads)
+
+    def measure(self) -> DeviceSpeed:
+        """Return the best of several passes each: what disturbs makes slower, never faster."""
+        word = ctypes.create_string_buffer(4)
+        block = ctypes.create_string_buffer(min(_SENT_BYTES, self._matrix_bytes))
+
+        def ask() -> None:
+            self._get(self._result, word, 0, len(word))
+
+        def send() -> None:
+            self._set(self._matrix, block, 0, len(block))
+            ask()
+
+        def multiply() -> None:
+            self._compute(self._backend, self._graph)
+            ask()
+
+        multiply()
+        round_trip_s = min(_seconds(ask) for _ in range(_ROUND_TRIPS))
+        sent_s = max(_best(send) - round_trip_s, 1e-9)
+        read_s = max(_best(multiply) - round_trip_s, 1e-9)
+        return DeviceSpeed(
+            read_bytes_per_second=self._matrix_bytes / read_s,
+            round_trip_s=round_trip_s,
+            sent_bytes_per_second=len(block) / sent_s,
+        )
+
+    def free(self) -> None:
+        """Give everything back."""
+        if self._buffer:
+            self._free_buffer(self._buffer)
+        self._free_tensors(self._tensors)
+        self._free_backend(self._backend)
+
+
+def _best(work: Callable[[], Any]) -> float:
+    """Return the least seconds of as many passes as fit into the time for them."""
+    end = time.perf_counter() + _MEASURED_S
+    best = _seconds(work)
+    for _ in range(_MAX_PASSES):
+        if time.perf_counter() >= end:
+            break
+        best = min(best, _seconds(work))
+    return best
+
+
+def _seconds(work: Callable[[], Any]) -> float:
+    begun = time.perf_counter()
+    work()
+    return time.perf_counter() - begun

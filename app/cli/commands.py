@@ -11,8 +11,8 @@ from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
 from engine.fit.plan_document import plan_document, plan_text
 from engine.fit.preview import make_report
-from engine.gguf.inspect import inspect_document, inspect_text
 from engine.gguf.reader import read_model
+from engine.memory.inspect import inspect_document, inspect_text
 from engine.runner.probe import probe_report
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.gguf.model_file import MetadataValue, ModelFile
-from engine.memory.architectures import Architecture, Window
+from engine.memory.architectures import Architecture, Window, find_architecture
 
 _LARGEST = 1 << 31
 _MOST_LAYERS = 512
@@ -69,6 +69,20 @@ def count_skipped_blocks(model: ModelFile) -> int:
     value = model.hyper_parameter("nextn_predict_layers")
     is_count = isinstance(value, int) and not isinstance(value, bool)
     return value if is_count and isinstance(value, int) and 0 < value < model.n_layers else 0
+
+
+def read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
+    """Return what decides about a model's state: its numbers and the record of its architecture.
+
+    Raises:
+        MissingNumberError: naming the key or the architecture, so that the caller can leave the model to the probe.
+    """
+    architecture = find_architecture(model.architecture)
+    if architecture is None:
+        raise MissingNumberError(f'the arithmetic of architecture "{model.architecture}" is not known yet')
+    if architecture.refused is not None:
+        raise MissingNumberError(f'the engine decides about "{model.architecture}": {architecture.refused}')
+    return read_hyper_parameters(model, architecture), architecture
 
 
 def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> HyperParameters:

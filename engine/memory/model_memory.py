@@ -12,12 +12,7 @@ from engine.memory.architectures import Architecture, find_architecture
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.compute_graph.forecast import ComputeForecast, GraphTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
-from engine.memory.hyper_parameters import (
-    HyperParameters,
-    MissingNumberError,
-    count_skipped_blocks,
-    read_hyper_parameters,
-)
+from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
 from engine.memory.member_weights import MemberTables, member_rules
 from engine.memory.override_weights import weights_with_overrides
@@ -45,7 +40,7 @@ class ModelMemory:
         self._last: tuple[ContextSettings, tuple[object, ...], ContextMemory] | None = None
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
-            self._state = _read_state(model)
+            self._state = read_state(model)
         except MissingNumberError as error:
             self.probe_only = f"{error}; only a probe can tell the KV cache and compute buffers"
             self.unknown = ("state", "compute")
@@ -207,15 +202,6 @@ def _layer_bytes(state: LayerState, rule: SizeRule) -> tuple[int, int]:
         sum(tensor.size_bytes(rule) for tensor in state.cache),
         sum(tensor.size_bytes(rule) for tensor in state.recurrent),
     )
-
-
-def _read_state(model: ModelFile) -> tuple[HyperParameters, Architecture]:
-    architecture = find_architecture(model.architecture)
-    if architecture is None:
-        raise MissingNumberError(f'the arithmetic of architecture "{model.architecture}" is not known yet')
-    if architecture.refused is not None:
-        raise MissingNumberError(f'the engine decides about "{model.architecture}": {architecture.refused}')
-    return read_hyper_parameters(model, architecture), architecture
 
 
 def estimate(model: ModelFile, layout: Layout, context: ContextSettings, rig: Rig) -> MemoryEstimate:

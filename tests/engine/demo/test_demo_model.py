@@ -12,8 +12,8 @@ from engine.demo.llama_writer import LlamaShape, llama_tensors
 from engine.demo.vocabulary import CHAT_TEMPLATE, byte_vocabulary
 from engine.demo.writer import DEMO_SHAPE, is_current_demo, write_demo_model
 from engine.errors import ArgumentError
-from engine.gguf.inspect import inspect_document
 from engine.gguf.reader import read_model, read_string_array
+from engine.memory.inspect import inspect_document
 from engine.units import KIB, MIB
 from tests.support.models import write_tiny_llama, write_tiny_moe
 

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.errors import ModelFileError
-from engine.gguf.inspect import inspect_document, inspect_text
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model, read_string_array
+from engine.memory.inspect import inspect_document, inspect_text
 from tests.support.gguf_bytes import GgufBytes, Tensor, number_value, text_array, text_value
 from tests.support.headers import HEADER_SIZES, header_bytes, write_with_hole
 

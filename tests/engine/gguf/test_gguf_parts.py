@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf.inspect import inspect_document
 from engine.gguf.reader import read_model
+from engine.memory.inspect import inspect_document
 from tests.support.gguf_bytes import GgufBytes, Tensor, number_value, text_value
 
 U16, I32 = 2, 5

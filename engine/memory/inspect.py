@@ -6,9 +6,9 @@ from itertools import groupby
 
 import msgspec
 
-from engine.gguf.cache_growth import kv_bytes_per_token
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
+from engine.memory.cache_growth import kv_bytes_per_token
 from engine.units import KIB, format_bytes
 
 

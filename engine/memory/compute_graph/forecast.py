@@ -234,8 +234,9 @@ class ComputeForecast:
         allocator, so that the buffer depends on how many there are; and where an indexer picks cells, as each layer
         has a tensor of its own for them from the start; and where the family says so, as layers read an earlier layer's
         cache or something of their own, of which a device keeps a copy for each, or differ so that they leave gaps.
+        And where flash attention is asked for but CUDA leaves it to the CPU, layer by layer.
         """
-        if self._tables.counts_layers:
+        if self._tables.counts_layers or (self._flash_mode == "on" and self._has_odd_heads()):
             return tuple(range(first, last + 1))
         seen: set[tuple[int, int, int]] = set()
         kept = []
@@ -312,10 +313,15 @@ class ComputeForecast:
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
-        if self._tables.family.part:  # Keys of an encoded text are a large batch, which a device may take over.
+        if self._tables.family.every_layer:  # Keys of another device's layer, or of an encoded text, may decide.
             return False
         heads = {*hyper.head_k, *hyper.head_v}
-        return len(heads) == 1 and heads <= CUDA_FLASH_HEAD_SIZES - {512}
+        return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()
+
+    def _has_odd_heads(self) -> bool:
+        """Return whether CUDA has no flash attention for heads of these sizes."""
+        hyper = self._tables.hyper
+        return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _memories(self, placement: Placement) -> list[str]:
         """Return the memory of each layer of the file."""

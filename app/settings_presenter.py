@@ -31,6 +31,7 @@ class SettingsPresenter(QObject):
         window.settings_bar.all_settings_requested.connect(self.show)
         self._session.document.preview_changed.connect(self._on_preview_changed)
         self._session.models.current_changed.connect(self.refresh)
+        self._session.models.changed.connect(self.refresh)
 
     def show(self) -> None:
         """Open the dialog, or bring it to the front."""
@@ -83,7 +84,7 @@ class SettingsPresenter(QObject):
         refused = refused_cache_types(model, report.context or preview.context)
         dialog.set_settings(preview.context, report.decisions, refused)
         dialog.set_side_files(_names(preview.side_files), _places(preview.rig), report.decisions)
-        dialog.set_loaded(_loaded_text(self._session.loading.loaded))
+        dialog.set_loaded(loaded_text(self._session.loading.loaded))
 
 
 def _names(files: SideFiles) -> SideFileNames:
@@ -99,7 +100,7 @@ def _places(rig: Rig) -> tuple[str, ...]:
     return tuple(device.id for device in rig.all_devices if device.kind != "accel")
 
 
-def _loaded_text(loaded: LoadedLayout | None) -> str:
+def loaded_text(loaded: LoadedLayout | None) -> str:
     """Return what a loaded model was loaded with, flash attention as the engine tells it; empty without one."""
     if loaded is None or loaded.used is None:
         return ""

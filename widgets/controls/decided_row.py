@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QLabel, QSpinBox, QWidget
 
 from engine.fit.decisions.decision import Decision
@@ -11,6 +12,8 @@ from widgets.common.roles import plain_label
 from widgets.controls.decided import decided_text
 
 AUTO_TEXT = "auto"
+TWO_LINES_PX = 34
+"""So that a dialog does not change its height with every reason."""
 
 
 class DecidedRows:
@@ -38,6 +41,7 @@ class DecidedRows:
         self._grid.addWidget(_beside(controls), row, 1)
         line = self._lines[setting] = plain_label("", "dim", wrap=True)
         line.setAccessibleName(f"{label}: what is used and why")
+        line.setMinimumHeight(TWO_LINES_PX)
         self._grid.addWidget(line, row, 2)
 
     def line(self, setting: str) -> str:
@@ -57,6 +61,7 @@ def number_or_auto(name: str, most: int) -> QSpinBox:
     box.setRange(0, most)
     box.setSpecialValueText(AUTO_TEXT)
     box.setKeyboardTracking(False)
+    box.setAlignment(Qt.AlignmentFlag.AlignCenter)
     box.setAccessibleName(name)
     return box
 

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QStandardItemModel
-from PySide6.QtWidgets import QCheckBox, QComboBox, QDialog, QGridLayout, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QDialog, QGridLayout, QToolButton, QVBoxLayout, QWidget
 
 from engine.fit.decisions.decision import Decision
 from engine.layout.context_settings import (
@@ -32,7 +32,7 @@ from widgets.controls.token_spin_box import TokenSpinBox
 
 MOST_THREADS = 512
 MOST_BATCH = 1 << 20
-WIDTH_PX = 760
+WIDTH_PX = 860
 OFFLOAD_CHOICES: Mapping[str, OpOffload] = {"auto": AUTO, "on": True, "off": False}
 
 
@@ -45,7 +45,11 @@ class SettingsDialog(QDialog):
         super().__init__(parent)
         self.setWindowTitle("Settings of the next load")
         self._settings = ContextSettings()
-        self.auto_ctx_box = QCheckBox("auto")
+        self.auto_ctx_button = QToolButton()
+        self.auto_ctx_button.setText("Auto")
+        self.auto_ctx_button.setCheckable(True)
+        self.auto_ctx_button.setProperty("role", "segment")
+        self.auto_ctx_button.setToolTip("As long as is sensible on these devices and fits")
         self.n_ctx_box = TokenSpinBox()
         self.type_k_box = choice_box("Type of the K cache", KV_TYPES)
         self.type_v_box = choice_box("Type of the V cache", KV_TYPES)
@@ -60,12 +64,13 @@ class SettingsDialog(QDialog):
         self.rows = self._lay_out()
         self._connect()
         self.set_settings(self._settings)
+        self.set_loaded("")
 
     def _lay_out(self) -> DecidedRows:
         grid = QGridLayout()
         rows = DecidedRows(grid)
         rows.add_title("Context")
-        rows.add("n_ctx", "Length in tokens", self.auto_ctx_box, self.n_ctx_box)
+        rows.add("n_ctx", "Length in tokens", self.auto_ctx_button, self.n_ctx_box)
         rows.add("type_k", "K cache", self.type_k_box)
         rows.add("type_v", "V cache", self.type_v_box)
         rows.add("flash_attn", "Flash attention", self.flash_box)
@@ -74,7 +79,7 @@ class SettingsDialog(QDialog):
         rows.add("threads", "Threads for answers", self.threads_box)
         rows.add("threads_batch", "Threads for prompts", self.threads_batch_box)
         rows.add("op_offload", "Lend CPU weights", self.offload_box)
-        rows.add("op_offload_min_batch", "from tokens", self.min_batch_box)
+        rows.add("op_offload_min_batch", "Lend from tokens", self.min_batch_box)
         rows.add_title("Beside the model")
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 16, 16, 16)
@@ -87,7 +92,7 @@ class SettingsDialog(QDialog):
         return rows
 
     def _connect(self) -> None:
-        self.auto_ctx_box.toggled.connect(self._on_edited)
+        self.auto_ctx_button.toggled.connect(self._on_edited)
         for spin in (self.n_ctx_box, self.threads_box, self.threads_batch_box, self.min_batch_box):
             spin.valueChanged.connect(self._on_edited)
         for box in (self.type_k_box, self.type_v_box, self.flash_box, self.load_mode_box, self.offload_box):
@@ -125,9 +130,9 @@ class SettingsDialog(QDialog):
             blocked = control.blockSignals(True)
             control.setValue(value)
             control.blockSignals(blocked)
-        blocked = self.auto_ctx_box.blockSignals(True)
-        self.auto_ctx_box.setChecked(is_auto)
-        self.auto_ctx_box.blockSignals(blocked)
+        blocked = self.auto_ctx_button.blockSignals(True)
+        self.auto_ctx_button.setChecked(is_auto)
+        self.auto_ctx_button.blockSignals(blocked)
         self.n_ctx_box.setEnabled(not is_auto)
 
     def set_side_files(
@@ -144,7 +149,7 @@ class SettingsDialog(QDialog):
     def _on_edited(self) -> None:
         settings = msgspec.structs.replace(
             self._settings,
-            n_ctx=AUTO_CONTEXT if self.auto_ctx_box.isChecked() else self.n_ctx_box.value(),
+            n_ctx=AUTO_CONTEXT if self.auto_ctx_button.isChecked() else self.n_ctx_box.value(),
             type_k=cast(KvType, self.type_k_box.currentText()),
             type_v=cast(KvType, self.type_v_box.currentText()),
             flash_attn=cast(FlashAttention, self.flash_box.currentText()),

@@ -120,6 +120,7 @@ class AdapterRow(QWidget):
         self.scale_box.setRange(-MOST_SCALE, MOST_SCALE)
         self.scale_box.setSingleStep(SCALE_STEP)
         self.scale_box.setKeyboardTracking(False)
+        self.scale_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.remove_button = QPushButton("Remove")
         row = QHBoxLayout(self)
         row.setContentsMargins(16, 0, 0, 0)

@@ -34,12 +34,12 @@ def offload_choices(rig: Rig, layout: Layout, asked: ContextSettings) -> tuple[b
 
 
 def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> Iterator[Decision]:
-    """Yield whether it is on, and its threshold where somebody chose one."""
+    """Yield whether it is on, and its threshold."""
     value = bool(used.op_offload)
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
-    if used.op_offload_min_batch is not None:
-        reason = f"Chosen; the engine's own threshold is {OFFLOAD_MIN_BATCH} tokens."
-        yield Decision("op_offload_min_batch", used.op_offload_min_batch, reason, True)
+    chosen = used.op_offload_min_batch is not None
+    reason = f"Chosen; the engine's own is {OFFLOAD_MIN_BATCH} tokens." if chosen else "The engine's own threshold."
+    yield Decision("op_offload_min_batch", used.offload_batch, reason, chosen)
 
 
 def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> str:

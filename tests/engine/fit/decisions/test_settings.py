@@ -62,7 +62,9 @@ def decisions(
     found = {each.setting: each for each in resolved.decisions}
     assert len(found) == len(resolved.decisions)
     for setting, decision in found.items():
-        if setting != "flash_attn":
+        if setting == "op_offload_min_batch":
+            assert decision.value == resolved.context.offload_batch
+        elif setting != "flash_attn":
             assert decision.value == getattr(resolved.context, setting)
     return found
 
@@ -243,7 +245,7 @@ def test_op_offload(
     assert found["op_offload"].value is value
     assert found["op_offload"].overridden is (asked.get("op_offload") is False)
     assert says in found["op_offload"].reason
-    assert ("op_offload_min_batch" in found) is ("op_offload_min_batch" in asked)
+    assert found["op_offload_min_batch"].overridden is ("op_offload_min_batch" in asked)
 
 
 def test_op_offload_is_left_out_where_its_copies_do_not_fit(memory: ModelMemory) -> None:

@@ -1,0 +1,149 @@
+"""The dialog with all settings: what it shows of choices and decisions, and what it reports."""
+
+from __future__ import annotations
+
+from typing import cast
+
+import msgspec
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtGui import QStandardItemModel
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QComboBox
+from pytestqt.qtbot import QtBot
+
+from engine.fit.decisions.decision import Decision
+from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
+from widgets.controls.settings_dialog import SettingsDialog
+from widgets.controls.side_file_form import AdapterScale
+from widgets.controls.states import AdapterName, SideFileNames
+
+DECISIONS = (
+    Decision("n_ctx", 32768, "What 24 GiB on devices suggest; more can be chosen."),
+    Decision("flash_attn", "on", "Needed by the q8_0 V cache."),
+    Decision("load_mode", "none", "Chosen: weights are read.", True),
+    Decision("op_offload", True, "CUDA0 computes prompts."),
+    Decision("threads", 8, "One on each of 8 cores."),
+)
+
+
+@pytest.fixture
+def dialog(qtbot: QtBot) -> SettingsDialog:
+    dialog = SettingsDialog()
+    qtbot.addWidget(dialog)
+    dialog.set_settings(ContextSettings(), DECISIONS)
+    return dialog
+
+
+def choose(box: QComboBox, text: str) -> None:
+    box.setCurrentText(text)
+    box.activated.emit(box.currentIndex())
+
+
+def test_each_setting_says_what_is_used_and_why(dialog: SettingsDialog) -> None:
+    assert dialog.rows.line("flash_attn") == "on: Needed by the q8_0 V cache."
+    assert dialog.rows.line("load_mode") == "Chosen: weights are read."
+    assert dialog.rows.line("op_offload") == "on: CUDA0 computes prompts."
+    assert dialog.rows.line("n_ctx") == "32\u202f768: What 24 GiB on devices suggest; more can be chosen."
+    assert dialog.rows.line("type_k") == ""
+
+
+def test_every_choice_is_reported(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    told: list[ContextSettings] = []
+    dialog.context_changed.connect(told.append)
+    choose(dialog.load_mode_box, "mmap")
+    choose(dialog.flash_box, "off")
+    choose(dialog.offload_box, "auto")
+    choose(dialog.type_k_box, "q8_0")
+    dialog.threads_box.setValue(6)
+    dialog.threads_batch_box.setValue(12)
+    dialog.min_batch_box.setValue(64)
+    dialog.n_ctx_box.setValue(16384)
+    assert told[-1] == ContextSettings(
+        load_mode="mmap", flash_attn="off", op_offload="auto", type_k="q8_0", threads=6, threads_batch=12,
+        op_offload_min_batch=64, n_ctx=16384,
+    )  # fmt: skip
+    assert len(told) == 8
+    choose(dialog.offload_box, "off")
+    dialog.threads_box.setValue(0)
+    assert (told[-1].op_offload, told[-1].threads) == (False, None)
+
+
+def test_the_context_may_be_left_open_and_taken_back(dialog: SettingsDialog) -> None:
+    told: list[ContextSettings] = []
+    dialog.context_changed.connect(told.append)
+    QTest.mouseClick(dialog.auto_ctx_button, Qt.MouseButton.LeftButton)
+    assert told[-1].n_ctx == AUTO_CONTEXT
+    dialog.set_settings(told[-1], DECISIONS)
+    assert dialog.n_ctx_box.value() == 32768
+    assert not dialog.n_ctx_box.isEnabled()
+    QTest.mouseClick(dialog.auto_ctx_button, Qt.MouseButton.LeftButton)
+    assert told[-1].n_ctx == 32768
+    assert len(told) == 2
+
+
+def test_showing_settings_reports_nothing(dialog: SettingsDialog) -> None:
+    told: list[ContextSettings] = []
+    dialog.context_changed.connect(told.append)
+    settings = ContextSettings(
+        n_ctx=AUTO_CONTEXT, threads=3, threads_batch=4, op_offload=False, op_offload_min_batch=9, load_mode="mlock",
+        type_k="q8_0", type_v="q4_0", flash_attn="on",
+    )  # fmt: skip
+    dialog.set_settings(settings, DECISIONS)
+    dialog.set_settings(ContextSettings(), ())
+    assert told == []
+    assert dialog.threads_box.text() == "auto"
+    assert dialog.rows.line("flash_attn") == ""
+
+
+def test_cache_types_that_cannot_be_had_are_grey_and_say_why(dialog: SettingsDialog) -> None:
+    settings = msgspec.structs.replace(ContextSettings(), type_v="q5_0")
+    dialog.set_settings(settings, (), {"type_v": {"q8_0": "Heads are 16 wide.", "q5_0": "Heads are 16 wide."}})
+    model = cast(QStandardItemModel, dialog.type_v_box.model())
+    enabled = {dialog.type_v_box.itemText(index): model.item(index).isEnabled() for index in range(model.rowCount())}
+    assert enabled["f16"]
+    assert not enabled["q8_0"]
+    assert enabled["q5_0"]  # It is set, and stays to be seen.
+    tip = model.item(dialog.type_v_box.findText("q8_0")).data(Qt.ItemDataRole.ToolTipRole)
+    assert "16 wide" in tip
+
+
+def test_files_beside_the_model(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    form = dialog.side_files
+    assert form.projector_label.text() == "none"
+    assert form.device_box.isHidden()
+    names = SideFileNames("/a/mmproj.gguf", "CUDA1", (AdapterName("/a/x.gguf", 0.5), AdapterName("/a/y.gguf", 1.0)))
+    dialog.set_side_files(names, ("CUDA0", "CUDA1", "CPU"), (Decision("projector", "CUDA1", "Chosen.", True),))
+    assert form.projector_label.text() == "mmproj.gguf"
+    assert form.projector_line.text() == "Chosen."
+    assert form.device_box.currentText() == "CUDA1"
+    assert [row.name_label.text() for row in form.adapter_rows] == ["x.gguf", "y.gguf"]
+    with qtbot.waitSignal(form.projector_device_chosen) as placed:
+        choose(form.device_box, "auto")
+    assert placed.args == [""]
+    with qtbot.waitSignal(form.projector_device_chosen) as placed:
+        choose(form.device_box, "CPU")
+    assert placed.args == ["CPU"]
+    with qtbot.waitSignal(form.adapter_scaled) as scaled:
+        form.adapter_rows[1].scale_box.setValue(0.25)
+    assert scaled.args == [AdapterScale(1, 0.25)]
+    with qtbot.waitSignal(form.adapter_removed) as removed:
+        QTest.mouseClick(form.adapter_rows[0].remove_button, Qt.MouseButton.LeftButton)
+    assert removed.args == [0]
+    for button, signal in (
+        (form.choose_button, form.projector_requested),
+        (form.remove_button, form.projector_removed),
+        (form.add_button, form.adapter_requested),
+    ):
+        with qtbot.waitSignal(signal):
+            QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+    dialog.set_side_files(SideFileNames(), ())
+    assert form.adapter_rows == []
+
+
+def test_what_is_loaded_was_loaded_with(dialog: SettingsDialog) -> None:
+    assert dialog.loaded_label.isHidden()
+    dialog.set_loaded("Loaded with 4096 tokens.")
+    assert not dialog.loaded_label.isHidden()
+    dialog.set_loaded("")
+    assert dialog.loaded_label.isHidden()

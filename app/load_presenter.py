@@ -53,7 +53,8 @@ class LoadPresenter(QObject):
 
     def _on_loaded(self, event: Loaded) -> None:
         self._report.show_loaded(event)
-        self._window.status_line.show_notice(Notice(f"{self._model.name} is loaded", bad=False))
+        other = ", with another layout than asked for: see the report" if len(self._report.attempts) > 1 else ""
+        self._window.status_line.show_notice(Notice(f"{self._model.name} is loaded{other}", bad=False))
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         report = self._report

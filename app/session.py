@@ -284,9 +284,6 @@ class Session(QObject):
         """Go to the layout that was loaded instead, as one step of undo, unless the edit has gone on meanwhile."""
         if model is self.models.current and self.document.edit == change.asked:
             self.document.replace(change.loaded, "step back")
-            self._say(
-                "Loaded with another layout, since the first did not fit: see the report. Undo goes back.", bad=False
-            )
 
     def unload(self) -> None:
         """Free what is loaded of the current model."""

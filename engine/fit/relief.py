@@ -23,6 +23,8 @@ MAX_ESTIMATES = 400
 
 _Step = Callable[[int], Layout | None]
 """What becomes of a layout when so many layers are taken off a device; None where that cannot be."""
+_Taking = tuple[_Step, int]
+"""A step, and the most layers that it can take."""
 
 
 class Relief:
@@ -96,34 +98,43 @@ class Relief:
         return layout
 
     def _less_on(self, layout: Layout, device: str, limits: Mapping[str, int]) -> Layout | None:
-        """Return `layout` with as much taken off `device` as is needed, else as one step can; None: nothing can be."""
-        best: Layout | None = None
-        short = self.short(layout, limits).keys()
-        for step, most in self._steps(layout, device, limits):
-            found = self._enough(step, most, device, short, limits)
-            if found is None:
-                continue
-            if device not in self.short(found, limits):
-                return found
-            if best is None or self.needs(found)[device] < self.needs(best)[device]:
-                best = found
-        return best if best is not None else self._without(layout, device, limits)
+        """Return `layout` with as much taken off `device` as is needed, else as one step can; None: nothing can be.
 
-    def _steps(self, layout: Layout, device: str, limits: Mapping[str, int]) -> list[tuple[_Step, int]]:
-        """Return ways to take layers off `device`, each a function of how many, and the most that it can take."""
+        The CPU is slow: as long as another device takes something, it gets nothing.
+        """
+        short = self.short(layout, limits).keys()
+        for steps in self._steps(layout, device, limits):
+            best = layout
+            for step, most in steps:
+                found = self._enough(step, most, device, short, limits)
+                if found is None:
+                    continue
+                if device not in self.short(found, limits):
+                    return found
+                if self.needs(found)[device] < self.needs(best)[device]:
+                    best = found
+            if best is not layout:
+                return best
+        return self._without(layout, device, limits)
+
+    def _steps(self, layout: Layout, device: str, limits: Mapping[str, int]) -> tuple[list[_Taking], list[_Taking]]:
+        """Return ways to take layers off `device`: to other devices, and to the CPU."""
         room = {name: limit - self.needs(layout)[name] for name, limit in limits.items()}
         targets = [name for name in room if name != device and name not in self._off and room[name] > 0]
         targets.sort(key=lambda name: (name == CPU_ID, -room[name]))
-        on_device = max((run.length for run in layout.runs if run.device == device), default=0)
-        steps: list[tuple[_Step, int]] = []
-        moves = moves_off(layout, (device,), targets)
-        steps += [(partial(move.after, layout), move.run.length) for move in moves if move.target != CPU_ID]
-        if CPU_ID in targets and on_device:
-            steps.append((partial(pushed_to_cpu, layout, device), on_device))
-        steps += [(partial(move.after, layout), move.run.length) for move in moves if move.target == CPU_ID]
+        to_devices: list[_Taking] = []
+        to_cpu: list[_Taking] = []
+        longest = max((run.length for run in layout.runs if run.device == device), default=0)
+        if CPU_ID in targets and longest:
+            to_cpu.append((partial(pushed_to_cpu, layout, device), longest))
+        for move in moves_off(layout, (device,), targets):
+            steps = to_cpu if move.target == CPU_ID else to_devices
+            steps.append((partial(move.after, layout), move.run.length))
         if layout.output_device == device and layout.runs[-1].device != device:
-            steps += [(partial(_with_output, layout, target), 1) for target in targets]
-        return steps
+            for target in targets:
+                steps = to_cpu if target == CPU_ID else to_devices
+                steps.append((partial(_with_output, layout, target), 1))
+        return to_devices, to_cpu
 
     def _enough(
         self, step: _Step, most: int, device: str, short: Collection[str], limits: Mapping[str, int]

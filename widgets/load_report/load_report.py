@@ -137,8 +137,10 @@ class LoadReport(QWidget):
         self.copied.emit()
 
     def _show_outcome(self, outcome: Outcome) -> None:
-        tried = self._attempts if len(self._attempts) > 1 else ()
-        self._show(replace(outcome, attempts=tried), outcome.sentence)
+        if len(self._attempts) > 1:
+            tried = f"{len(self._attempts)} layouts were tried."
+            outcome = replace(outcome, attempts=self._attempts, sentence=f"{outcome.sentence} {tried}")
+        self._show(outcome, outcome.sentence)
 
     def _show_attempts(self, attempts: tuple[str, ...]) -> None:
         self._attempts = attempts

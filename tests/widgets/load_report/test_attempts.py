@@ -45,6 +45,7 @@ def test_attempts_are_shown_while_they_go_on_and_stay_with_the_ending(report: Lo
     report.show_cancelled(Cancelled(stage="fit"))
     assert log in shown_texts(report)
     assert log in report.plain_text()
+    assert report.sentence.endswith("2 layouts were tried.")
 
 
 def test_the_next_load_begins_with_an_empty_log(report: LoadReport) -> None:

@@ -20,11 +20,7 @@ from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, Projector, SideFiles
-from engine.runner.protocol import AdapterFile, DeviceRef, Load, Probe, ProjectorFile
-
-OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
-"""What backends with op_offload read their threshold from when they start."""
-
+from engine.runner.protocol import OFFLOAD_VARIABLE, AdapterFile, DeviceRef, Load, Probe, ProjectorFile
 
 DEFAULT_RETRIES = 10
 """Where other layouts may be tried and nobody said how many."""

@@ -51,12 +51,18 @@ class Questions:
         argv: Sequence[str] | None = None,
         cancel: CancelToken | None = None,
         name: str = "question",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         self._arrived: queue.SimpleQueue[AnyMessage | ProcessOutcome | None] = queue.SimpleQueue()
         self._timeout_s = timeout_s
         self._cancel = cancel or CancelToken()
         self._child = ChildProcess(
-            self._arrived.put, self._arrived.put, argv=argv, stall_timeout_s=timeout_s, name=name
+            self._arrived.put,
+            self._arrived.put,
+            argv=argv,
+            stall_timeout_s=timeout_s,
+            name=name,
+            environment=environment,
         )
         self._ahead = False
 

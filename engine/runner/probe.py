@@ -51,6 +51,7 @@ class Probes:
         self._spare = spare or SpareChild(timeout_s=timeout_s, argv=argv)
         self._stack = ExitStack()
         self._child: Questions | None = None
+        self._environment: Mapping[str, str] = {}
         self._held: set[str] = set()
 
     def __enter__(self) -> Probes:
@@ -82,7 +83,7 @@ class Probes:
         # What our child already talks to serves nobody else, and would say that it is busy.
         self._greet({each: devices for each, devices in endpoints.items() if each not in self._held})
         try:
-            answer = self._started().ask(request, Probed, cancel=self._cancel)
+            answer = self._started(job.environment()).ask(request, Probed, cancel=self._cancel)
         except EngineError:
             self._end()
             raise
@@ -99,9 +100,11 @@ class Probes:
                 device = names_of(endpoints[endpoint])
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
-    def _started(self) -> Questions:
-        if self._child is None:
-            self._child = self._stack.enter_context(self._spare.take())
+    def _started(self, environment: Mapping[str, str]) -> Questions:
+        if self._child is None or environment != self._environment:
+            self._end()
+            self._environment = environment
+            self._child = self._stack.enter_context(self._spare.take(environment))
         return self._child
 
     def _end(self) -> None:

@@ -19,6 +19,9 @@ PROTOCOL_VERSION = 1
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
 """In the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
 
+OFFLOAD_VARIABLE = "GGML_OP_OFFLOAD_MIN_BATCH"
+"""What backends read the threshold of op_offload from when they start."""
+
 META_PREFIX = "Meta("
 """How the buffer type begins that stands for all members of a tensor split."""
 

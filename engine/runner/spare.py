@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from engine.runner.one_shot import Questions
 
@@ -30,8 +30,13 @@ class SpareChild:
             self._child = Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name)
             self._child.start_ahead()
 
-    def take(self) -> Questions:
-        """Return the child in waiting, else one that is yet to be started; to be used in a `with` statement."""
+    def take(self, environment: Mapping[str, str] | None = None) -> Questions:
+        """Return the child in waiting, else one that is yet to be started; to be used in a `with` statement.
+
+        With an `environment` it is one that is yet to be started: the engine reads it before anything is asked.
+        """
+        if environment:
+            return Questions(timeout_s=self._timeout_s, argv=self._argv, name=self._name, environment=environment)
         with self._lock:
             child, self._child = self._child, None
         if child is None or child.has_ended:

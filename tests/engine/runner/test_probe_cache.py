@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,8 +19,11 @@ from engine.memory import model_memory
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.runner.host import host_device
 from engine.runner.job import LoadJob
-from engine.runner.probe import ProbeRun
+from engine.runner.one_shot import Questions
+from engine.runner.probe import ProbeRun, Probes
 from engine.runner.probe_cache import ProbeCache
+from engine.runner.protocol import OFFLOAD_VARIABLE
+from engine.runner.spare import SpareChild
 from engine.units import GIB, MIB
 from tests.support.jobs import N_LAYERS, made_up_model
 from tests.support.models import write_tiny_llama
@@ -104,3 +108,22 @@ def test_a_forecast_that_is_far_off_is_logged(
     (record,) = caplog.records
     assert record.name == "layerdeck.defects"
     assert str(tmp_path) not in record.getMessage()
+
+
+def test_a_chosen_threshold_has_a_child_of_its_own(tmp_path: Path) -> None:
+    model = read_model(write_tiny_llama(tmp_path / "m.gguf", n_layers=4))
+    rig, layout = Rig((), make_host("host", 8 * GIB)), single_device(4, CPU_ID)
+    wanted: list[Mapping[str, str]] = []
+
+    class Spare(SpareChild):
+        def take(self, environment: Mapping[str, str] | None = None) -> Questions:
+            wanted.append(environment or {})
+            return super().take(environment)
+
+    spare = Spare(timeout_s=60.0)
+    chosen = msgspec.structs.replace(CONTEXT, op_offload_min_batch=96)
+    with Probes(spare=spare) as probes:
+        for context in (CONTEXT, CONTEXT, chosen, chosen):
+            probes.rows(LoadJob(model, rig, layout, context))
+    spare.close()
+    assert wanted == [{}, {OFFLOAD_VARIABLE: "96"}]

@@ -17,9 +17,9 @@ from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles, read_adapter, read_projector
 from engine.runner.client import LoadJob
 from engine.runner.events import Loaded
-from engine.runner.job import OFFLOAD_VARIABLE
 from engine.runner.lab import LabRig
 from engine.runner.probe import probe_report
+from engine.runner.protocol import OFFLOAD_VARIABLE
 from engine.units import GIB, KIB, MIB
 from tests.support.models import write_tiny_llama
 from tests.support.runner_log import RunnerLog

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from platformdirs import user_data_path, user_log_path
+from platformdirs import user_cache_path, user_data_path, user_log_path
 
 APPLICATION = "layerdeck"
 
@@ -22,6 +22,11 @@ def calibration_path() -> Path:
 def self_test_path() -> Path:
     """Return where is kept which backends may be several entries of one layout."""
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
+
+
+def speeds_path() -> Path:
+    """Return where is kept how fast devices, links and layouts are."""
+    return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
 def log_path() -> Path:

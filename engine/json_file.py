@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
 
+import msgspec
+
 from engine.errors import EngineError
 from engine.units import MAX_SIZE_BYTES, parse_size
 
@@ -22,6 +24,7 @@ MAX_DIGITS = 40
 T = TypeVar("T")
 D = TypeVar("D")
 Choice = TypeVar("Choice", bound=str)
+Kept = TypeVar("Kept", bound=msgspec.Struct)
 
 
 class Fail(Protocol):
@@ -202,6 +205,25 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(f"the {what} file cannot be written ({reason}); choose another place", source=path.name) from error
+
+
+def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
+    """Return what we kept in `path` for ourselves; None where it is missing, damaged or longer than `max_bytes`."""
+    try:
+        with path.open("rb") as file:
+            data = file.read(max_bytes + 1)
+        return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
+    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+
+
+def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -> None:
+    """Keep `document` in `path` for ourselves, in a folder that is made where it is not there yet."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise fail(f"the folder of the {what} cannot be made ({error.strerror})", source=path.name) from error
+    write_file(path, msgspec.json.encode(document), what=what, fail=fail)
 
 
 def encode_document(document: dict[str, object]) -> bytes:

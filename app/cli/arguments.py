@@ -75,6 +75,10 @@ def make_parser() -> Parser:
         "--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat"
     )
 
+    devices.add_argument(
+        "--measure", action="store_true", help="also measure how fast each device is, for plan --auto fastest"
+    )
+
     plan = add("plan", "forecast what each device would hold")
     _add_layout_arguments(plan)
     plan.add_argument("--probe", action="store_true", help="ask the engine itself (a load without allocation)")

@@ -6,11 +6,14 @@ from argparse import Namespace
 
 from app.cli import exit_codes
 from app.cli.inputs import find_devices, read_inputs
-from app.cli.output import print_document, print_line, print_text
+from app.cli.output import print_document, print_line, print_text, say
+from app.paths import speeds_path
+from app.speed_test import measured_book, speed_lines
 from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
 from engine.fit.plan_document import plan_document, plan_text
 from engine.fit.preview import make_report
+from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.gguf.reader import read_model
 from engine.memory.inspect import inspect_document, inspect_text
 from engine.runner.probe import probe_report
@@ -28,7 +31,13 @@ def run_inspect(options: Namespace) -> int:
 
 def run_devices(options: Namespace) -> int:
     """Print this machine's rig file (always JSON: it is meant to be kept)."""
-    print_text(encode_rig(find_devices(options.rpc)).decode())
+    rig = find_devices(options.rpc)
+    if options.measure:
+        book, problems = measured_book(rig, read_speed_book(speeds_path()))
+        write_speed_book(speeds_path(), book)
+        for line in (*speed_lines(rig, book), *problems):
+            say(line)
+    print_text(encode_rig(rig).decode())
     return exit_codes.OK
 
 

@@ -8,12 +8,14 @@ from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.settings_options import context_of, side_files_of
-from app.paths import calibration_path, self_test_path
+from app.paths import calibration_path, self_test_path, speeds_path
+from app.speed_test import known_speeds
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
 from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
+from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
@@ -58,7 +60,8 @@ def read_inputs(options: Namespace) -> PlanInputs:
         return PlanInputs(model, rig, document.layout, context, None, side_files)
     if options.auto is None:
         return PlanInputs(model, rig, initial_layout(model, rig, context, side_files), context, None, side_files)
-    constraints = replace(constraints_of(options, rig, model.n_layers), side_files=side_files)
+    speeds = known_speeds(rig, read_speed_book(speeds_path()))
+    constraints = replace(constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds)
     found = auto_layout(options.auto, model, rig, context, constraints)
     return PlanInputs(model, rig, found.layout, found.context, found.explanation, side_files)
 

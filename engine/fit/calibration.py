@@ -15,7 +15,7 @@ import msgspec
 from engine.devices.device import Device, Rig
 from engine.errors import PlacedError
 from engine.fit.report import DeviceRow
-from engine.json_file import write_file
+from engine.json_file import read_kept, write_kept
 from engine.units import GIB
 
 VERSION = 1
@@ -88,13 +88,8 @@ def device_key(device: Device) -> str:
 
 def read_calibration(path: Path) -> Calibration:
     """Return what was kept in `path`; a file that is missing, damaged, too large or of another version is none."""
-    try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE_BYTES + 1)
-        document = msgspec.json.decode(data, type=_Document)
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return NO_CALIBRATION
-    if document.version != VERSION or len(data) > MAX_FILE_BYTES:
+    document = read_kept(path, _Document, MAX_FILE_BYTES)
+    if document is None or document.version != VERSION:
         return NO_CALIBRATION
     return Calibration(
         {
@@ -111,8 +106,4 @@ def write_calibration(path: Path, calibration: Calibration) -> None:
         PlacedError: where it cannot be written.
     """
     document = _Document(version=VERSION, overhead_bytes=dict(calibration.overheads))
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise PlacedError(f"the folder of the calibration cannot be made ({error.strerror})") from error
-    write_file(path, msgspec.json.encode(document), what="calibration", fail=PlacedError)
+    write_kept(path, document, what="calibration", fail=PlacedError)

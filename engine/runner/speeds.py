@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.endpoint import greet_all
-from engine.errors import EngineError
+from engine.errors import BusyError, EngineError
 from engine.processor import default_threads
 from engine.runner.job import device_refs
 from engine.runner.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
@@ -17,6 +17,7 @@ from engine.units import MIB
 
 MAX_BYTES = 256 * MIB
 """More than the caches of cards hold."""
+_MIN_BYTES = 4 * MIB
 _PART = 4
 """At most one part in this many of what is free is taken for the test."""
 
@@ -57,18 +58,26 @@ def measure_speeds(
             if obstacle:
                 problems.append(obstacle)
                 continue
-            request = MeasureSpeed(
-                device=refs[device.id],
-                size_bytes=min(MAX_BYTES, max(0, device.available_bytes) // _PART),
-                n_threads=default_threads(),
-            )
-            speeds[device.id] = ask_child(
-                request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="speed test"
-            )
+            speeds[device.id] = _measure(device, refs[device.id], timeout_s, argv, cancel)
         except EngineError as error:
             raise_if_cancelled(cancel)
             problems.append(f"{device.id}: {error.summary()}")
     return MeasuredSpeeds(speeds, tuple(problems))
+
+
+def _measure(
+    device: Device, ref: DeviceRef, timeout_s: float, argv: Sequence[str] | None, cancel: CancelToken | None
+) -> DeviceSpeed:
+    """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
+    size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
+    while True:
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=default_threads())
+        try:
+            return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="speed test")
+        except BusyError:
+            size_bytes //= _PART
+            if size_bytes < _MIN_BYTES:
+                raise
 
 
 def _obstacle(device: Device, held: frozenset[str], cancel: CancelToken | None) -> str:

@@ -12,7 +12,8 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.experts import experts_candidates
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.speed import NO_MEASUREMENTS, Prediction, Speeds, Work, bandwidth, predict
+from engine.fit.strategies.speed import Prediction, Work, bandwidth, predict
+from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
 from engine.fit.strategies.wording import describe_rest, describe_runs
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
@@ -23,14 +24,11 @@ _MAX_ORDERS = 120
 
 
 def fastest(
-    memory: ModelMemory,
-    rig: Rig,
-    context: ContextSettings,
-    constraints: Constraints = NO_CONSTRAINTS,
-    speeds: Speeds = NO_MEASUREMENTS,
+    memory: ModelMemory, rig: Rig, context: ContextSettings, constraints: Constraints = NO_CONSTRAINTS
 ) -> AutoLayout:
-    """Return the layout with the least predicted time per token; `speeds` are measured values, where there are any."""
+    """Return the layout with the least predicted time per token; what was measured counts, where anything was."""
     bench = Workbench(memory, rig, context, constraints)
+    speeds = constraints.speeds
     predicted = {layout: _predict(bench, layout, speeds) for layout in _layouts(bench, speeds)}
     ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
     single = not constraints.split and any(True for _ in whole_layouts(bench))

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.preview import LayerBytes
+from engine.fit.strategies.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.fit.strategies.workbench import moved_tensors
 from engine.gguf.blocks import part_of_tensor
 from engine.gguf.model_file import ModelFile
@@ -47,24 +48,10 @@ _REMOTE_DEFAULT = 40
 """A worker whose device is not known may as well be a CPU."""
 _EFFICIENCY = (0.45, 0.9)
 """Least and greatest part of the nominal bandwidth that is reached."""
+_MEASURED_EFFICIENCY = (0.7, 1.0)
+"""The same of a bandwidth that was measured with one product after another; a model does more than that."""
 _NAMES = sorted(KNOWN_BANDWIDTHS, key=len, reverse=True)
 _PATTERNS = [(re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE), name) for name in _NAMES]
-
-
-@dataclass(frozen=True, slots=True)
-class Link:
-    """What one hop to a device costs: seconds for itself, and bytes per second."""
-
-    latency_s: float
-    bytes_per_second: float
-
-
-@dataclass(frozen=True, slots=True)
-class Speeds:
-    """Measured values by device id, which count instead of the tables: bytes per second of its memory, and its link."""
-
-    bandwidths: Mapping[str, float] = field(default_factory=dict)
-    links: Mapping[str, Link] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,12 +65,19 @@ class Prediction:
     def middle_s(self) -> float:
         return (self.best_s + self.worst_s) / 2
 
+    def corrected(self, ratio: float) -> Prediction:
+        """Return the prediction where tokens of such layouts took `ratio` times the middle of what was predicted.
+
+        What was measured is surer than what was computed: the range is half as wide.
+        """
+        middle_s, half_s = self.middle_s * ratio, (self.worst_s - self.best_s) * ratio / 4
+        return Prediction(middle_s - half_s, middle_s + half_s)
+
     def text(self) -> str:
         """Return tokens per second for people."""
         return f"{_rate(self.worst_s)} to {_rate(self.best_s)} tokens per second"
 
 
-NO_MEASUREMENTS = Speeds()
 _LOCAL = Link(20e-6, 10 * _GB)
 _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
 _NETWORK = Link(500e-6, 110_000_000)
@@ -141,10 +135,13 @@ def predict(layout: Layout, work: Work, rig: Rig, speeds: Speeds = NO_MEASUREMEN
     for device_id in _hops(layout, work):
         cost = link(devices[device_id], speeds)
         link_s += cost.latency_s + work.hop_bytes / cost.bytes_per_second
-    low, high = _EFFICIENCY
-    best_s = sum(size / rates[device_id] for device_id, size in reading.items())
-    worst_s = best_s + sum(size / rates[device_id] for device_id, size in caches.items())
-    return Prediction(best_s / high + link_s, worst_s / low + link_s)
+    best_s = worst_s = link_s
+    for device_id, size in reading.items():
+        low, high = _MEASURED_EFFICIENCY if device_id in speeds.bandwidths else _EFFICIENCY
+        best_s += size / rates[device_id] / high
+        worst_s += (size + caches[device_id]) / rates[device_id] / low
+    ratio = speeds.ratios.get(layout_class(layout, rig))
+    return Prediction(best_s, worst_s) if ratio is None else Prediction(best_s, worst_s).corrected(ratio)
 
 
 def _read_bytes(layout: Layout, work: Work, ids: Iterable[str]) -> tuple[dict[str, float], dict[str, float]]:

@@ -9,7 +9,11 @@ from typing import Any
 import pytest
 
 from app.cli.auto_options import STRATEGIES as HELP_NAMES
+from app.paths import speeds_path
+from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import STRATEGIES
+from engine.runner.lab import LabRig
+from engine.units import MIB
 from tests.support.command_line import run_here
 from tests.support.models import write_header_only, write_tiny_llama
 
@@ -117,7 +121,7 @@ def test_without_auto_there_is_nothing_to_constrain(
 ) -> None:
     answer = run_here(capsys, "plan", model, "--rig", rig, *words.split(), "--json")
     assert answer.code == 2
-    assert f"{words.split()[0]} is about automatic layouts" in answer.error["message"]
+    assert f"{words.split(maxsplit=1)[0]} is about automatic layouts" in answer.error["message"]
 
 
 def test_constraints_are_kept(model: Path, rig: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -157,3 +161,16 @@ def test_load_says_why_to_people(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert answer.code == 0
     explanation = plan(capsys, tiny, "--rig", rig, "--auto", "fewest")["explanation"]
     assert explanation in answer.err.splitlines()
+
+
+def test_speeds_are_measured_on_request_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with LabRig([64 * MIB]) as lab:
+        answer = run_here(capsys, "devices", "--rpc", str(lab.rig.devices[0].endpoint), "--measure")
+    assert answer.code == 0
+    assert [device["id"] for device in answer.document["devices"]] == ["RPC0"]
+    said = [line.split(" ")[0] for line in answer.err.splitlines()]
+    assert sorted(said) == ["CPU", "RPC0"]
+    assert "GB/s" in answer.err
+    kept = read_speed_book(speeds_path())
+    assert len(kept.devices) == 2
+    assert all(each.read_bytes_per_second > 1e8 for each in kept.devices.values())

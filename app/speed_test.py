@@ -1,0 +1,46 @@
+"""What was measured of devices: from a speed test to the book that is kept, and to words for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Rig
+from engine.fit.speed_book import KeptDevice, SpeedBook
+from engine.fit.strategies.speeds import Speeds
+from engine.runner.speeds import measure_speeds
+from engine.telemetry.cards import read_card_facts
+
+
+def measured_book(
+    rig: Rig, book: SpeedBook, held: Iterable[str] = (), cancel: CancelToken | None = None
+) -> tuple[SpeedBook, tuple[str, ...]]:
+    """Return `book` with the devices of `rig` as they are now, and a sentence for each that could not be measured.
+
+    Blocks for about a second per device; never for the GUI thread.
+    """
+    found = measure_speeds(rig, held=held, cancel=cancel)
+    for device in rig.all_devices:
+        speed = found.speeds.get(device.id)
+        if speed is not None:
+            kept = KeptDevice(speed.read_bytes_per_second, speed.round_trip_s, speed.sent_bytes_per_second)
+            book = book.with_device(device, kept)
+    return book, found.problems
+
+
+def known_speeds(rig: Rig, book: SpeedBook) -> Speeds:
+    """Return what was measured of the devices of `rig`, and the links of local cards as their drivers tell them."""
+    facts = read_card_facts(rig.devices)
+    links = {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
+    return book.speeds(rig, links)
+
+
+def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
+    """Return a line for each device of `rig` that was measured."""
+    speeds = book.speeds(rig)
+    lines = []
+    for device_id, bandwidth in speeds.bandwidths.items():
+        link = speeds.links.get(device_id)
+        away = "" if link is None else f", {link.latency_s * 1e3:.2g} ms away, {link.bytes_per_second / 1e9:.2g} GB/s"
+        lines.append(f"{device_id} reads {bandwidth / 1e9:.3g} GB/s{away}.")
+    return lines

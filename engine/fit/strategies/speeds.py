@@ -1,0 +1,42 @@
+"""What is known of the speed of devices, links and layouts, as values that predictions are made from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from engine.devices.device import CPU_ID, Rig
+from engine.layout.layout import Layout
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """What one hop to a device costs: seconds for itself, and bytes per second."""
+
+    latency_s: float
+    bytes_per_second: float
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """What counts instead of the tables: by device id the bytes per second that its memory is read with, and its link;
+    by class of layout (`layout_class`) how much longer a token took than was predicted."""
+
+    bandwidths: Mapping[str, float] = field(default_factory=dict)
+    links: Mapping[str, Link] = field(default_factory=dict)
+    ratios: Mapping[str, float] = field(default_factory=dict)
+
+
+NO_MEASUREMENTS = Speeds()
+
+
+def layout_class(layout: Layout, rig: Rig) -> str:
+    """Return what a layout has in common with others whose predictions are wrong alike: where its weights are read."""
+    used = {*layout.devices, *(override.device for override in layout.overrides)}
+    kinds = set()
+    for device in rig.all_devices:
+        if device.id in used:
+            kinds.add("cpu" if device.id == CPU_ID else "remote" if device.is_rpc else device.kind)
+    several = " several" if len(used - {CPU_ID}) > 1 else ""
+    moved = " overrides" if layout.overrides else ""
+    return f"{layout.split_mode} {'+'.join(sorted(kinds))}{several}{moved}"

@@ -33,7 +33,7 @@ from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
 from engine.fit.loaded_models import needs_reload
 from engine.fit.strategies.catalogue import auto_layout
-from engine.fit.strategies.constraints import AutoLayout
+from engine.fit.strategies.constraints import AutoLayout, Constraints
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
@@ -162,13 +162,18 @@ class Session(QObject):
         if model is None or edit is None:
             return
 
+        constraints = Constraints(side_files=edit.side_files)
+
         def apply(found: AutoLayout) -> None:
             if self.document.model is model:
                 self.document.set_edit(found.layout, found.context, f"auto layout {strategy}")
                 self._say(found.explanation, bad=not found.fits)
 
         self.background.run(
-            "Finding a layout", lambda: auto_layout(strategy, model, rig, edit.context), apply, self._tell
+            "Finding a layout",
+            lambda: auto_layout(strategy, model, rig, edit.context, constraints),
+            apply,
+            self._tell,
         )
 
     def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:

@@ -176,6 +176,20 @@ def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(qtbot: QtBot, qap
     window.close()
 
 
+def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
+    window: MainWindow, qtbot: QtBot, folder: Path
+) -> None:
+    with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
+        window.session.side_files.choose_projector(folder / "mmproj.gguf")
+    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS):
+        window.session.use_auto_layout("fewest")
+    preview = window.session.document.preview
+    assert preview is not None
+    assert names(window) == ["mmproj.gguf"]
+    assert preview.report.fits
+    assert "projector" in {each.setting for each in preview.report.decisions}
+
+
 def test_another_model_has_files_of_its_own(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
     with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
         window.session.side_files.choose_projector(folder / "mmproj.gguf")

@@ -10,12 +10,13 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.architectures import Architecture, find_architecture
 from engine.memory.backends import HOST_RULE, SizeRule
-from engine.memory.compute_graph.forecast import ComputeForecast, GraphTables
+from engine.memory.compute_graph.forecast import ComputeForecast
+from engine.memory.compute_graph.graph_tables import GraphTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
 from engine.memory.member_weights import MemberTables, member_rules
-from engine.memory.override_weights import weights_with_overrides
+from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
 
@@ -38,6 +39,7 @@ class ModelMemory:
         self._state: tuple[HyperParameters, Architecture] | None = None
         self._graphs: GraphTables | None = None
         self._last: tuple[ContextSettings, tuple[object, ...], ContextMemory] | None = None
+        self._last_overrides: OverriddenWeights | None = None
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
             self._state = read_state(model)
@@ -112,7 +114,10 @@ class ModelMemory:
     def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:
         """Return the weights on each device that is not the CPU, and the host's."""
         if placement.overrides:
-            return weights_with_overrides(self.weights, placement, members)
+            last = self._last_overrides
+            if last is None or last.overrides != placement.overrides:
+                last = self._last_overrides = OverriddenWeights(self.weights, placement.overrides)
+            return last.split(placement, members)
         on_device = self.weights.device_bytes(placement)
         if members is not None:
             on_device = dict(zip(placement.entries, members.weight_bytes(placement.leading), strict=True))

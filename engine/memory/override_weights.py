@@ -1,9 +1,11 @@
-"""Weights per device where overrides send tensors elsewhere than their layer: tensor by tensor, as few ask for it."""
+"""Weights per device where overrides send tensors elsewhere than their layer: tensor by tensor, each layer once."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import TensorInfo
@@ -17,24 +19,103 @@ _REPACKABLE = "CPU, may be repacked"
 """Home of tensors that go through the engine's list of CPU buffers; those of a CPU entry do not."""
 
 
+_MOST_RANGES = 4096
 _SPLIT = "all members of a tensor split"
 
 
-def weights_with_overrides(
-    tables: WeightTables, placement: Placement, members: MemberTables | None = None
-) -> tuple[dict[str, int], HostWeights]:
-    """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
-    rules = usable_rules(placement.overrides)
-    on_device: dict[str, int] = {}
-    plain: list[TensorInfo] = []
-    repacked_bytes = 0
-    seen: set[tuple[str, str]] = set()
-    lazy = tables.lazy if placement.can_map else None
-    lazy_bytes = 0 if lazy is None else lazy.size_bytes
-    for tensor, natural, is_input in _homes(tables, placement):
-        if tensor is lazy:
-            continue
-        home = next((device for regex, device in rules if regex.search(tensor.name)), natural)
+@dataclass(slots=True)
+class _Tally:
+    """Bytes of some tensors by device, repacked on the host, and kept there as they are with their spans in the files;
+    `made` are tensors that a kind of buffer has by now."""
+
+    n_files: int
+    on_device: Counter[str] = field(default_factory=Counter)
+    repacked_bytes: int = 0
+    plain_bytes: int = 0
+    spans: list[tuple[int, int]] = field(default_factory=list)
+    made: set[tuple[str, str]] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.spans = file_spans((), self.n_files)
+
+    def add_plain(self, tensor: TensorInfo) -> None:
+        """Count a tensor that stays on the host as it is."""
+        self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
+        self._join(file_spans((tensor,), self.n_files))
+
+    def add(self, other: _Tally) -> None:
+        """Count the tensors of another tally."""
+        for device, size_bytes in other.on_device.items():
+            self.on_device[device] += size_bytes
+        self.repacked_bytes += other.repacked_bytes
+        self.plain_bytes += other.plain_bytes
+        self._join(other.spans)
+
+    def _join(self, spans: list[tuple[int, int]]) -> None:
+        self.spans = [(min(a, c), max(b, d)) for (a, b), (c, d) in zip(self.spans, spans, strict=True)]
+
+
+class OverriddenWeights:
+    """Weights of layouts with the same overrides. What a layer comes to on a device is counted once."""
+
+    def __init__(self, tables: WeightTables, overrides: tuple[TensorOverride, ...]) -> None:
+        self.overrides = overrides
+        self._tables = tables
+        self._rules = usable_rules(overrides)
+        self._circumstances: object = None
+        self._layers: dict[tuple[int, str], _Tally] = {}
+        self._ranges: dict[tuple[str, int, int], _Tally] = {}
+
+    def split(self, placement: Placement, members: MemberTables | None = None) -> tuple[dict[str, int], HostWeights]:
+        """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
+        tables = self._tables
+        circumstances = (tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map)
+        if members is not None or circumstances != self._circumstances:
+            self._layers.clear()
+            self._ranges.clear()
+            self._circumstances = None if members is not None else circumstances
+        total = _Tally(tables.n_files)
+        for home, first, end in _ranges(placement, len(tables.block_tensors)):
+            found = self._ranges.get((home, first, end))
+            if found is None:
+                if len(self._ranges) >= _MOST_RANGES:
+                    self._ranges.clear()
+                found = self._ranges[home, first, end] = _Tally(tables.n_files)
+                for index in range(first, end):
+                    found.add(self._layer(index, home, placement, members))
+            total.add(found)
+        for tensor, home, is_input in _others(tables, placement):
+            self._add(total, placement, members, tensor, home, is_input=is_input)
+        lazy_bytes = tables.lazy.size_bytes if tables.lazy is not None and placement.can_map else 0
+        if not placement.maps_file:
+            return total.on_device, HostWeights(total.plain_bytes + total.repacked_bytes, lazy_bytes)
+        mapped_bytes = sum(max(0, end - start) for start, end in total.spans)
+        if placement.locks_file:
+            return total.on_device, HostWeights(total.repacked_bytes + mapped_bytes, lazy_bytes)
+        return total.on_device, HostWeights(total.repacked_bytes, mapped_bytes + lazy_bytes)
+
+    def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
+        found = self._layers.get((index, home))
+        if found is None:
+            found = self._layers[index, home] = _Tally(self._tables.n_files)
+            for tensor in self._tables.block_tensors[index]:
+                self._add(found, placement, members, tensor, _natural(self._tables, placement, tensor, home))
+        return found
+
+    def _add(
+        self,
+        tally: _Tally,
+        placement: Placement,
+        members: MemberTables | None,
+        tensor: TensorInfo,
+        natural: str,
+        *,
+        is_input: bool = False,
+    ) -> None:
+        tables = self._tables
+        if tensor is tables.lazy and placement.can_map:
+            return
+        home = next((device for regex, device in self._rules if regex.search(tensor.name)), natural)
         if home in (CPU_ID, _REPACKABLE):
             repacks = home != natural or natural == _REPACKABLE
             repacks = repacks and placement.repacks and not is_input and is_repacked(tensor)
@@ -42,25 +123,18 @@ def weights_with_overrides(
         else:
             repacks, key = False, (tensor.name, home)
         # A tensor is made once in each kind of buffer: the tied output and rope tables are asked for more often.
-        if key in seen and not (tables.tied_first and tensor is tables.tied and not is_input):
-            continue
-        seen.add(key)
+        if key in tally.made and not (tables.tied_first and tensor is tables.tied and not is_input):
+            return
+        tally.made.add(key)
         if repacks:
-            repacked_bytes += tensor_bytes(tensor, HOST_RULE)
+            tally.repacked_bytes += tensor_bytes(tensor, HOST_RULE)
         elif key[1] == CPU_ID:
-            plain.append(tensor)
+            tally.add_plain(tensor)
         elif home == _SPLIT and members is not None:
             for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
-                on_device[member] = on_device.get(member, 0) + size_bytes
+                tally.on_device[member] += size_bytes
         elif home in placement.traits:
-            on_device[home] = on_device.get(home, 0) + tensor_bytes(tensor, placement.traits[home].size_rule)
-    if not placement.maps_file:
-        plain_bytes = sum(tensor_bytes(tensor, HOST_RULE) for tensor in plain)
-        return on_device, HostWeights(plain_bytes + repacked_bytes, lazy_bytes)
-    mapped_bytes = sum(max(0, end - start) for start, end in file_spans(plain, tables.n_files))
-    if placement.locks_file:
-        return on_device, HostWeights(repacked_bytes + mapped_bytes, lazy_bytes)
-    return on_device, HostWeights(repacked_bytes, mapped_bytes + lazy_bytes)
+            tally.on_device[home] += tensor_bytes(tensor, placement.traits[home].size_rule)
 
 
 def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
@@ -74,22 +148,29 @@ def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern
     return rules
 
 
-def _homes(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
-    """Yield every tensor with the home that its layer gives it, and whether it is an input."""
+def _ranges(placement: Placement, n_layers: int) -> list[tuple[str, int, int]]:
+    """Return where layers are: the home, the first and the one behind the last."""
+    found = [(_REPACKABLE, 0, placement.leading)]
+    found += [(run.device, run.first, run.last + 1) for run in placement.runs]
+    if placement.shares:
+        found.append((_SPLIT, placement.leading, placement.n_layers))
+    return [(home, first, min(end, n_layers)) for home, first, end in found if first < min(end, n_layers)]
+
+
+def _natural(tables: WeightTables, placement: Placement, tensor: TensorInfo, home: str) -> str:
+    """Return the home that a layer on `home` gives a tensor: the host's where the device has no kernel for it."""
+    traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
+    left = tables.left_out(traits.size_rule.kernels).names if traits else ()
+    return _REPACKABLE if tensor.name in left else home
+
+
+def _others(tables: WeightTables, placement: Placement) -> Iterator[tuple[TensorInfo, str, bool]]:
+    """Yield the tensors outside of the layers with their homes, and whether each is an input."""
     for tensor in tables.inputs:
         yield tensor, _REPACKABLE, True
-    layer_homes = [_REPACKABLE] * placement.leading
-    for run in placement.runs:
-        layer_homes += [run.device] * run.length
-    if placement.shares:
-        layer_homes += [_SPLIT] * (placement.n_layers - placement.leading)
-    for tensors, home in zip(tables.block_tensors, layer_homes, strict=False):
-        traits = placement.traits.get(placement.entries[0] if home == _SPLIT else home)
-        left = tables.left_out(traits.size_rule.kernels).names if traits else ()
-        for tensor in tensors:
-            yield tensor, _REPACKABLE if tensor.name in left else home, False
+    ranges = _ranges(placement, len(tables.turning))
     for tensor in tables.ropes:
-        for home in dict.fromkeys(home for home, turns in zip(layer_homes, tables.turning, strict=False) if turns):
+        for home in dict.fromkeys(home for home, first, end in ranges if any(tables.turning[first:end])):
             yield tensor, home, False
     output = placement.output_device
     home = _REPACKABLE if output == CPU_ID and not placement.output_listed else output

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
 from engine.memory.compute_graph.graph import TYPE_SIZES, Tensor, row_size
@@ -22,15 +20,16 @@ def backends_of(placement: Placement) -> tuple[list[Backend], list[str]]:
 
 def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
     if entry == CPU_ID:
-        return Backend(HOST, True, 32, _anything, False, _n_bytes)
+        return Backend(HOST, True, 32, _anything, frozenset(), False, _n_bytes)
     found = traits[entry]
     rule = found.size_rule
-    supports: Callable[[Tensor], bool] = _anything
+    blind_to: frozenset[str] = frozenset()
     if found.converts_kv:
-        others = {name for name, each in traits.items() if each.converts_kv and name != entry}
-        supports = _without_memory_of(others) if others else _cuda_supports
+        # A CUDA device computes nothing that reads another's memory directly.
+        blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
+    supports = _cuda_supports if found.converts_kv else _anything
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
-    return Backend(entry, False, rule.alignment_bytes, supports, found.op_offload, alloc_size)
+    return Backend(entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size)
 
 
 def _anything(node: Tensor) -> bool:
@@ -39,15 +38,6 @@ def _anything(node: Tensor) -> bool:
 
 def _n_bytes(tensor: Tensor) -> int:
     return tensor.n_bytes
-
-
-def _without_memory_of(others: set[str]) -> Callable[[Tensor], bool]:
-    """Return what tells whether a CUDA device computes a node: none that reads the memory of the `others` directly."""
-
-    def supports(node: Tensor) -> bool:
-        return not any(source.home in others for source in node.src) and _cuda_supports(node)
-
-    return supports
 
 
 def _cuda_supports(node: Tensor) -> bool:

@@ -261,10 +261,23 @@ def _is_unmeasured(model: ModelFile) -> bool:
     return False
 
 
-def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output: str) -> Graph:
-    """Return the graph of `layers` between the embeddings and the output matrix."""
+def build_graph(
+    sketch: Sketch,
+    family: Family,
+    layers: Sequence[Placed],
+    output: str,
+    *,
+    sliding: bool,
+    ends: bool = True,
+    passed: Callable[[Tensor], None] = lambda _: None,
+    inside: bool = False,
+) -> Graph:
+    """Return the graph of `layers` between the embeddings and the output matrix, which is left out unless it `ends`.
+
+    `sliding`: the model has sliding windows; `passed` is told what each layer gets, and what comes out of the last;
+    `inside`: something stands for layers that are left out before the first of these.
+    """
     graph, batch, style = sketch.graph, sketch.batch, family.style
-    sliding = any(layer.numbers.is_swa for layer in layers)
     positions = sketch.positions()
     current = embed(sketch, style, layers[0], positions)
     if sketch.has_cache:
@@ -288,12 +301,18 @@ def build_graph(sketch: Sketch, family: Family, layers: Sequence[Placed], output
         inputs = Inputs(positions, current, sketch.output_rows(), sketch.batch_mask(), in_window)
     if family.before is not None:
         current = family.before(sketch, inputs, current)
+    if inside:
+        current = graph.like("left_out", current)
     for index, layer in enumerate(layers):
+        passed(current)
         sketch.enter(index, layer)
         mixer = family.attention
         if family.recurrence is not None and layer.numbers.is_recurrent:
             mixer = family.recurrence
         current = family.layer(sketch, style, inputs, index, current, mixer)
+    passed(current)
+    if not ends:
+        return graph
     if family.behind is not None:
         current = family.behind(sketch, inputs, output, current)
     return finish(sketch, style, inputs, output, current)

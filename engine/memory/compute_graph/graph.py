@@ -34,12 +34,12 @@ INPLACE_OPS = frozenset(
 class Tensor:
     """One tensor. `home` names the memory of weights and caches, None for what the allocator places.
 
-    The remaining fields are the working state of the scheduler and the allocator.
+    `backend` is where the architecture wants it to be computed, -1 where the scheduler may choose.
     """
 
     __slots__ = (
-        "address", "allocated", "backend", "copies", "home", "is_input", "is_leaf", "is_output", "is_weight", "n_bytes",
-        "n_children", "n_views", "nb", "ne", "op", "root", "src", "type", "visited", "where",
+        "backend", "home", "is_input", "is_leaf", "is_output", "is_weight", "n_bytes", "nb", "ne", "op", "root", "src",
+        "type", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -65,12 +65,6 @@ class Tensor:
         self.is_leaf = False
         self.visited = False
         self.backend = -1
-        self.n_children = 0
-        self.n_views = 0
-        self.allocated = False
-        self.address = 0
-        self.where = -1
-        self.copies: dict[int, Tensor] | None = None
         self.n_bytes = n_bytes if n_bytes >= 0 else _extent(type_name, ne, nb)
 
 
@@ -110,6 +104,7 @@ class Graph:
     def __init__(self) -> None:
         self.nodes: list[Tensor] = []
         self.leafs: list[Tensor] = []
+        self.inputs: list[Tensor] = []
         self.fused: list[tuple[Tensor, str]] = []
 
     def expand(self, tensor: Tensor) -> Tensor:
@@ -135,6 +130,7 @@ class Graph:
         shape = shape4(ne)
         found = Tensor("none", type_name, shape, strides(type_name, shape), [])
         found.is_leaf = found.is_input = True
+        self.inputs.append(found)
         return found
 
     def stored(self, home: str, type_name: str, *ne: int) -> Tensor:

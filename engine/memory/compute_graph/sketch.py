@@ -97,6 +97,12 @@ class Sketch:
         self._layer: Placed | None = None
         self._index = -1
 
+    @property
+    def common(self) -> dict[Tensor, tuple[object, ...]]:
+        """Leafs that layers have in common and the first of them makes, with names."""
+        found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", home) for home, tensor in self._factors.items()}
+        return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
+
     # ------------------------------------------------------------------ weights and norms
 
     def enter(self, index: int, layer: Placed) -> None:

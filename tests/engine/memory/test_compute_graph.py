@@ -12,8 +12,11 @@ from hypothesis import strategies as st
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
-from engine.memory.compute_graph.allocator import Allocation, Buffer
-from engine.memory.compute_graph.graph import Graph, Tensor
+from engine.memory.compute_graph.allocator import Buffer
+from engine.memory.compute_graph.graph import Graph
+from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
+from engine.memory.compute_graph.sections import whole
+from engine.memory.compute_graph.simulation import Simulation, Stop
 from engine.memory.model_memory import ModelMemory
 from tests.support.truth import truth_model
 
@@ -25,12 +28,16 @@ MODEL = ModelMemory(truth_model("llama-3.2-1b"))
 DEVICES = st.sampled_from((CPU_ID, "CUDA0", "CUDA1"))
 
 
-def _n_bytes(tensor: Tensor) -> int:
-    return tensor.n_bytes
+def _buffer_bytes(graph: Graph) -> int:
+    """Return the compute buffer of a graph on the CPU alone."""
+    cpu = Backend(HOST, True, 32, lambda _: True, frozenset(), False, lambda tensor: tensor.n_bytes)
+    scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
+    section = whole(graph)
+    return Simulation(scheduler, lambda _: section).sizes([Stop(("whole", (), (), (), True), ())])[HOST]
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:
-    buffer = Buffer(32, _n_bytes)
+    buffer = Buffer()
     large, _, small, _ = (buffer.take(size) for size in (256, 32, 64, 32))
     buffer.give_back(large, 256)
     buffer.give_back(small, 64)
@@ -40,7 +47,7 @@ def test_the_smallest_free_block_that_fits_is_taken() -> None:
 
 
 def test_neighbours_become_one_block() -> None:
-    buffer = Buffer(32, _n_bytes)
+    buffer = Buffer()
     first, second, _ = (buffer.take(size) for size in (64, 64, 32))
     buffer.give_back(second, 64)
     buffer.give_back(first, 64)
@@ -49,7 +56,7 @@ def test_neighbours_become_one_block() -> None:
 
 @given(sizes=st.lists(st.integers(0, 20).map(lambda count: count * 32), min_size=1, max_size=30), data=st.data())
 def test_blocks_never_overlap(sizes: list[int], data: st.DataObject) -> None:
-    buffer = Buffer(32, _n_bytes)
+    buffer = Buffer()
     live: list[tuple[int, int]] = []
     for size in sizes:
         live.append((buffer.take(size), size))
@@ -65,9 +72,7 @@ def test_results_take_the_place_of_their_source_where_they_may() -> None:
     for _ in range(5):
         current = graph.unary(current)
     graph.expand(current)
-    buffer = Buffer(32, _n_bytes)
-    Allocation([buffer]).run([(node, 0) for node in graph.nodes], [(leaf, 0) for leaf in graph.leafs])
-    assert buffer.size_bytes == 4096
+    assert _buffer_bytes(graph) == 4096
 
 
 def test_outputs_are_never_given_back() -> None:
@@ -75,9 +80,7 @@ def test_outputs_are_never_given_back() -> None:
     first = graph.like("norm", graph.new_input("f32", 1024))
     first.is_output = True
     graph.expand(graph.like("norm", graph.like("norm", first)))
-    buffer = Buffer(32, _n_bytes)
-    Allocation([buffer]).run([(node, 0) for node in graph.nodes], [(leaf, 0) for leaf in graph.leafs])
-    assert buffer.size_bytes == 3 * 4096
+    assert _buffer_bytes(graph) == 3 * 4096
 
 
 def _layout(bounds: list[int], devices: list[str], output: str, override: str | None) -> Layout:

@@ -1,0 +1,135 @@
+"""A layout as a walk over the sections of its graph, from the embeddings to the output matrix."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+
+from engine.devices.device import CPU_ID
+from engine.memory.compute_graph.chains import Chains
+from engine.memory.compute_graph.scheduler import HOST, Place, Scheduler
+from engine.memory.compute_graph.sections import FarReachError
+from engine.memory.compute_graph.simulation import Simulation, Stop
+from engine.memory.placement import Placement
+
+Part = tuple[str, int, int]
+"""Device, first and last layer."""
+
+
+class Walk:
+    """Answers for layouts that have the same devices in the same order. `pins`: the backend of each device's norms."""
+
+    def __init__(self, chains: Chains, scheduler: Scheduler, pins: dict[str, int], *, whole: bool) -> None:
+        self._chains = chains
+        self._scheduler = scheduler
+        self._pins = pins
+        self._whole = whole
+        self._units = chains.tables.units
+        self._firsts = [first for first, _ in self._units]
+        self._lasts = [last for _, last in self._units]
+        self._simulation = Simulation(scheduler, chains.section)
+        self._uniform: dict[str, tuple[Stop, ...]] = {}
+        self._mixed: dict[tuple[int, tuple[str, ...]], Stop] = {}
+        self._places: dict[str, Place] = {}
+
+    def sizes(self, placement: Placement) -> dict[str, int]:
+        """Return the compute buffer of each memory in bytes.
+
+        Raises:
+            FarReachError: the graph cannot be taken apart.
+        """
+        simulation, stops = self._ready(placement)
+        return simulation.sizes(stops)
+
+    def moved(self, placement: Placement) -> frozenset[str]:
+        """Return which operations are not all on the device of their layer.
+
+        Raises:
+            FarReachError: the graph cannot be taken apart.
+        """
+        simulation, stops = self._ready(placement)
+        return simulation.moved(stops)
+
+    def _ready(self, placement: Placement) -> tuple[Simulation, list[Stop]]:
+        parts = self._parts(placement)
+        if not self._whole:
+            return self._simulation, self._stops(parts, placement.output_device)
+        section = self._chains.whole(parts, self._pins, placement.output_device)
+        return Simulation(self._scheduler, lambda _: section), [Stop(("whole", (), (), (), True), ())]
+
+    def _parts(self, placement: Placement) -> list[Part]:
+        """Return the layers before those of multi-token prediction, by device."""
+        end = self._chains.tables.n_trunk - 1
+        runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
+        runs += [(run.device, run.first, run.last) for run in placement.runs]
+        return [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+
+    # ------------------------------------------------------------------ stops
+
+    def _stops(self, parts: list[Part], output: str) -> list[Stop]:
+        """Return a stop for each unit of layers and one for the output: those amid a part are as they always are."""
+        if not self._units:
+            raise FarReachError
+        stops: list[Stop] = []
+        for device, first, last in parts:
+            amid = bisect_left(self._firsts, first) + 1 if first else 0
+            end = bisect_right(self._lasts, last)
+            for unit in range(len(stops), min(amid, end)):
+                stops.append(self._mixed_stop(unit, parts))
+            if end > len(stops):
+                stops += self._uniform_stops(device)[len(stops) : end]
+        stops.append(self._end(parts, output))
+        return stops
+
+    def _mixed_stop(self, unit: int, parts: list[Part]) -> Stop:
+        """Return the stop of a unit that has more than one device, counting that of the unit before."""
+        start = self._firsts[unit - 1] if unit else 0
+        devices = _devices(parts, start, self._lasts[unit])
+        found = self._mixed.get((unit, devices))
+        if found is None:
+            found = self._mixed[unit, devices] = self._stop(unit, devices)
+        return found
+
+    def _uniform_stops(self, device: str) -> tuple[Stop, ...]:
+        found = self._uniform.get(device)
+        if found is None:
+            sizes = ((last - self._firsts[max(unit - 1, 0)] + 1) for unit, last in enumerate(self._lasts))
+            stops = (self._stop(unit, (device,) * size) for unit, size in enumerate(sizes))
+            found = self._uniform[device] = tuple(stops)
+        return found
+
+    def _stop(self, unit: int, devices: tuple[str, ...]) -> Stop:
+        first, last = self._units[unit]
+        start = self._firsts[unit - 1] if unit else 0
+        layers = self._alike(start, devices)
+        places = tuple(self._place(device) for device in devices)
+        is_last = last == self._chains.tables.n_trunk - 1
+        left_out = tuple(place.left_out for place in places)
+        return Stop(("layers", layers[: first - start], layers[first - start :], left_out, is_last), places)
+
+    def _end(self, parts: list[Part], output: str) -> Stop:
+        start, last = self._units[-1]
+        devices = _devices(parts, start, self._chains.tables.n_trunk - 1)
+        layers = self._alike(start, devices)
+        places = tuple(self._place(device) for device in (*devices, output))
+        left_out = tuple(place.left_out for place in places)
+        behind = last - start + 1
+        return Stop(("end", layers[:behind], layers[behind:], left_out, True), places)
+
+    def _alike(self, start: int, devices: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self._chains.alike(device)[start + number] for number, device in enumerate(devices))
+
+    def _place(self, device: str) -> Place:
+        found = self._places.get(device)
+        if found is None:
+            memory = HOST if device == CPU_ID else device
+            found = Place(memory, self._pins.get(device, -1), self._chains.left_out(device))
+            self._places[device] = found
+        return found
+
+
+def _devices(parts: list[Part], first: int, last: int) -> tuple[str, ...]:
+    """Return the device of each layer from `first` to `last`."""
+    found: list[str] = []
+    for device, start, end in parts:
+        found += [device] * (min(end, last) - max(start, first) + 1)
+    return tuple(found)

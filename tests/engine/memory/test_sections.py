@@ -1,0 +1,69 @@
+"""Graphs taken apart into sections: the same bytes as of the graph in one piece, and little work for a new layout."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, Override, make_layout
+from engine.memory.compute_graph.allocator import Allocation
+from engine.memory.compute_graph.chains import Chains
+from engine.memory.model_memory import ModelMemory
+from tests.support.truth import truth_model
+
+DEVICES = ("A", "B", "C")
+RIG = Rig(tuple(Device(name, "card", "CUDA", "gpu", 1 << 40) for name in DEVICES), make_host("host", 1 << 41))
+EXPERTS = Override(CPU_ID, pattern=r"\.ffn_(up|down|gate)_exps")
+NAMES = (
+    "falcon-mamba-7b", "gemma-3-4b", "gpt-oss-20b", "jamba-v0.1-52b", "llama-3.2-1b", "nemotron-nano-9b-v2",
+    "qwen35-dense",
+)  # fmt: skip
+
+
+def _layout(n_layers: int, numbers: random.Random) -> Layout:
+    """Return a layout of up to four runs in any order, with an output anywhere and perhaps with overrides."""
+    cuts = sorted(numbers.sample(range(1, n_layers), min(3, n_layers - 1)))
+    places: list[str] = []
+    for start, end in zip([0, *cuts], [*cuts, n_layers], strict=True):
+        places += [numbers.choice((CPU_ID, *DEVICES))] * (end - start)
+    layout = make_layout(n_layers, places, numbers.choice((None, CPU_ID, *DEVICES)))
+    overrides = (EXPERTS,) if numbers.random() < 0.3 else ()
+    return Layout(n_layers, layout.runs, layout.output_device, overrides=overrides)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_sections_come_to_what_the_whole_graph_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    numbers = random.Random(name)
+    model = truth_model(name)
+    context = ContextSettings(n_ctx=8192, n_ubatch=numbers.choice((16, 512)))
+    layouts = [_layout(model.n_layers, numbers) for _ in range(4)]
+    in_sections = ModelMemory(model)
+    found = [in_sections.estimate(layout, context, RIG).devices for layout in layouts]
+    in_one = ModelMemory(model)
+    tables = in_one.for_context(context)
+    assert tables is not None
+    assert tables.compute is not None
+    monkeypatch.setattr(tables.compute, "_whole", True)
+    assert found == [in_one.estimate(layout, context, RIG).devices for layout in layouts]
+
+
+@pytest.mark.parametrize("name", ["llama-3.1-405b", "falcon-mamba-7b", "gemma-3-4b", "granite-4.0-h-small"])
+def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ModelMemory(truth_model(name))
+    n_layers = memory.model.n_layers
+    work = {"sections": 0, "steps": 0}
+    make, fill = Chains._make, Allocation.fill
+    monkeypatch.setattr(Chains, "_make", lambda *a: (work.update(sections=work["sections"] + 1), make(*a))[1])
+    monkeypatch.setattr(Allocation, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
+    for cut in range(n_layers // 3, n_layers // 3 + 8):
+        places = ["A"] * cut + ["B"] * (n_layers - cut)
+        memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
+    first = dict(work)
+    for cut in range(n_layers // 3 + 8, n_layers // 3 + 12):
+        places = ["A"] * cut + ["B"] * (n_layers - cut)
+        memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
+    assert work["sections"] == first["sections"]
+    assert work["steps"] - first["steps"] <= 4 * n_layers // 4

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.devices.device import CPU_ID, Rig, make_host
@@ -113,3 +114,29 @@ def children() -> set[str]:
 def environment_of(pid: str) -> dict[str, str]:
     pairs = (entry.partition("=") for entry in Path(f"/proc/{pid}/environ").read_text().split("\0") if entry)
     return {name: value for name, _, value in pairs}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{}, {"flash_attn": "off"}, {"flash_attn": "on"}, {"offload_kqv": False}, {"type_k": "q8_0", "type_v": "q8_0"}],
+)
+@pytest.mark.parametrize("architecture", ["llama", "qwen2"])
+def test_flash_attention_is_what_was_decided(
+    lab: LabRig, tmp_path: Path, architecture: str, changes: dict[str, object]
+) -> None:
+    path = write_tiny_llama(
+        tmp_path / "m.gguf", n_layers=4, n_embd=128, n_head=4, n_head_kv=4, architecture=architecture
+    )
+    model, context = read_model(path), msgspec.structs.replace(CONTEXT, **changes)
+    report = make_report(model, lab.rig, LAYOUT, context)
+    with RunnerLog() as log:
+        log.runner.load(LoadJob(model, lab.rig, LAYOUT, context))
+        (ending,) = log.wait_for_endings(1)
+        loaded = log.runner.loaded
+    decided = next(each for each in report.decisions if each.setting == "flash_attn")
+    if report.violations:
+        assert not isinstance(ending, Loaded)
+    else:
+        assert isinstance(ending, Loaded), ending
+        assert loaded is not None
+        assert decided.value == ("on" if loaded.flash_attention else "off"), decided

@@ -62,12 +62,13 @@ class Section:
 @dataclass(frozen=True, slots=True)
 class Mark:
     """Where a layer begins in a graph: nodes and leafs that are there by then, `waiting` nodes that
-    it will add, and what it gets."""
+    it will add, what it gets, and the inputs that are there."""
 
     n_nodes: int
     n_leafs: int
     waiting: tuple[Tensor, ...]
     current: Tensor | None
+    n_inputs: int
 
 
 class Marks:
@@ -84,7 +85,11 @@ class Marks:
         self._n_passed += 1
         if self._n_passed - 1 not in self._starts:
             return
-        self.found.append(Mark(len(self.graph.nodes), len(self.graph.leafs), tuple(_waiting(current)), current))
+        self.found.append(
+            Mark(
+                len(self.graph.nodes), len(self.graph.leafs), tuple(_waiting(current)), current, len(self.graph.inputs)
+            )
+        )
 
     def first(self, shared: Mapping[Tensor, Key]) -> Section:
         """Return what comes before the first layer, and that layer: up to the second mark."""
@@ -101,8 +106,10 @@ class Marks:
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
         keys |= shared
+        if any(tensor not in shared for tensor in graph.inputs[self.found[0].n_inputs :]):
+            raise FarReachError
         made = [_made(graph, before, mark) for before, mark in zip([None, *self.found], self.found, strict=False)]
-        made.append(_made(graph, self.found[-1], Mark(len(graph.nodes), 0, (), None)))
+        made.append(_made(graph, self.found[-1], Mark(len(graph.nodes), 0, (), None, 0)))
         for owner in (place, place + 1):
             if owner:
                 keys.update((tensor, (owner - 1 - place, number)) for number, tensor in enumerate(made[owner]))

@@ -43,6 +43,7 @@ class ContextEditor(QObject):
         self._settings = ContextSettings()
         self._decisions: Mapping[str, Decision] = {}
         self._n_ctx_train: int | None = None
+        self._shown_n_ctx = 0
         self.n_ctx_box = TokenSpinBox()
         self.n_ctx_box.setAccessibleName("Context length in tokens")
         self.presets_button = _compact_button("▾", "Context length presets")
@@ -76,8 +77,9 @@ class ContextEditor(QObject):
         self._settings = settings
         self._decisions = {each.setting: each for each in decisions}
         self.n_ctx_box.blockSignals(True)
-        self.n_ctx_box.setValue(self._shown_n_ctx())
+        self.n_ctx_box.setValue(self._used_n_ctx())
         self.n_ctx_box.blockSignals(False)
+        self._shown_n_ctx = self.n_ctx_box.value()
         self.context_label.setText("Context · auto" if settings.n_ctx == AUTO_CONTEXT else "Context")
         self.type_k_box.setCurrentText(settings.type_k)
         self.type_v_box.setCurrentText(settings.type_v)
@@ -87,16 +89,16 @@ class ContextEditor(QObject):
             self._fill_presets()
         self._show_hints()
 
-    def _shown_n_ctx(self) -> int:
+    def _used_n_ctx(self) -> int:
         if self._settings.n_ctx != AUTO_CONTEXT:
             return self._settings.n_ctx
         decided = self._decisions.get("n_ctx")
         return decided.value if decided is not None and isinstance(decided.value, int) else self.n_ctx_box.value()
 
     def _on_edited(self) -> None:
-        n_ctx = self.n_ctx_box.value()
-        if self._settings.n_ctx == AUTO_CONTEXT and n_ctx == self._shown_n_ctx():
-            n_ctx = AUTO_CONTEXT
+        # The box may show another number than was asked for: a length left open, or one below its range.
+        entered = self.n_ctx_box.value()
+        n_ctx = self._settings.n_ctx if entered == self._shown_n_ctx else entered
         self._change(
             msgspec.structs.replace(
                 self._settings,
@@ -111,6 +113,7 @@ class ContextEditor(QObject):
         if settings == self._settings:
             return
         self._settings = settings
+        self._shown_n_ctx = self.n_ctx_box.value()
         self._show_hints()
         self.context_changed.emit(settings)
 

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QStandardItemModel
-from PySide6.QtWidgets import QComboBox, QDialog, QGridLayout, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QDialog, QGridLayout, QSpinBox, QToolButton, QVBoxLayout, QWidget
 
 from engine.fit.decisions.decision import Decision
 from engine.layout.context_settings import (
@@ -45,6 +45,7 @@ class SettingsDialog(QDialog):
         super().__init__(parent)
         self.setWindowTitle("Settings of the next load")
         self._settings = ContextSettings()
+        self._shown: dict[QSpinBox, int] = {}
         self.auto_ctx_button = QToolButton()
         self.auto_ctx_button.setText("Auto")
         self.auto_ctx_button.setCheckable(True)
@@ -130,6 +131,7 @@ class SettingsDialog(QDialog):
             blocked = control.blockSignals(True)
             control.setValue(value)
             control.blockSignals(blocked)
+            self._shown[control] = control.value()
         blocked = self.auto_ctx_button.blockSignals(True)
         self.auto_ctx_button.setChecked(is_auto)
         self.auto_ctx_button.blockSignals(blocked)
@@ -147,21 +149,33 @@ class SettingsDialog(QDialog):
         self.loaded_label.setVisible(bool(text))
 
     def _on_edited(self) -> None:
+        before = self._settings
         settings = msgspec.structs.replace(
-            self._settings,
-            n_ctx=AUTO_CONTEXT if self.auto_ctx_button.isChecked() else self.n_ctx_box.value(),
+            before,
+            n_ctx=self._n_ctx(before),
             type_k=cast(KvType, self.type_k_box.currentText()),
             type_v=cast(KvType, self.type_v_box.currentText()),
             flash_attn=cast(FlashAttention, self.flash_box.currentText()),
             load_mode=cast(LoadMode, self.load_mode_box.currentText()),
-            threads=self.threads_box.value() or None,
-            threads_batch=self.threads_batch_box.value() or None,
+            threads=self._entered(self.threads_box, before.threads) or None,
+            threads_batch=self._entered(self.threads_batch_box, before.threads_batch) or None,
             op_offload=OFFLOAD_CHOICES[self.offload_box.currentText()],
-            op_offload_min_batch=self.min_batch_box.value() or None,
+            op_offload_min_batch=self._entered(self.min_batch_box, before.op_offload_min_batch) or None,
         )
         if settings != self._settings:
             self._settings = settings
+            self._shown = {box: box.value() for box in self._shown}
             self.context_changed.emit(settings)
+
+    def _n_ctx(self, before: ContextSettings) -> int:
+        if self.auto_ctx_button.isChecked():
+            return AUTO_CONTEXT
+        # A length that is no longer left open begins with what is shown.
+        return self._entered(self.n_ctx_box, before.n_ctx) or self.n_ctx_box.value()
+
+    def _entered(self, box: QSpinBox, asked: int | None) -> int | None:
+        """Return what `box` says, or what was asked for where nobody entered anything: its range may be narrower."""
+        return asked if box.value() == self._shown[box] else box.value()
 
 
 def _disable(box: QComboBox, refused: Mapping[KvType, str]) -> None:

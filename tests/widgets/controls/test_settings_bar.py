@@ -222,3 +222,11 @@ def test_one_line_is_enough_at_1280(qtbot: QtBot, bar: SettingsBar) -> None:
     one_line = bar.load_buttons.sizeHint().height() + 8
 
     qtbot.waitUntil(lambda: bar.height() <= one_line)
+
+
+def test_a_context_below_the_range_of_the_box_stays_unless_it_is_edited(qtbot: QtBot, bar: SettingsBar) -> None:
+    settings = msgspec.structs.replace(SETTINGS, n_ctx=100)
+    bar.set_context(settings, None)
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        choose(bar.context_editor.flash_box, "on")
+    assert changed.args == [msgspec.structs.replace(settings, flash_attn="on")]

@@ -147,3 +147,11 @@ def test_what_is_loaded_was_loaded_with(dialog: SettingsDialog) -> None:
     assert not dialog.loaded_label.isHidden()
     dialog.set_loaded("")
     assert dialog.loaded_label.isHidden()
+
+
+def test_numbers_beyond_what_a_box_takes_stay_unless_they_are_edited(dialog: SettingsDialog) -> None:
+    told: list[ContextSettings] = []
+    dialog.context_changed.connect(told.append)
+    dialog.set_settings(ContextSettings(n_ctx=100, op_offload_min_batch=1 << 30))
+    choose(dialog.flash_box, "off")
+    assert told == [ContextSettings(n_ctx=100, op_offload_min_batch=1 << 30, flash_attn="off")]

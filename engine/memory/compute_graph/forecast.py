@@ -15,6 +15,7 @@ from engine.memory.compute_graph.devices import backends_of
 from engine.memory.compute_graph.families import Family
 from engine.memory.compute_graph.graph import TYPE_SIZES
 from engine.memory.compute_graph.graph_tables import GraphTables
+from engine.memory.compute_graph.homes import homes
 from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.scheduler import HOST, Scheduler
 from engine.memory.compute_graph.sections import FarReachError
@@ -102,10 +103,11 @@ class ComputeForecast:
         if family.one_sequence and batch.n_sequences > 1:
             batches.append(replace(batch, n_sequences=1, n_tokens=batch.n_outputs))
         unfused = not batch.flash or "f32" in (batch.type_k, batch.type_v)
-        borrows = self._borrows(placement) and (self._tables.numbers.state.recurrent_width or unfused)
+        differs = self._tables.numbers.state.recurrent_width or unfused or self._keeps_output(placement)
+        borrows = self._borrows(placement) and differs
         if borrows or family.one_token:
-            # In the smallest batch the host does itself what devices do for it in others. With states, or attention in
-            # several operations (the copy of an F32 cache is one), it may need more for that.
+            # In the smallest batch the host does itself what devices do for it in others. With states, attention in
+            # several operations (the copy of an F32 cache is one), or the output's matrix it may need more for that.
             batches.append(_smallest(batch))
         sizes = [self._walk(placement, each, Walk.sizes) for each in batches]
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
@@ -123,6 +125,13 @@ class ComputeForecast:
         on_host = on_host or bool(self._left_out(placement))
         offloads = any(traits.op_offload for traits in placement.traits.values())
         return bool(on_host and offloads and self._context.op_offload)
+
+    def _keeps_output(self, placement: Placement) -> bool:
+        """Return whether the output's matrix is on the host."""
+        outer = self._tables.outer
+        matrix = outer.get("output") or outer["token_embd"]
+        memory = HOST if placement.output_device == CPU_ID else placement.output_device
+        return homes(placement.overrides, {})(matrix, memory) == HOST
 
     def _left_out(self, placement: Placement) -> dict[str, frozenset[str]]:
         """Return, by device, the names of the weights that it has no kernel for, where there are any."""

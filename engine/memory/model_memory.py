@@ -21,6 +21,8 @@ from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
 
 _LOGIT_BYTES = 4
+_MOST_TABLES = 12
+"""A length that is left open asks for several at every step of a drag."""
 _UNDECIDING = frozenset({"threads", "threads_batch", "load_mode"})
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
@@ -38,7 +40,8 @@ class ModelMemory:
         self.unknown: tuple[Part, ...] = ()
         self._state: tuple[HyperParameters, Architecture] | None = None
         self._graphs: GraphTables | None = None
-        self._last: tuple[ContextSettings, tuple[object, ...], ContextMemory] | None = None
+        self._last: tuple[ContextSettings, ContextMemory] | None = None
+        self._tables: dict[tuple[object, ...], ContextMemory] = {}
         self._last_overrides: OverriddenWeights | None = None
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
@@ -54,15 +57,18 @@ class ModelMemory:
             self.unknown = ("compute",)
 
     def for_context(self, context: ContextSettings) -> ContextMemory | None:
-        """Return the context's tables, None where only a probe can tell the state. The last ones are kept."""
+        """Return the context's tables, None where only a probe can tell the state. The latest ones are kept."""
         if self._state is None:
             return None
         last = self._last
         if last is not None and last[0] is context:
-            return last[2]
+            return last[1]
         key = _deciding_fields(context)
-        tables = last[2] if last is not None and last[1] == key else ContextMemory(*self._state, self._graphs, context)
-        self._last = (context, key, tables)
+        tables = self._tables.pop(key, None) or ContextMemory(*self._state, self._graphs, context)
+        self._tables[key] = tables
+        while len(self._tables) > _MOST_TABLES:
+            del self._tables[next(iter(self._tables))]
+        self._last = (context, tables)
         return tables
 
     def _refusal(self, layout: Layout) -> str | None:

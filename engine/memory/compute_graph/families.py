@@ -87,7 +87,7 @@ STYLES: dict[str, Style] = {
     **dict.fromkeys(_AS_LLAMA.split(), Style()),
     **dict.fromkeys(("codeshell", "dbrx", "orion", "starcoder2"), _LAYER_NORM),
     **dict.fromkeys(("nemotron", "jais2"), Style(layer_norm=True, steps=2)),
-    **dict.fromkeys(("glm4", "qwen2vl", "qwen3tts", "paddleocr", "qwen3vl", "qwen3vlmoe"), _MULTI_AXIS),
+    **dict.fromkeys(("qwen2vl", "qwen3tts", "paddleocr", "qwen3vl", "qwen3vlmoe"), _MULTI_AXIS),
     **dict.fromkeys(("gemma", "gemma2", "gemma3"), _GEMMA),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "dots1"), _FILE_DECIDES),
     **dict.fromkeys(("deepseek", "llada-moe", "qwen2moe"), _UNWEIGHTED),
@@ -105,12 +105,13 @@ STYLES: dict[str, Style] = {
     "exaone-moe": Style(normalise=None, rope="sliding"),
     "exaone4": Style(rope="sliding"),
     "falcon": Style(layer_norm=True, parallel="input", parallel_sum="ffn attention input"),
-    "glm4moe": Style(normalise=None, post_norm=False),
+    "glm4": Style(positions=0),
+    "glm4moe": Style(normalise=None, post_norm=False, positions=0),
     "gpt-oss": Style(normalise=False, late_softmax=True, late_rows="before_norm", post_norm=False),
     "gptneox": _LAYER_NORM,
     "granite": Style(rope="finetuned"),
     "granite_swa": Style(),
-    "hunyuan_vl": Style(qk_norm="after", positions=4),
+    "hunyuan_vl": Style(qk_norm="after", positions=0),
     "hy_v3": Style(normalise=None, late_rows="after_norm"),
     "jais": Style(layer_norm=True, rope="none"),
     "laguna": Style(normalise=None),
@@ -249,9 +250,6 @@ def _is_unmeasured(model: ModelFile) -> bool:
     match model.architecture:
         case "gptneox":
             return bool(model.hyper_parameter("use_parallel_residual"))
-        case "hunyuan_vl":
-            sections = model.hyper_parameter("rope.dimension_sections")
-            return not isinstance(sections, tuple) or 0 in sections[:2]
         case "nanbeige":
             return count_unlisted_layers(model) > 0
         case "llama4":

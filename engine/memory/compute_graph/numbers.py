@@ -11,19 +11,23 @@ from engine.memory.compute_graph.gating import Gating
 from engine.memory.compute_graph.stacks import Stacks, read_stacks
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 
-Scaled = frozenset[Literal["attention", "dense", "experts"]]
-"""Parts of a layer that look for `.scale` tensors beside their weights."""
+Scaled = frozenset[Literal["attention", "dense", "experts", "joined"]]
+"""Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one."""
 
 _SCALED: dict[str, Scaled] = {
     **dict.fromkeys(
         ("bitnet", "cohere2", "cohere2moe", "hy_v3", "llama", "mistral3", "nemotron_h", "nemotron_h_moe", "qwen3"),
-        frozenset({"attention", "dense", "experts"}),
+        frozenset({"attention", "dense", "experts", "joined"}),
     ),
+    "cogvlm": frozenset({"attention", "experts"}),
     **dict.fromkeys(("bailingmoe3", "deepseek4", "glm5-next", "hy_v4", "kimi-k3"), frozenset()),
     **dict.fromkeys(("grovemoe", "kimi-linear", "minimax-01", "minimax-m3", "plamo2"), frozenset({"attention"})),
-    "qwen3next": frozenset({"attention", "dense", "experts"}),
+    "qwen3next": frozenset({"attention", "dense", "experts", "joined"}),
 }
-_MOSTLY_SCALED: Scaled = frozenset({"attention", "experts"})
+_MOSTLY_SCALED: Scaled = frozenset({"attention", "experts", "joined"})
+
+_WITHOUT_ROPE_TABLE = frozenset({"cogvlm", "falcon-h1", "llada", "pangu-embedded"})
+"""Architectures that turn by position without the frequencies that the file may have."""
 
 
 _BENT = frozenset({"kimi-k3"})
@@ -126,6 +130,7 @@ class Numbers:
     latent: bool
     scales_embeddings: bool
     scaled: Scaled
+    has_rope_table: bool
     scales_experts: bool
     normalises_experts: bool
     scales_residuals: bool
@@ -163,6 +168,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         head_v_latent=number(model, "attention.value_length_mla", 0, least=0) or hyper.head_v[first],
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
+        has_rope_table=model.architecture not in _WITHOUT_ROPE_TABLE,
         scaled=_SCALED.get(model.architecture, _MOSTLY_SCALED),
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),

@@ -89,7 +89,8 @@ class Sketch:
         self._cpu_backend = cpu_backend
         self.has_cache = has_cache
         self.outer = outer
-        self._rope_factors = next((outer[name] for name in _ROPE_FACTORS if name in outer), None)
+        tables = [outer[name] for name in _ROPE_FACTORS if name in outer and numbers.has_rope_table]
+        self._rope_factors = tables[0] if tables else None
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
         self.carried: dict[str, Tensor] = {}
@@ -155,7 +156,7 @@ class Sketch:
     def linear(self, stem: str, source: Tensor) -> Tensor:
         """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
         found = self.graph.mul_mat(self.weight(stem), source)
-        part = "dense" if stem.startswith("ffn_") else "attention"
+        part = "dense" if stem.startswith("ffn_") else "joined" if stem == "attn_qkv" else "attention"
         if part in self.numbers.scaled and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         bias = self.maybe(f"{stem}.bias")

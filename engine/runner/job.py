@@ -103,7 +103,9 @@ class LoadJob:
         """Return the workers that this load may turn to: its layout's, and every one where other layouts are tried."""
         if not self.retry.retries:
             return frozenset(self.used_endpoints())
-        return frozenset(device.endpoint for device in self.rig.devices if device.endpoint is not None)
+        # One that works for another model of ours has nothing free, so that no step back leads there.
+        idle = (device.endpoint for device in self.rig.devices if device.endpoint is not None and not device.holdings)
+        return frozenset((*self.used_endpoints(), *idle))
 
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:
         """Return the RPC devices that the layout uses, by endpoint."""

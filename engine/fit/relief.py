@@ -10,16 +10,17 @@ from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.check import check_fit
 from engine.fit.layer_moves import moves_off, pushed_to_cpu
+from engine.fit.preview import make_report
+from engine.fit.report import FitReport
 from engine.fit.shares import shares_within
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, single_device
-from engine.layout.rules import violations
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
-MAX_ESTIMATES = 400
-"""Layouts estimated for one answer: some tenths of a second for most models, a few seconds for the largest."""
+MAX_ESTIMATES = 160
+"""Layouts estimated for one answer: a person waits for it."""
 
 _Step = Callable[[int], Layout | None]
 """What becomes of a layout when so many layers are taken off a device; None where that cannot be."""
@@ -36,12 +37,14 @@ class Relief:
         rig: Rig,
         context: ContextSettings,
         *,
+        side_files: SideFiles = NO_SIDE_FILES,
         pins: Mapping[int, str] | None = None,
         off: Collection[str] = (),
     ) -> None:
-        self._memory, self._rig, self._context = memory, rig, context
+        self._memory, self._rig, self._context, self._side_files = memory, rig, context, side_files
         self._pins = dict(pins or {})
         self._off = frozenset(off) | {device.id for device in rig.devices if device.kind == "accel"}
+        self._reports: dict[Layout, FitReport] = {}
         self._needs: dict[Layout, dict[str, int]] = {}
         self._left = 0
 
@@ -49,9 +52,15 @@ class Relief:
         """Return what `layout` takes of each device, in bytes."""
         found = self._needs.get(layout)
         if found is None:
+            found = self._needs[layout] = {row.id: row.need_bytes for row in self._report(layout).rows}
+        return found
+
+    def _report(self, layout: Layout) -> FitReport:
+        found = self._reports.get(layout)
+        if found is None:
             self._left -= 1
-            report = check_fit(self._memory.estimate(layout, self._context, self._rig), self._rig)
-            found = self._needs[layout] = {row.id: row.need_bytes for row in report.rows}
+            found = make_report(self._memory, self._rig, layout, self._context, self._side_files)
+            self._reports[layout] = found
         return found
 
     def short(self, layout: Layout, limits: Mapping[str, int]) -> dict[str, int]:
@@ -64,7 +73,7 @@ class Relief:
         """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""
         if any(layout.device_of(layer) != device for layer, device in self._pins.items()):
             return False
-        return not violations(layout, self._memory.model, self._rig, self._context)
+        return not self._report(layout).violations
 
     def within(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
         """Return the layout nearest to `layout` that was found within `limits` (bytes by device), None if none was."""

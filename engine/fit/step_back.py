@@ -19,6 +19,7 @@ from engine.fit.strategies.wording import describe_runs
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.units import format_bytes
 
 MAX_TENTHS = 10
@@ -69,6 +70,7 @@ def step_back(
     context: ContextSettings,
     history: Sequence[Tried],
     constraints: Constraints = NO_CONSTRAINTS,
+    side_files: SideFiles = NO_SIDE_FILES,
 ) -> Step | None:
     """Return what to try after all of `history`, whose last layout is stepped back from; None: nothing is left.
 
@@ -80,7 +82,7 @@ def step_back(
     pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
     if constraints.output is not None:
         pins[last.layout.n_layers] = constraints.output
-    relief = Relief(memory, rig, context, pins=pins, off=constraints.off)
+    relief = Relief(memory, rig, context, side_files=side_files, pins=pins, off=constraints.off)
     past = {each.layout for each in history}
     tenths = min(MAX_TENTHS, max(each.tenths for each in history) + (last.refusal is not None))
     while True:

@@ -101,7 +101,7 @@ class Attempts:
         if len(self.log) > job.retry.retries:
             return None
         history = (*self.tried, tried)
-        step = step_back(self._memory, job.rig, job.context, history, job.retry.constraints)
+        step = step_back(self._memory, job.rig, job.context, history, job.retry.constraints, job.side_files)
         if step is not None:
             self.tried = history
         return step

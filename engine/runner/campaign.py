@@ -15,7 +15,6 @@ from engine.devices.holder import MemoryHolder
 from engine.fit.preview import make_report
 from engine.fit.proposals import Proposal
 from engine.fit.step_back import Tried
-from engine.layout.rules import violations
 from engine.memory.model_memory import ModelMemory
 from engine.runner.attempts import Attempts, LoadAttempt, refusal_of
 from engine.runner.events import AnyEvent, Failed, Loaded, LoadEnding, OutOfMemory, Progress, Stage
@@ -110,7 +109,7 @@ class Campaign:
 
     def _steps(self) -> LoadEnding:
         job = self._job
-        if not job.retry.retries or violations(job.layout, job.model, job.rig, job.context):
+        if not job.retry.retries:
             ending = self._load_really(job)
             if isinstance(ending, OutOfMemory):
                 memory = ModelMemory(job.model)
@@ -118,6 +117,8 @@ class Campaign:
                 return self._explained(memory, ending, (Tried(job.layout, rows, refusal_of(ending)),))
             return ending
         memory = ModelMemory(job.model)
+        if make_report(memory, job.rig, job.layout, job.context, job.side_files).violations:
+            return self._load_really(job)  # It says which rule, and no other layout was asked for.
         for stage in ("header", "fit"):
             self._tell(Progress(stage=stage))
         with Probes(cache=self._cache, argv=self._argv, cancel=self._cancel) as probes:

@@ -314,7 +314,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Layout, Constraints]:
     return world, layout, Constraints(pins=pins)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(drawn=worlds())
 def test_it_ends_never_repeats_and_asks_less_of_who_refused(drawn: tuple[World, Layout, Constraints]) -> None:
     world, layout, constraints = drawn
@@ -338,7 +338,7 @@ def test_it_ends_never_repeats_and_asks_less_of_who_refused(drawn: tuple[World, 
                 assert each.device_of(pin.first) == pin.device
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=10)
 @given(drawn=worlds())
 def test_the_same_history_gives_the_same_step(drawn: tuple[World, Layout, Constraints]) -> None:
     world, layout, constraints = drawn

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QToolBar, QVBoxLa
 
 from app import dialogs
 from app.actions import Actions
+from app.auto_layout_presenter import AutoLayoutPresenter
 from app.bug_report import versions
 from app.keys_dialog import KeysDialog
 from app.loaded_presenter import LoadedPresenter
@@ -75,6 +76,7 @@ class MainWindow(QMainWindow):
         self.presenter = Presenter(self)
         LoadedPresenter(self)
         self.settings_presenter = SettingsPresenter(self)
+        self.auto_layout_presenter = AutoLayoutPresenter(self)
         self._connect_dialogs()
         self.theme.palette_changed.connect(self._apply_palette)
         self._apply_palette(theme.palette)
@@ -232,6 +234,9 @@ class MainWindow(QMainWindow):
 
     def set_layout(self, layout: Layout, text: str) -> None:
         self.session.document.set_layout(layout, text)
+
+    def show_auto_layout(self) -> None:
+        self.auto_layout_presenter.show()
 
     def show_keys(self) -> None:
         KeysDialog(self, (("Layout editor", KEYS), ("Window", self.actions_by_name.shortcuts()))).open()

@@ -8,23 +8,13 @@ from typing import TYPE_CHECKING
 from PySide6.QtGui import QKeySequence
 
 from app.actions import SEPARATOR, Command, MenuEntries, Switch
+from app.auto_layout_words import STRATEGY_WORDS
 from engine.layout.layout import split_evenly
 
 if TYPE_CHECKING:
     from app.main_window import MainWindow
 
 _Key = QKeySequence.StandardKey
-
-_AUTO_LAYOUTS = {
-    "fewest": ("&Fewest Devices", "Use as few devices as hold the model"),
-    "priority": ("One &after Another", "Fill the first device before the next, in the order of the rig"),
-    "balanced": ("&Balanced", "Leave the same memory free on every device"),
-    "proportional": ("Pr&oportional", "Give each device layers by its free memory"),
-    "experts": ("E&xperts Last", "Dense parts on devices first, experts where room is left"),
-    "context": ("Longest &Context", "Find the longest context that fits"),
-    "fastest": ("Fas&test", "Find the least predicted time per token"),
-}
-"""What the menu calls each strategy, and what it is for."""
 
 
 def make_menus(window: MainWindow) -> tuple[tuple[str, MenuEntries], ...]:
@@ -77,9 +67,18 @@ def _layout(window: MainWindow) -> MenuEntries:
         Command("split_evenly", "Split &Evenly over Devices", even, "Ctrl+E"),
         SEPARATOR,
         *(
-            Command(f"auto_{name}", f"Auto Layout: {text}", partial(window.session.use_auto_layout, name), tip=tip)
-            for name, (text, tip) in _AUTO_LAYOUTS.items()
+            Command(
+                f"auto_{words.name}",
+                f"Auto Layout: {words.title}",
+                partial(window.session.auto_layouts.use, words.name),
+                tip=words.purpose,
+            )
+            for words in STRATEGY_WORDS
         ),
+        Command("auto_layout", "Automatic Layo&ut…", window.show_auto_layout, "Ctrl+Shift+A"),
+        SEPARATOR,
+        Command("pin", "P&in or Release Selected Layers", window.editor.toggle_pin),
+        Command("release_pins", "&Release All Layers", window.session.auto_layouts.release_pins),
     )
 
 
@@ -94,6 +93,7 @@ def _devices(window: MainWindow) -> MenuEntries:
         Command("add_remote", "Add Re&mote Worker…", window.add_remote),
         SEPARATOR,
         Command("test_repeats", "&Test Repeated Devices", keeper.test_repeats),
+        Command("measure_speeds", "Measure S&peeds", window.session.speeds.measure),
         Command("reset_calibration", "Reset &Calibration", window.session.calibrator.reset),
     )
 

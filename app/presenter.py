@@ -136,6 +136,8 @@ class Presenter(QObject):
             open_layout=model is not None,
             propose=model is not None,
             split_evenly=model is not None,
+            pin=model is not None,
+            release_pins=model is not None,
             **{f"auto_{name}": model is not None for name in STRATEGIES},
         )
         self._show_load_state()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
+from app.auto_layouts import AutoLayouts
 from app.background import Background
 from app.calibrator import Calibrator
 from app.conversation import Conversation
@@ -25,6 +26,7 @@ from app.reloader import Reloader
 from app.rig_keeper import RigKeeper
 from app.settings import Settings
 from app.side_files import OpenedFile, SideFileKeeper, open_file
+from app.speeds import SpeedKeeper
 from app.status_line import Notice
 from app.watchman import Watchman
 from engine.devices.device import Rig
@@ -32,8 +34,6 @@ from engine.errors import EngineError, LayoutError
 from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
 from engine.fit.loaded_models import needs_reload
-from engine.fit.strategies.catalogue import auto_layout
-from engine.fit.strategies.constraints import AutoLayout, Constraints
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
@@ -67,6 +67,10 @@ class Session(QObject):
         self.prober = Prober(self.document, self.background, self._may_probe, self)
         self.watchman = Watchman(self.rig_keeper, self)
         self.side_files = SideFileKeeper(self.document, self.background, settings, self._tell, self)
+        self.speeds = SpeedKeeper(self.rig_keeper, self.models, self.background, self._tell, parent=self)
+        self.auto_layouts = AutoLayouts(
+            self.document, self.rig_keeper, self.background, settings, self.speeds, self._tell, self
+        )
         self._opening = 0
         self._connect()
 
@@ -75,6 +79,8 @@ class Session(QObject):
         self.rig_keeper.failed.connect(self._tell)
         self.rig_keeper.said.connect(self._say)
         self.rig_keeper.samples_arrived.connect(self._on_samples)
+        self.auto_layouts.found.connect(lambda found: self._say(found.explanation, bad=not found.fits))
+        self.speeds.said.connect(self._say)
         self.models.changed.connect(self._on_models_changed)
         self.models.expired.connect(self._on_expired)
         self.models.added.connect(self._connect_model)
@@ -83,6 +89,7 @@ class Session(QObject):
         self.watchman.alarmed.connect(lambda sentence: self._say(sentence, bad=True))
 
     def _connect_model(self, model: OpenModel) -> None:
+        self.speeds.follow(model)
         model.loading.released.connect(self.prober.restart)
         model.loading.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
@@ -155,26 +162,6 @@ class Session(QObject):
             self.document.set_layout(
                 initial_layout(model, self.rig_keeper.rig, edit.context, edit.side_files), "propose layout"
             )
-
-    def use_auto_layout(self, strategy: str) -> None:
-        """Go to the layout that `strategy` finds for the devices as they are now, and say why it is so."""
-        model, edit, rig = self.document.model, self.document.edit, self.rig_keeper.rig
-        if model is None or edit is None:
-            return
-
-        constraints = Constraints(side_files=edit.side_files)
-
-        def apply(found: AutoLayout) -> None:
-            if self.document.model is model:
-                self.document.set_edit(found.layout, found.context, f"auto layout {strategy}")
-                self._say(found.explanation, bad=not found.fits)
-
-        self.background.run(
-            "Finding a layout",
-            lambda: auto_layout(strategy, model, rig, edit.context, constraints),
-            apply,
-            self._tell,
-        )
 
     def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:
         """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from platformdirs import user_config_path
@@ -14,6 +15,7 @@ from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
 
 MAX_RECENT = 12
+_Kept = TypeVar("_Kept", bound=msgspec.Struct)
 
 
 class _StoredModel(msgspec.Struct, frozen=True):
@@ -96,6 +98,17 @@ class Settings:
             return msgspec.json.decode(str(self._store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
         except msgspec.MsgspecError:
             return {}
+
+    def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
+        """Return the document kept under `key`, None where there is none that can be read."""
+        try:
+            return msgspec.json.decode(str(self._store.value(key, "")), type=kind)
+        except msgspec.MsgspecError:
+            return None
+
+    def keep(self, key: str, document: msgspec.Struct) -> None:
+        """Keep a document under `key`."""
+        self._store.setValue(key, msgspec.json.encode(document).decode())
 
     @property
     def remote_warning_given(self) -> bool:

@@ -49,7 +49,7 @@ def open_on_cpu(window: MainWindow, qtbot: QtBot, folder: Path) -> Edit:
 def test_without_a_model_there_is_nothing_to_lay_out(window: MainWindow) -> None:
     window.session.model_changed.emit(None)
     assert not any(window.actions_by_name[f"auto_{name}"].isEnabled() for name in STRATEGIES)
-    window.session.use_auto_layout("fewest")
+    window.session.auto_layouts.use("fewest")
     assert window.session.document.edit is None
 
 

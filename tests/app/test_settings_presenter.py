@@ -182,7 +182,7 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
     with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
         window.session.side_files.choose_projector(folder / "mmproj.gguf")
     with qtbot.waitSignal(window.session.notice, timeout=LONG_MS):
-        window.session.use_auto_layout("fewest")
+        window.session.auto_layouts.use("fewest")
     preview = window.session.document.preview
     assert preview is not None
     assert names(window) == ["mmproj.gguf"]

@@ -9,9 +9,11 @@ from engine.fit.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
+from widgets.layout_editor.keys import Command
 from widgets.layout_editor.legend import Legend
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+from widgets.layout_editor.moves import BoundaryMove, OutputMove, PinToggle, RangeMove, Selection
 from widgets.layout_editor.notes import Notes
+from widgets.layout_editor.pins import Pins
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import LoadState, load_state, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
@@ -35,6 +37,7 @@ class LayoutEditor(QFrame):
     output_moved = Signal(OutputMove)
     move_finished = Signal()
     move_cancelled = Signal()
+    pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -61,6 +64,7 @@ class LayoutEditor(QFrame):
         user.output_moved.connect(self.output_moved)
         user.move_finished.connect(self.move_finished)
         user.move_cancelled.connect(self.move_cancelled)
+        user.pin_toggled.connect(self.pin_toggled)
         user.selection_changed.connect(self.selection_changed)
         user.selection_changed.connect(self._update_header)
         self.set_preview(None)
@@ -114,6 +118,15 @@ class LayoutEditor(QFrame):
         self._loaded = loaded
         self._view.set_loaded(loaded)
         self._update_header()
+
+    def set_pins(self, pins: Pins) -> None:
+        """Mark what automatic layouts leave where it is."""
+        self._view.set_pins(pins)
+
+    def toggle_pin(self) -> None:
+        """Do what the key for pins does: report the selected layers, or the output; nothing where neither is chosen."""
+        if self._view.interaction.wants(Command.PIN):
+            self._view.interaction.perform(Command.PIN)
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""

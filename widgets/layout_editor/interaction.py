@@ -16,7 +16,7 @@ from widgets.layout_editor.focus import (
     run_of,
 )
 from widgets.layout_editor.keys import Command
-from widgets.layout_editor.moves import BoundaryMove, Move, OutputMove, RangeMove, Selection
+from widgets.layout_editor.moves import BoundaryMove, Move, OutputMove, PinToggle, RangeMove, Selection
 from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 
 
@@ -32,6 +32,7 @@ class Interaction(QObject):
     output_moved = Signal(OutputMove)
     move_finished = Signal()
     move_cancelled = Signal()
+    pin_toggled = Signal(PinToggle)
     selection_changed = Signal(Selection)
     marks_changed = Signal()
 
@@ -195,6 +196,8 @@ class Interaction(QObject):
         """Return whether `command` would do something now."""
         if command is Command.CLEAR:
             return self.drag is not None or self.focus is not None
+        if command is Command.PIN:
+            return self.drag is None and isinstance(self.focus, LayerFocus | OutputFocus)
         return self._shown is not None and self.drag is None
 
     def perform(self, command: Command) -> None:
@@ -222,6 +225,8 @@ class Interaction(QObject):
                     self.set_focus(LayerFocus(run.last, run.first))
             case Command.BOUNDARY_LEFT | Command.BOUNDARY_RIGHT:
                 self._step_boundary(shown, -1 if command is Command.BOUNDARY_LEFT else 1)
+            case Command.PIN if isinstance(self.focus, LayerFocus | OutputFocus):
+                self.pin_toggled.emit(PinToggle(self.selection.layers))
             case Command.LANE_UP | Command.LANE_DOWN:
                 self._step_lane(shown, -1 if command is Command.LANE_UP else 1)
 

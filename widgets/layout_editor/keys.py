@@ -21,6 +21,7 @@ class Command(StrEnum):
     LANE_UP = "lane up"
     LANE_DOWN = "lane down"
     SELECT_RUN = "select run"
+    PIN = "pin"
     CLEAR = "clear"
 
 
@@ -32,6 +33,7 @@ KEYS: dict[str, str] = {
     "Space": "select the whole run of the layer",
     "Ctrl+Left, Ctrl+Right (or Alt)": "move the boundary by one layer",
     "Ctrl+Up, Ctrl+Down (or Alt)": "move the selected layers, or the output, to the next device",
+    "P": "pin the selected layers, or the output, where they are for automatic layouts; again to let them go",
     "Escape": "give up a drag; clear the selection",
 }
 """Keys and what they do, for the help text."""
@@ -43,6 +45,7 @@ _PLAIN = {
     _Key.Key_Home: Command.FIRST_LAYER,
     _Key.Key_End: Command.LAST_LAYER,
     _Key.Key_Space: Command.SELECT_RUN,
+    _Key.Key_P: Command.PIN,
     _Key.Key_Escape: Command.CLEAR,
 }
 _SHIFT = {_Key.Key_Left: Command.EXTEND_LEFT, _Key.Key_Right: Command.EXTEND_RIGHT}

@@ -9,6 +9,7 @@ from widgets.common.memory_bar import bar_tooltip
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
 from widgets.layout_editor.focus import Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.overlay import Marks
+from widgets.layout_editor.pins import NO_PINS, Pins, pin_rects, pin_text
 from widgets.layout_editor.shown import (
     BarTarget,
     EmptyTarget,
@@ -29,7 +30,13 @@ from widgets.layout_editor.texts import (
 
 
 def marks_of(
-    shown: Shown, focus: Focus | None, drag: Drag | None, hover: Target | None, *, has_keyboard: bool
+    shown: Shown,
+    focus: Focus | None,
+    drag: Drag | None,
+    hover: Target | None,
+    pins: Pins = NO_PINS,
+    *,
+    has_keyboard: bool,
 ) -> Marks:
     """Return what is marked; the focus ring only while the editor has the keyboard."""
     ring: QRectF | None = None
@@ -43,6 +50,7 @@ def marks_of(
         hovered=_hovered_rect(shown, hover) if drag is None else None,
         focused=ring,
         target=shown.track_rect(drag.lane) if isinstance(drag, LaneDrag) and drag.begun else None,
+        pinned=pin_rects(shown, pins),
     )
 
 
@@ -81,8 +89,12 @@ def cursor_of(drag: Drag | None, hover: Target | None) -> Qt.CursorShape:
     return Qt.CursorShape.ArrowCursor
 
 
-def tooltip_of(shown: Shown, target: Target | None) -> str:
-    """Return the numbers of what is under the pointer, in lines of plain text."""
+def tooltip_of(shown: Shown, target: Target | None, pins: Pins = NO_PINS) -> str:
+    """Return the numbers of what is under the pointer, in lines of plain text, and whether it is pinned."""
+    return "\n".join(filter(None, (_numbers_of(shown, target), pin_text(pins, target))))
+
+
+def _numbers_of(shown: Shown, target: Target | None) -> str:
     preview = shown.preview
     match target:
         case HandleTarget(index):

@@ -29,6 +29,13 @@ class OutputMove:
     device: str
 
 
+@dataclass(frozen=True, slots=True)
+class PinToggle:
+    """Layers `(first, last)`, both included, or the output layer where that is None, are to be pinned or let go."""
+
+    layers: tuple[int, int] | None
+
+
 Move = BoundaryMove | RangeMove | OutputMove
 
 

@@ -13,6 +13,8 @@ from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 
 _PILL_HEIGHT = 22.0
+_PIN_BAR = 3.0
+_PIN_HEAD = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +25,7 @@ class Marks:
     hovered: QRectF | None = None
     focused: QRectF | None = None
     target: QRectF | None = None
+    pinned: tuple[QRectF, ...] = ()
 
 
 class OverlayItem(QGraphicsItem):
@@ -60,6 +63,11 @@ class OverlayItem(QGraphicsItem):
             painter.setPen(QPen(colour(palette.text, 0.35), 1.0))
             painter.setBrush(colour(palette.text, 0.10))
             painter.drawRoundedRect(marks.hovered, 2, 2)
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(colour(palette.text))
+        for rect in marks.pinned:
+            painter.drawRect(QRectF(rect.left(), rect.top(), rect.width(), _PIN_BAR))
+            painter.drawEllipse(QPointF(rect.left() + _PIN_HEAD, rect.top() + _PIN_BAR), _PIN_HEAD, _PIN_HEAD)
         painter.setPen(QPen(colour(palette.text), 1.5))
         painter.setBrush(colour(palette.text, 0.14))
         for rect in marks.selected:

@@ -24,6 +24,7 @@ from widgets.layout_editor.focus import BoundaryFocus
 from widgets.layout_editor.interaction import Interaction
 from widgets.layout_editor.keys import command_of
 from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
+from widgets.layout_editor.pins import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
@@ -54,6 +55,7 @@ class EditorView(QGraphicsView):
         self.interaction = Interaction(QApplication.startDragDistance(), self)
         self.interaction.marks_changed.connect(self._update_marks)
         self._loaded: LoadedLayout | None = None
+        self._pins = NO_PINS
         self._pointer = QPoint()
         self._scroll_timer = QTimer(self)
         self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
@@ -96,6 +98,11 @@ class EditorView(QGraphicsView):
         self._loaded = loaded
         self._show_again()
 
+    def set_pins(self, pins: Pins) -> None:
+        """Mark what automatic layouts leave where it is."""
+        self._pins = pins
+        self._update_marks()
+
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
         self._scene.palette_used = palette
@@ -119,7 +126,7 @@ class EditorView(QGraphicsView):
         if shown is None:
             return
         has_keyboard = self.hasFocus()
-        marks = marks_of(shown, state.focus, state.drag, state.hover, has_keyboard=has_keyboard)
+        marks = marks_of(shown, state.focus, state.drag, state.hover, self._pins, has_keyboard=has_keyboard)
         active = state.hover.index if isinstance(state.hover, HandleTarget) else None
         if state.drag is not None:
             active = state.drag.index if isinstance(state.drag, BoundaryDrag) else None
@@ -246,7 +253,7 @@ class EditorView(QGraphicsView):
         if shown is None or self.interaction.drag is not None:
             return
         point = self.mapToScene(event.pos())
-        text = tooltip_of(shown, shown.target_at(point.x(), point.y()))
+        text = tooltip_of(shown, shown.target_at(point.x(), point.y()), self._pins)
         QToolTip.showText(event.globalPos(), plain_tool_tip(text), self.viewport())
 
     def _follow_pointer(self) -> None:

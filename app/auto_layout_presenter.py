@@ -1,0 +1,87 @@
+"""The dialog for automatic layouts, and the pins in the editor: carries wishes, pins and reasons."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject
+
+from app.auto_layout_words import STRATEGY_WORDS
+from engine.devices.device import Rig
+from engine.fit.strategies.constraints import AutoLayout
+from widgets.controls.auto_layout_dialog import AutoLayoutDialog
+from widgets.layout_editor.pins import Pins
+
+if TYPE_CHECKING:
+    from app.main_window import MainWindow
+
+
+class AutoLayoutPresenter(QObject):
+    """Keeps one dialog, made when it is first asked for."""
+
+    def __init__(self, window: MainWindow) -> None:
+        super().__init__(window)
+        self._window = window
+        self._session = window.session
+        self._layouts = window.session.auto_layouts
+        self.dialog: AutoLayoutDialog | None = None
+        window.editor.pin_toggled.connect(self._layouts.toggle_pin)
+        self._layouts.pins_changed.connect(self._show_pins)
+        self._layouts.found.connect(self._on_found)
+        self._session.model_changed.connect(self._on_model_changed)
+        self._session.rig_keeper.rig_changed.connect(self._on_rig_changed)
+        self._show_pins(self._layouts.pins)
+
+    def show(self) -> None:
+        """Open the dialog, or bring it to the front."""
+        if self.dialog is None:
+            self.dialog = self._make_dialog()
+        self.dialog.show()
+        self.dialog.raise_()
+        self.dialog.activateWindow()
+
+    def _make_dialog(self) -> AutoLayoutDialog:
+        words = [
+            type(each)(each.name, each.title.replace("&", ""), each.purpose, each.uses_order, each.uses_kv_types)
+            for each in STRATEGY_WORDS
+        ]
+        dialog = AutoLayoutDialog(words, self._window)
+        dialog.set_wishes(self._layouts.wishes)
+        dialog.set_devices(self._session.rig_keeper.rig.all_devices)
+        dialog.set_pins_text(_pins_text(self._layouts.pins))
+        dialog.set_ready(self._session.document.model is not None)
+        dialog.wishes_changed.connect(self._layouts.set_wishes)
+        dialog.pins_released.connect(self._layouts.release_pins)
+        dialog.layout_requested.connect(lambda: self._layouts.use(self._layouts.wishes.strategy))
+        return dialog
+
+    def _show_pins(self, pins: Pins) -> None:
+        self._window.editor.set_pins(pins)
+        if self.dialog is not None:
+            self.dialog.set_pins_text(_pins_text(pins))
+
+    def _on_found(self, found: AutoLayout) -> None:
+        if self.dialog is not None:
+            self.dialog.set_explanation(found.explanation, bad=not found.fits)
+
+    def _on_model_changed(self, model: object) -> None:
+        self._layouts.show_pins()
+        if self.dialog is not None:
+            self.dialog.set_ready(model is not None)
+            self.dialog.set_explanation("")
+
+    def _on_rig_changed(self, rig: Rig) -> None:
+        if self.dialog is not None:
+            self.dialog.set_devices(rig.all_devices)
+
+
+def _pins_text(pins: Pins) -> str:
+    """Return what is pinned where, "" where nothing is."""
+    parts = [
+        f"{pin.first}-{pin.last} on {pin.device}" if pin.last > pin.first else f"{pin.first} on {pin.device}"
+        for pin in pins.layers
+    ]
+    layers = [f"layers {', '.join(parts)}"] if parts else []
+    output = [f"the output layer on {pins.output}"] if pins.output is not None else []
+    text = " and ".join((*layers, *output))
+    return f"Pinned: {text}." if text else ""

@@ -1,0 +1,191 @@
+"""Automatic layouts of the window: what people ask of them, what stays where it is, and the layout that is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TypeVar
+
+import msgspec
+from PySide6.QtCore import QObject, Signal
+
+from app.background import Background
+from app.document import LayoutDocument
+from app.rig_keeper import RigKeeper
+from app.settings import MAX_RECENT, Settings
+from app.speeds import SpeedKeeper
+from engine.errors import EngineError
+from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
+from engine.fit.strategies.constraint_rules import check_constraints
+from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import KvType
+from engine.layout.layout import Layout
+from widgets.controls.auto_wishes import AutoWishes
+from widgets.layout_editor.moves import PinToggle
+from widgets.layout_editor.pins import PinnedLayers, Pins
+
+_Value = TypeVar("_Value")
+
+
+class KeptWishes(msgspec.Struct, frozen=True):
+    """What was asked of automatic layouts."""
+
+    strategy: str = "fewest"
+    order: tuple[str, ...] = ()
+    off: tuple[str, ...] = ()
+    kv_types: tuple[KvType, ...] = ()
+    split: bool = False
+
+
+class KeptPins(msgspec.Struct, frozen=True):
+    """What is pinned by path of the model's file: device, first and last layer; and the output layer's device."""
+
+    layers: dict[str, tuple[tuple[str, int, int], ...]] = {}
+    outputs: dict[str, str] = {}
+
+
+class AutoLayouts(QObject):
+    """Keeps wishes and pins between runs; finds layouts beside the GUI thread, each one step of undo."""
+
+    wishes_changed = Signal(AutoWishes)
+    pins_changed = Signal(Pins)
+    found = Signal(AutoLayout)
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        keeper: RigKeeper,
+        background: Background,
+        settings: Settings,
+        speeds: SpeedKeeper,
+        tell: Callable[[EngineError], None],
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document = document
+        self._keeper = keeper
+        self._background = background
+        self._settings = settings
+        self._speeds = speeds
+        self._tell = tell
+        self.wishes = _wishes(settings.kept("auto_layout", KeptWishes) or KeptWishes())
+        self._pins = settings.kept("pins", KeptPins) or KeptPins()
+
+    @property
+    def pins(self) -> Pins:
+        """What is pinned of the current model."""
+        path = self._path
+        layers = (PinnedLayers(*pin) for pin in self._pins.layers.get(path, ()))
+        return Pins(tuple(layers), self._pins.outputs.get(path))
+
+    @property
+    def _path(self) -> str:
+        model = self._document.model
+        return "" if model is None else str(model.paths[0])
+
+    def set_wishes(self, wishes: AutoWishes) -> None:
+        """Ask this of automatic layouts from now on."""
+        self.wishes = wishes
+        kept = KeptWishes(wishes.strategy, wishes.order, tuple(sorted(wishes.off)), wishes.kv_types, wishes.split)
+        self._settings.keep("auto_layout", kept)
+        self.wishes_changed.emit(wishes)
+
+    # ------------------------------------------------------------------ pins
+
+    def toggle_pin(self, toggle: PinToggle) -> None:
+        """Pin layers, or the output layer, to where they are now; let them go where all of them are pinned there."""
+        edit = self._document.edit
+        if edit is None:
+            return
+        pins, layout = self.pins, edit.layout
+        if toggle.layers is None:
+            output = None if pins.output == layout.output_device else layout.output_device
+            self._set_pins(replace(pins, output=output))
+        else:
+            self._set_pins(replace(pins, layers=_toggled(pins, layout, *toggle.layers)))
+
+    def release_pins(self) -> None:
+        """Let everything of the current model go."""
+        self._set_pins(Pins())
+
+    def show_pins(self) -> None:
+        """Tell what is pinned of the model that is current now."""
+        self.pins_changed.emit(self.pins)
+
+    def _set_pins(self, pins: Pins) -> None:
+        path = self._path
+        layers = {key: value for key, value in self._pins.layers.items() if key != path}
+        outputs = {key: value for key, value in self._pins.outputs.items() if key != path}
+        if pins.layers:
+            layers[path] = tuple((pin.device, pin.first, pin.last) for pin in pins.layers)
+        if pins.output is not None:
+            outputs[path] = pins.output
+        self._pins = KeptPins(_latest(layers), _latest(outputs))
+        self._settings.keep("pins", self._pins)
+        self.pins_changed.emit(self.pins)
+
+    # ------------------------------------------------------------------ finding
+
+    def use(self, strategy: str) -> None:
+        """Go to the layout that `strategy` finds for the devices as they are now."""
+        model, edit, rig = self._document.model, self._document.edit, self._keeper.rig
+        if model is None or edit is None:
+            return
+        constraints = replace(self._constraints(model), side_files=edit.side_files)
+        speeds_of = self._speeds.known_speeds
+
+        def find() -> AutoLayout:
+            check_constraints(constraints, rig, model.n_layers)
+            return auto_layout(strategy, model, rig, edit.context, replace(constraints, speeds=speeds_of(rig)))
+
+        def apply(found: AutoLayout) -> None:
+            if self._document.model is model:
+                self._document.set_edit(found.layout, found.context, f"auto layout {strategy}")
+                self.found.emit(found)
+
+        self._background.run("Finding a layout", find, apply, self._tell)
+
+    def _constraints(self, model: ModelFile) -> Constraints:
+        """Return what is asked for, less what is about devices and layers that are not here."""
+        ids, wishes, pins = set(self._keeper.rig.ids), self.wishes, self.pins
+        return Constraints(
+            order=tuple(device_id for device_id in wishes.order if device_id in ids),
+            off=wishes.off & ids,
+            pins=tuple(
+                Pin(pin.device, pin.first, pin.last)
+                for pin in pins.layers
+                if pin.device in ids and pin.last < model.n_layers
+            ),
+            output=pins.output if pins.output in ids else None,
+            split=wishes.split,
+            kv_types=wishes.kv_types,
+        )
+
+
+def _wishes(kept: KeptWishes) -> AutoWishes:
+    strategy = kept.strategy if kept.strategy in STRATEGIES else "fewest"
+    return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split)
+
+
+def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedLayers, ...]:
+    """Return the pinned ranges after layers `first` to `last` were pinned where they are, or let go."""
+    places = dict(enumerate(layout.assignment()))
+    held = {index: device for index in places if (device := pins.device_of(index)) is not None}
+    span = range(first, last + 1)
+    if all(held.get(index) == places[index] for index in span):
+        held = {index: device for index, device in held.items() if index not in span}
+    else:
+        held |= {index: places[index] for index in span}
+    ranges: list[PinnedLayers] = []
+    for index in sorted(held):
+        before = ranges[-1] if ranges else None
+        if before is not None and before.last == index - 1 and before.device == held[index]:
+            ranges[-1] = replace(before, last=index)
+        else:
+            ranges.append(PinnedLayers(held[index], index, index))
+    return tuple(ranges)
+
+
+def _latest(kept: dict[str, _Value]) -> dict[str, _Value]:
+    return dict(list(kept.items())[-MAX_RECENT:])

@@ -1,0 +1,216 @@
+"""Automatic layouts: which one, on which devices, in which order. Stays open and shows why the layout is so."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QComboBox,
+    QDialog,
+    QDialogButtonBox,
+    QGridLayout,
+    QHBoxLayout,
+    QListWidget,
+    QListWidgetItem,
+    QPushButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from engine.devices.device import Device
+from engine.layout.context_settings import KV_TYPES
+from engine.units import format_bytes
+from widgets.common.roles import plain_label, set_role
+from widgets.controls.auto_wishes import AutoWishes, StrategyWords
+
+WIDTH_PX = 560
+_ID = Qt.ItemDataRole.UserRole
+_TYPES_A_ROW = 5
+
+
+class AutoLayoutDialog(QDialog):
+    """Every change of a wish is reported at once; a layout is found when somebody asks for it."""
+
+    wishes_changed = Signal(AutoWishes)
+    layout_requested = Signal()
+    pins_released = Signal()
+
+    def __init__(self, strategies: Sequence[StrategyWords], parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWindowTitle("Automatic layout")
+        self._strategies = {words.name: words for words in strategies}
+        self._wishes = AutoWishes()
+        self._devices: tuple[Device, ...] = ()
+        self._filling = False
+        self.strategy_box = QComboBox()
+        self.strategy_box.setAccessibleName("Strategy")
+        for words in strategies:
+            self.strategy_box.addItem(words.title, words.name)
+        self.purpose_label = plain_label("", "dim", wrap=True)
+        self.device_list = QListWidget()
+        self.device_list.setAccessibleName("Devices that may be used")
+        self.device_list.setDragDropMode(QListWidget.DragDropMode.InternalMove)
+        self.up_button = QPushButton("Earlier")
+        self.down_button = QPushButton("Later")
+        self.order_label = plain_label("", "dim", wrap=True)
+        self.split_box = QCheckBox("Use several devices even where one is enough")
+        self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}
+        self.types_title = plain_label("KV cache types that may be used", "dim")
+        self.pins_label = plain_label("", "dim", wrap=True)
+        self.release_button = QPushButton("Release All")
+        self.explanation_label = plain_label("", "dim", wrap=True)
+        self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
+        self.find_button = QPushButton("Find Layout")
+        self.find_button.setDefault(True)
+        self._lay_out()
+        self._connect()
+
+    def _lay_out(self) -> None:
+        column = QVBoxLayout(self)
+        column.setSpacing(8)
+        column.addWidget(self.strategy_box)
+        column.addWidget(self.purpose_label)
+        column.addWidget(plain_label("Devices that may be used", "dim"))
+        column.addWidget(self.device_list)
+        moves = QHBoxLayout()
+        moves.addWidget(self.order_label, 1)
+        moves.addWidget(self.up_button)
+        moves.addWidget(self.down_button)
+        column.addLayout(moves)
+        column.addWidget(self.split_box)
+        column.addWidget(self.types_title)
+        types = QGridLayout()
+        for number, box in enumerate(self.type_boxes.values()):
+            types.addWidget(box, number // _TYPES_A_ROW, number % _TYPES_A_ROW)
+        column.addLayout(types)
+        pins = QHBoxLayout()
+        pins.addWidget(self.pins_label, 1)
+        pins.addWidget(self.release_button)
+        column.addLayout(pins)
+        column.addWidget(self.explanation_label)
+        column.addStretch(1)
+        self.buttons.addButton(self.find_button, QDialogButtonBox.ButtonRole.ActionRole)
+        column.addWidget(self.buttons)
+        self.explanation_label.setMinimumHeight(4 * self.fontMetrics().height())
+        self.explanation_label.setAlignment(Qt.AlignmentFlag.AlignTop)
+        self.device_list.setMaximumHeight(8 * self.fontMetrics().height())
+        self.setMinimumWidth(WIDTH_PX)
+
+    def _connect(self) -> None:
+        self.strategy_box.currentIndexChanged.connect(self._on_edited)
+        self.device_list.itemChanged.connect(self._on_edited)
+        self.device_list.currentRowChanged.connect(self._show_moves)
+        self.device_list.model().rowsMoved.connect(self._on_edited)
+        self.up_button.clicked.connect(lambda: self._move(-1))
+        self.down_button.clicked.connect(lambda: self._move(1))
+        self.split_box.toggled.connect(self._on_edited)
+        for box in self.type_boxes.values():
+            box.toggled.connect(self._on_edited)
+        self.release_button.clicked.connect(self.pins_released)
+        self.find_button.clicked.connect(self.layout_requested)
+        self.buttons.rejected.connect(self.reject)
+
+    @property
+    def wishes(self) -> AutoWishes:
+        """What is chosen now."""
+        return self._wishes
+
+    def set_wishes(self, wishes: AutoWishes) -> None:
+        """Show `wishes`."""
+        if wishes != self._wishes:
+            self._wishes = wishes
+            self._fill()
+
+    def set_devices(self, devices: Sequence[Device]) -> None:
+        """Offer these devices; the host takes what is left and is not listed."""
+        shown = tuple(device for device in devices if not device.is_host and device.kind != "accel")
+        if [_line(device) for device in shown] != [_line(device) for device in self._devices]:
+            self._devices = shown
+            self._fill()
+
+    def set_pins_text(self, text: str) -> None:
+        """Say what is pinned; "" where nothing is."""
+        self.pins_label.setText(text or "No layers are pinned: choose some in the editor and press P.")
+        self.release_button.setEnabled(bool(text))
+
+    def set_ready(self, ready: bool) -> None:
+        """Whether there is a model to find a layout for."""
+        self.find_button.setEnabled(ready)
+
+    def set_explanation(self, text: str, *, bad: bool = False) -> None:
+        """Show why the layout that was found is so."""
+        self.explanation_label.setText(text)
+        set_role(self.explanation_label, "error" if bad else "dim")
+
+    def _fill(self) -> None:
+        """Show the wishes without reporting them back."""
+        self._filling = True
+        wishes = self._wishes
+        self.strategy_box.setCurrentIndex(max(0, self.strategy_box.findData(wishes.strategy)))
+        devices = {device.id: device for device in self._devices}
+        chosen = self.device_list.currentRow()
+        self.device_list.clear()
+        for device_id in wishes.ordered(tuple(devices)):
+            item = QListWidgetItem(_line(devices[device_id]))
+            item.setData(_ID, device_id)
+            item.setFlags(item.flags() | Qt.ItemFlag.ItemIsUserCheckable)
+            item.setCheckState(Qt.CheckState.Unchecked if device_id in wishes.off else Qt.CheckState.Checked)
+            self.device_list.addItem(item)
+        self.device_list.setCurrentRow(min(chosen, self.device_list.count() - 1))
+        self.split_box.setChecked(wishes.split)
+        for name, box in self.type_boxes.items():
+            box.setChecked(name in wishes.kv_types)
+        self._filling = False
+        self._show_words()
+
+    def _show_words(self) -> None:
+        words = self._strategies[str(self.strategy_box.currentData())]
+        self.purpose_label.setText(f"{words.purpose}.")
+        order = "They are filled in this order." if words.uses_order else "Their order counts for One after Another."
+        self.order_label.setText(order if self._devices else "There are none besides the CPU.")
+        self.types_title.setVisible(words.uses_kv_types)
+        for box in self.type_boxes.values():
+            box.setVisible(words.uses_kv_types)
+        self._show_moves()
+
+    def _show_moves(self) -> None:
+        row, count = self.device_list.currentRow(), self.device_list.count()
+        self.up_button.setEnabled(row > 0)
+        self.down_button.setEnabled(0 <= row < count - 1)
+
+    def _move(self, step: int) -> None:
+        row = self.device_list.currentRow()
+        self._filling = True
+        item = self.device_list.takeItem(row)
+        self.device_list.insertItem(row + step, item)
+        self.device_list.setCurrentRow(row + step)
+        self._filling = False
+        self._on_edited()
+
+    def _on_edited(self) -> None:
+        if self._filling:
+            return
+        items = [self.device_list.item(row) for row in range(self.device_list.count())]
+        shown = [str(item.data(_ID)) for item in items]
+        off = {str(item.data(_ID)) for item in items if item.checkState() is Qt.CheckState.Unchecked}
+        before = self._wishes
+        # Devices that are not here now keep their place and their state.
+        self._wishes = replace(
+            before,
+            strategy=str(self.strategy_box.currentData()),
+            order=(*shown, *(device_id for device_id in before.order if device_id not in shown)),
+            off=frozenset(off | (before.off - set(shown))),
+            kv_types=tuple(name for name in KV_TYPES if self.type_boxes[name].isChecked()),
+            split=self.split_box.isChecked(),
+        )
+        self._show_words()
+        if self._wishes != before:
+            self.wishes_changed.emit(self._wishes)
+
+
+def _line(device: Device) -> str:
+    margin = f", keeps {format_bytes(device.margin_bytes)} free" if device.margin_bytes else ""
+    return f"{device.id}  {device.name}  ({format_bytes(device.total_bytes)}{margin})"

@@ -30,6 +30,8 @@ class SpeedKeeper(QObject):
     """One book for all models. What is kept is written beside the GUI thread."""
 
     said = Signal(str)
+    compared = Signal()
+    """An answer was set against what was predicted of it."""
 
     def __init__(
         self,
@@ -85,6 +87,7 @@ class SpeedKeeper(QObject):
             name = layout_class(loaded.layout, rig)
             rate = event.generation_tokens_per_second
             self._keep(self.book.with_answer(name, predicted_s, event.generated_tokens, rate))
+            self.compared.emit()
 
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
 

@@ -1,0 +1,190 @@
+"""Wishes and pins of automatic layouts in the window: kept, marked, obeyed; speeds learnt from answers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.document import Edit
+from app.main_window import MainWindow
+from app.paths import speeds_path
+from app.settings import Settings
+from app.theme import Theme
+from engine.devices.device import CPU_ID
+from engine.devices.rig_file import encode_rig
+from engine.fit.preview import LoadedLayout
+from engine.fit.speed_book import read_speed_book
+from engine.gguf.model_file import ModelFile
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import make_layout
+from engine.runner.events import Done
+from tests.support.models import write_header_only
+from tests.support.previews import make_gpu, make_rig
+from widgets.controls.auto_wishes import AutoWishes
+from widgets.layout_editor.moves import PinToggle
+from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins
+
+OpenWindow = Callable[[], MainWindow]
+
+
+@pytest.fixture
+def open_window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[OpenWindow]:
+    opened: list[MainWindow] = []
+
+    def open_one() -> MainWindow:
+        window = MainWindow(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+        qtbot.addWidget(window)
+        window.show()
+        opened.append(window)
+        return window
+
+    yield open_one
+    for window in opened:
+        window.close()
+    qapp.setStyleSheet("")
+
+
+def show_model(window: MainWindow, qtbot: QtBot, folder: Path) -> ModelFile:
+    """Show a model on the CPU and one of two cards."""
+    path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
+    model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
+    (folder / "rig.json").write_bytes(encode_rig(rig))
+    with qtbot.waitSignal(window.session.rig_keeper.rig_changed):
+        window.session.rig_keeper.open_rig(folder / "rig.json")
+    layout = make_layout(16, [CPU_ID] * 4 + ["CUDA0"] * 12)
+    window.session.document.open(model, rig, Edit(layout, ContextSettings()))
+    window.session.model_changed.emit(model)
+    return model
+
+
+def edit_of(window: MainWindow) -> Edit:
+    edit = window.session.document.edit
+    assert edit is not None
+    return edit
+
+
+def find(window: MainWindow, qtbot: QtBot, strategy: str) -> Edit:
+    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000):
+        window.actions_by_name[f"auto_{strategy}"].trigger()
+    return edit_of(window)
+
+
+def test_pinned_layers_stay_through_every_layout_and_undo(
+    open_window: OpenWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    before = edit_of(window)
+    layouts = window.session.auto_layouts
+    window.editor.pin_toggled.emit(PinToggle((2, 3)))
+    window.editor.pin_toggled.emit(PinToggle((4, 5)))
+    window.editor.pin_toggled.emit(PinToggle(None))
+    assert layouts.pins == Pins((PinnedLayers(CPU_ID, 2, 3), PinnedLayers("CUDA0", 4, 5)), "CUDA0")
+    for strategy in ("fewest", "balanced", "fastest"):
+        found = find(window, qtbot, strategy).layout
+        assert found.assignment()[2:6] == (CPU_ID, CPU_ID, "CUDA0", "CUDA0")
+        assert found.output_device == "CUDA0"
+        window.actions_by_name["undo"].trigger()
+        assert edit_of(window) == before
+    window.actions_by_name["release_pins"].trigger()
+    assert layouts.pins == NO_PINS
+    assert CPU_ID not in find(window, qtbot, "fewest").layout.devices
+
+
+def test_a_second_press_lets_go(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    layouts = window.session.auto_layouts
+    layouts.toggle_pin(PinToggle((0, 6)))
+    assert layouts.pins.layers == (PinnedLayers(CPU_ID, 0, 3), PinnedLayers("CUDA0", 4, 6))
+    layouts.toggle_pin(PinToggle((5, 5)))
+    assert [(pin.first, pin.last) for pin in layouts.pins.layers] == [(0, 3), (4, 4), (6, 6)]
+    layouts.toggle_pin(PinToggle((4, 6)))
+    assert layouts.pins.layers == (PinnedLayers(CPU_ID, 0, 3), PinnedLayers("CUDA0", 4, 6))
+    layouts.toggle_pin(PinToggle(None))
+    layouts.toggle_pin(PinToggle(None))
+    assert layouts.pins.output is None
+
+
+def test_wishes_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    first = open_window()
+    show_model(first, qtbot, tmp_path)
+    wishes = AutoWishes("priority", ("CUDA1", "CUDA0", "RPC0"), frozenset({"RPC0"}), ("f16", "q8_0"), split=True)
+    first.session.auto_layouts.set_wishes(wishes)
+    first.session.auto_layouts.toggle_pin(PinToggle((4, 5)))
+    first.close()
+    second = open_window()
+    assert second.session.auto_layouts.wishes == wishes
+    assert second.session.auto_layouts.pins == NO_PINS, "another model has none"
+    show_model(second, qtbot, tmp_path)
+    assert second.session.auto_layouts.pins == Pins((PinnedLayers("CUDA0", 4, 5),))
+    second.actions_by_name["auto_layout"].trigger()
+    dialog = second.auto_layout_presenter.dialog
+    assert dialog is not None
+    assert dialog.wishes == wishes
+    assert "layers 4-5 on CUDA0" in dialog.pins_label.text()
+
+
+def test_wishes_that_cannot_be_read_are_none(open_window: OpenWindow, tmp_path: Path) -> None:
+    text = '[General]\nauto_layout=nonsense\npins="{\\"layers\\": 3}"\n'
+    (tmp_path / "settings.ini").write_text(text)
+    window = open_window()
+    assert window.session.auto_layouts.wishes == AutoWishes()
+    assert window.session.auto_layouts.pins == NO_PINS
+
+
+def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    window.actions_by_name["auto_layout"].trigger()
+    dialog = window.auto_layout_presenter.dialog
+    assert dialog is not None
+    dialog.set_wishes(AutoWishes("priority", ("CUDA1", "CUDA0"), split=True))
+    dialog.split_box.click()
+    dialog.split_box.click()
+    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000):
+        dialog.find_button.click()
+    assert edit_of(window).layout.output_device == "CUDA1"
+    assert "CUDA1" in dialog.explanation_label.text()
+    assert window.session.document.undo_group.undoText() == "auto layout priority"
+    window.session.auto_layouts.set_wishes(replace(dialog.wishes, off=frozenset({"CUDA1"})))
+    assert find(window, qtbot, "fewest").layout.devices == ("CUDA0",)
+    window.session.model_changed.emit(None)
+    assert dialog.explanation_label.text() == ""
+
+
+def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    file = show_model(window, qtbot, tmp_path)
+    session, model = window.session, window.session.models.current
+    model.file = file
+    edit = edit_of(window)
+    model.loading.loaded = LoadedLayout(edit.layout, edit.context, (), ())
+    answer = Done(
+        prompt_tokens=4, generated_tokens=64, prompt_tokens_per_second=100.0, generation_tokens_per_second=7.0,
+        stop_reason="end_of_text",
+    )  # fmt: skip
+    model.conversation.answer_finished.emit(answer)
+    qtbot.waitUntil(lambda: "layer cpu+gpu" in session.speeds.book.ratios, timeout=20_000)
+    qtbot.waitUntil(lambda: read_speed_book(speeds_path()) == session.speeds.book)
+    kept = session.speeds.book
+    with qtbot.waitSignal(session.speeds.compared, timeout=20_000):
+        model.conversation.answer_finished.emit(msgspec.structs.replace(answer, generated_tokens=2))
+    assert session.speeds.book == kept, "a few tokens say little"
+    model.loading.loaded = None
+
+
+def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot) -> None:
+    window = open_window()
+    with qtbot.waitSignal(window.session.speeds.said, timeout=60_000) as said:
+        window.actions_by_name["measure_speeds"].trigger()
+    assert said.args is not None
+    assert "CPU reads" in said.args[0]
+    assert "CPU reads" in window.status_text

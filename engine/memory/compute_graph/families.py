@@ -28,6 +28,7 @@ from engine.memory.compute_graph.lightning import lightning_attention, lightning
 from engine.memory.compute_graph.pooled_sparse import open_pools, pooled_attention
 from engine.memory.compute_graph.recurrent import interleaved_mamba, mamba, mamba2, short_convolution
 from engine.memory.compute_graph.residual_mixing import mixed_rows, residual_mixing_layer
+from engine.memory.compute_graph.rwkv import rwkv_gated_layer, rwkv_layer, time_mixing
 from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
@@ -202,6 +203,11 @@ FAMILIES: dict[str, Family] = {
         attention=latent_attention_by_head,
         recurrence=delta_attention,
     ),
+    **dict.fromkeys(
+        ("rwkv6", "rwkv7"),
+        Family(Style(layer_norm=True, input_norm=True), layer=rwkv_layer, recurrence=time_mixing),
+    ),
+    **dict.fromkeys(("rwkv6qwen2", "arwkv7"), Family(layer=rwkv_gated_layer, recurrence=time_mixing)),
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
     "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),
 }
@@ -226,7 +232,6 @@ FAMILIES.update(
             Style(input_scale=True, late_rows="after_norm"),
             attention=sharing_attention,
             layer=gemma4_layer,
-            every_layer=True,
         ),
         "t5": Family(layer=t5_decoder_layer, before=open_decoder, every_layer=True, part="dec"),
         "t5encoder": Family(_ENCODER, layer=t5_encoder_layer, before=open_encoder, every_layer=True, part="enc"),

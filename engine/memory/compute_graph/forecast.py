@@ -85,7 +85,7 @@ class ComputeForecast:
         """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
-            placement.pipeline,
+            placement.pipeline, tuple(placement.traits.items()),
         )  # fmt: skip
         found = self._found.get(key)
         if found is None:
@@ -145,7 +145,7 @@ class ComputeForecast:
         hyper, context = self._tables.hyper, self._context
         if not context.offload_kqv or placement.overrides or any(hyper.recurrent) or hyper.latent:
             return False
-        if self._tables.family.every_layer:  # Keys of another device's layer, or of an encoded text, may decide.
+        if self._tables.is_whole:  # Keys of another device's layer, or of an encoded text, may decide.
             return False
         heads = {*hyper.head_k, *hyper.head_v}
         return len(heads) == 1 and 512 not in heads and not self._has_odd_heads()

@@ -29,6 +29,7 @@ from widgets.controls.auto_wishes import AutoWishes, StrategyWords
 WIDTH_PX = 560
 _ID = Qt.ItemDataRole.UserRole
 _TYPES_A_ROW = 5
+_LINES = 4
 
 
 class AutoLayoutDialog(QDialog):
@@ -94,7 +95,7 @@ class AutoLayoutDialog(QDialog):
         column.addStretch(1)
         self.buttons.addButton(self.find_button, QDialogButtonBox.ButtonRole.ActionRole)
         column.addWidget(self.buttons)
-        self.explanation_label.setMinimumHeight(4 * self.fontMetrics().height())
+        self.explanation_label.setMinimumHeight(_LINES * self.fontMetrics().height())
         self.explanation_label.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.device_list.setMaximumHeight(8 * self.fontMetrics().height())
         self.setMinimumWidth(WIDTH_PX)
@@ -144,6 +145,9 @@ class AutoLayoutDialog(QDialog):
         """Show why the layout that was found is so."""
         self.explanation_label.setText(text)
         set_role(self.explanation_label, "error" if bad else "dim")
+        # A dialog does not grow by itself for words that come later.
+        lines_px = _LINES * self.fontMetrics().height()
+        self.explanation_label.setMinimumHeight(max(lines_px, self.explanation_label.heightForWidth(self.width() - 40)))
 
     def _fill(self) -> None:
         """Show the wishes without reporting them back."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.recurrent import States
-from engine.memory.compute_graph.sketch import Sketch
+from engine.memory.compute_graph.sketch import Masks, Sketch
 from engine.memory.compute_graph.transformer import Inputs, Style
 
 
@@ -16,7 +16,7 @@ def delta_net(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
     mixed, z = _mixed_and_gate(sketch, current)
     beta = graph.reshape(sketch.linear("ssm_beta", current), 1, heads, tokens, sequences)
     alpha = graph.reshape(sketch.linear("ssm_alpha", current), heads, tokens, sequences)
-    return _updated(sketch, States(sketch, inputs), mixed, z, graph.unary(beta), alpha, repeats=False)
+    return _updated(sketch, States(sketch, inputs), mixed, z, graph.unary(beta), alpha, copies=style.copies_states)
 
 
 def joint_delta_net(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
@@ -57,9 +57,20 @@ def _from_one_weight(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _updated(
-    sketch: Sketch, states: States, mixed: Tensor, z: Tensor, beta: Tensor, alpha: Tensor, *, repeats: bool
+    sketch: Sketch,
+    states: States,
+    mixed: Tensor,
+    z: Tensor,
+    beta: Tensor,
+    alpha: Tensor,
+    *,
+    repeats: bool = False,
+    copies: bool = False,
 ) -> Tensor:
-    """Return what the rule reads from its state: `repeats` queries and keys for each head of values."""
+    """Return what the rule reads from its state.
+
+    `repeats`: queries and keys, for each head of values; `copies`: what the convolution keeps, before it is stored.
+    """
     graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
     tokens, sequences = batch.sequence_tokens, batch.n_sequences
     heads, head = size.dt_rank, size.inner // size.dt_rank
@@ -69,7 +80,8 @@ def _updated(
     beta = graph.reshape(beta, 1, heads, tokens, sequences)
     rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
     window = graph.concat(rolling, graph.transpose(mixed), 0)
-    states.write(states.rolling, graph.view(window, (size.conv - 1, wide, sequences), window.nb))
+    kept = graph.view(window, (size.conv - 1, wide, sequences), window.nb)
+    states.write(states.rolling, graph.cont(kept) if copies else kept)
     state = graph.reshape(states.read(states.recurrent), head, head, heads, sequences)
     mixed = graph.unary(graph.new("ssm_conv", (wide, tokens, sequences), window, sketch.weight("ssm_conv1d")))
     row = 4 * wide
@@ -99,6 +111,11 @@ def _for_each_head(sketch: Sketch, source: Tensor) -> Tensor:
 
 def gated_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current: Tensor) -> Tensor:
     """Return attention whose query projection makes the gate of its output as well."""
+    return gated_attention_to(sketch, inputs.full, inputs, index, current)
+
+
+def gated_attention_to(sketch: Sketch, masks: Masks, inputs: Inputs, index: int, current: Tensor) -> Tensor:
+    """Return the same, to what `masks` lets tokens see."""
     graph, numbers = sketch.graph, sketch.layer.numbers
     n_tokens, heads, head = current.ne[1], numbers.n_head, numbers.head_k
     joined = sketch.linear("attn_q", graph.expand(current))
@@ -110,5 +127,5 @@ def gated_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, cu
     gate = graph.cont(graph.view(joined, half, nb), head * heads, n_tokens)
     v = graph.reshape(v, numbers.head_v, numbers.n_head_kv, n_tokens)
     q, k = sketch.rope(q, inputs.positions), sketch.rope(k, inputs.positions)
-    found = sketch.attend(inputs.full, q, k, v, index=index, sliding=False, out=None)
+    found = sketch.attend(masks, q, k, v, index=index, sliding=False, out=None)
     return sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))

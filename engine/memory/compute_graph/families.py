@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from engine.gguf.model_file import ModelFile
 from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.memory.compute_graph.block_scores import block_scored_attention
 from engine.memory.compute_graph.block_sparse import block_sparse_attention
 from engine.memory.compute_graph.delta_net import delta_net, gated_attention, joint_delta_net
 from engine.memory.compute_graph.encoder import post_norm_layer
@@ -36,6 +37,7 @@ from engine.memory.compute_graph.special import arctic_layer, grok_layer, parall
 from engine.memory.compute_graph.stacked import stacked_layer
 from engine.memory.compute_graph.t5 import open_decoder, open_encoder, t5_decoder_layer, t5_encoder_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
+from engine.memory.compute_graph.wide_residual import gated_end, open_hashed, wide_layer
 from engine.memory.compute_graph.windowed_sparse import open_masked_streams, windowed_attention
 
 LayerBuilder = Callable[[Sketch, Style, Inputs, int, Tensor, Mixer], Tensor]
@@ -208,6 +210,14 @@ FAMILIES: dict[str, Family] = {
         Family(Style(layer_norm=True, input_norm=True), layer=rwkv_layer, recurrence=time_mixing),
     ),
     **dict.fromkeys(("rwkv6qwen2", "arwkv7"), Family(layer=rwkv_gated_layer, recurrence=time_mixing)),
+    "qwen4exp": Family(
+        Style(positions=4, bare_end=True, late_rows="never", copies_states=True),
+        attention=block_scored_attention,
+        recurrence=delta_net,
+        layer=wide_layer,
+        before=open_hashed,
+        behind=gated_end,
+    ),
     "lfm2": Family(Style(residual_first="both"), recurrence=short_convolution),
     "lfm2moe": Family(Style(residual_first="both"), recurrence=short_convolution),
 }

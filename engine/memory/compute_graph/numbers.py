@@ -60,6 +60,7 @@ class LayerNumbers:
     has_rope: bool = True
     cache_of: int = -1
     keeps_largest: bool = False
+    block_size: int = 0
     gating: Gating = "fused"
     expert_gating: Gating = "fused"
 
@@ -135,6 +136,8 @@ class Numbers:
     normalises_experts: bool
     scales_residuals: bool
     residual_period: int
+    hashes: int
+    hashed_tokens: int
     stacks: Stacks | None
     state: StateNumbers
     turned_heads: tuple[tuple[int, int], tuple[int, int]]
@@ -175,6 +178,8 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
         scales_residuals=_is_set(model, "residual_scale"),
         residual_period=number(model, "attn_res.block_size", 0, least=0),
+        hashes=_hashes(model),
+        hashed_tokens=number(model, "ple.ngram_size", 0, least=0),
         stacks=read_stacks(model) if model.hyper_parameter("hrm.layers_per_stack") else None,
         state=_read_state(model, hyper) if has_state else StateNumbers(),
         turned_heads=(_turned_heads(hyper, slides=False), _turned_heads(hyper, slides=True)),
@@ -199,6 +204,12 @@ def _positions(model: ModelFile) -> int:
     """Return how many numbers tell the position of a token: four where the file has sections for several axes."""
     sections = model.hyper_parameter("rope.dimension_sections")
     return 4 if isinstance(sections, tuple) and len(sections) > 1 and 0 not in sections[:2] else 1
+
+
+def _hashes(model: ModelFile) -> int:
+    """Return how many rows of the table of hashed sequences a token gets."""
+    longest = number(model, "ple.ngram_size", 0, least=0)
+    return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
 
 
 def _is_set(model: ModelFile, key: str) -> bool:
@@ -264,6 +275,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
                 cache_of=-1 if hyper.cache_of[index] == index else hyper.cache_of[index],
                 keeps_largest=model.architecture == "gemma3n" and index < _LAYERS_OF_LARGEST,
+                block_size=_block_size(model, index),
                 gating=_gating(model, "swiglu_clamp_shexp", index),
                 expert_gating=_gating(model, "swiglu_clamp_exp", index),
             )
@@ -279,6 +291,13 @@ def _has_rope(model: ModelFile, rope: Rope, index: int, *, is_swa: bool) -> bool
     if rope == "sliding_or_dense":
         return is_swa or index < number(model, "leading_dense_block_count", 0, least=0)
     return is_swa if rope == "sliding" else rope == "all"
+
+
+def _block_size(model: ModelFile, index: int) -> int:
+    ratios = model.hyper_parameter("attention.compress_ratios")
+    if isinstance(ratios, tuple):
+        ratios = ratios[index] if index < len(ratios) else 0
+    return ratios if isinstance(ratios, int) and not isinstance(ratios, bool) and ratios > 0 else 0
 
 
 def _gating(model: ModelFile, limits: str, index: int) -> Gating:

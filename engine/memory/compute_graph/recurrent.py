@@ -22,9 +22,14 @@ class States:
         self._graph = graph
         self._sequences, self._others = batch.n_sequences, batch.n_states - batch.n_sequences
         self._rows, self._unused = inputs.state_rows, inputs.unused_rows
-        home = sketch.layer.memory if batch.offload_kqv else "host"
-        self.rolling = graph.stored(home, "f32", state.rolling_width, batch.n_states)
-        self.recurrent = graph.stored(home, "f32", state.recurrent_width, batch.n_states)
+        self._home = sketch.layer.memory if batch.offload_kqv else "host"
+        self._count = batch.n_states
+        self.rolling = self.of_width(state.rolling_width)
+        self.recurrent = self.of_width(state.recurrent_width)
+
+    def of_width(self, width: int) -> Tensor:
+        """Return a state of another kind of the layer."""
+        return self._graph.stored(self._home, "f32", width, self._count)
 
     def read(self, states: Tensor, rows_of: RowsOf | None = None) -> Tensor:
         """Return the states of the batch's sequences."""

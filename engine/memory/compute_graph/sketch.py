@@ -93,7 +93,6 @@ class Sketch:
         self._rope_factors = tables[0] if tables else None
         self._factors: dict[str, Tensor] = {}
         self._inputs: dict[str, Tensor] = {}
-        self.carried: dict[str, Tensor] = {}
         self._made: dict[object, Tensor] = {}
         self._layer: Placed | None = None
         self._index = -1

@@ -31,7 +31,8 @@ class Style:
     output matrix gets;
     `late_softmax`: weights of experts are made after the choice; `weigh_first`: they are applied to the input;
     `normalise`: they are made to add up to 1, None where the file tells; `steps`: operations of an activation without
-    a gate; `bare_norms`: norms have no weights; `bare_end`: none stands before the output matrix; `input_norm`:
+    a gate; `bare_norms`: norms have no weights; `bare_end`: none stands before the output matrix; `copies_states`:
+    what a delta net's convolution keeps is copied first; `input_norm`:
     embeddings are normalised with weights of their own;
     `ignores_experts`: the graph has a dense part even where the file has experts;
     `plain_indexer`: what an indexer compares is not turned by a Hadamard matrix;
@@ -65,6 +66,7 @@ class Style:
     position_table: bool = False
     bare_norms: bool = False
     bare_end: bool = False
+    copies_states: bool = False
     input_norm: bool = False
     ignores_experts: bool = False
     plain_indexer: bool = False

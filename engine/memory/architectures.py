@@ -187,7 +187,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "qwen3next": _DELTA_NET,
     "qwen35": _DELTA_NET,
     "qwen35moe": _DELTA_NET,
-    "qwen4exp": Architecture(recurrence=Recurrence("interval", "mamba_groups"), indexer=Indexer(), hashed=True),
+    "qwen4exp": Architecture(
+        recurrence=Recurrence("interval", "mamba_groups"), indexer=Indexer(), hashed=True, reads_lazily=True
+    ),
     "minimax-01": Architecture(recurrence=Recurrence("interval", "lightning", interval=8)),
     "kimi-linear": _KDA,
     "kimi-k3": _KDA,

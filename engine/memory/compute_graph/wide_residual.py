@@ -39,7 +39,9 @@ def wide_layer(
         streams = graph.reshape(flat, n_embd, count, flat.ne[1])
     streams = _given_back(sketch, streams, current, gives)
     one, gives = _read(sketch, streams, "ffn")
-    return _given_back(sketch, streams, feed_forward(sketch, style, one), gives)
+    streams = _given_back(sketch, streams, feed_forward(sketch, style, one), gives)
+    streams.backend = sketch.layer.backend
+    return streams
 
 
 def gated_end(sketch: Sketch, inputs: Inputs, output: str, streams: Tensor) -> Tensor:

@@ -115,7 +115,7 @@ class ComputeForecast:
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:
         """Return the operations that the engine gives up one after the other if they leave their layer's device."""
-        mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.numbers.mixing_steps else ()
+        mixing = ("hc_pre", "hc_comb", "hc_post") if self._tables.numbers.n_streams > 1 else ()
         return ("flash_attn", *mixing) if asks_flash else mixing
 
     def _borrows(self, placement: Placement) -> bool:

@@ -78,7 +78,7 @@ class Chains:
         marks = Marks(sketch.graph, {0, len(before)} if ends else {0, len(before), len(chain)})
         family, slides = self.tables.family, self.tables.slides
         build_graph(sketch, family, placed, memories[-1], sliding=slides, ends=ends, passed=marks, inside=bool(before))
-        if sketch.shared or not all(tensor.is_input for tensor in sketch.shared.values()):
+        if sketch.carried or not all(tensor.is_input for tensor in sketch.shared.values()):
             raise FarReachError
         return marks.last(sketch.common, open_end=not ends) if before else marks.first(sketch.common)
 

@@ -34,18 +34,18 @@ def mixed_rows(sketch: Sketch, inputs: Inputs, output: str, current: Tensor) -> 
 
 
 def _keep(sketch: Sketch, residual: Tensor) -> None:
-    graph, kept = sketch.graph, sketch.shared.get(_KEPT)
+    graph, kept = sketch.graph, sketch.carried.get(_KEPT)
     residual = graph.reshape(residual, residual.ne[0], 1, residual.ne[1])
-    sketch.shared[_KEPT] = residual if kept is None else graph.concat(kept, residual, 1)
+    sketch.carried[_KEPT] = residual if kept is None else graph.concat(kept, residual, 1)
 
 
 def _mixed(sketch: Sketch, current: Tensor, stem: str) -> Tensor:
-    return _mixture(sketch, current, sketch.weight(stem)) if _KEPT in sketch.shared else current
+    return _mixture(sketch, current, sketch.weight(stem)) if _KEPT in sketch.carried else current
 
 
 def _mixture(sketch: Sketch, current: Tensor, weight: Tensor) -> Tensor:
     """Return the sum of kept residuals and `current`, weighted by what `weight` makes of them."""
-    graph, kept, (n_embd, n_tokens) = sketch.graph, sketch.shared[_KEPT], current.ne[:2]
+    graph, kept, (n_embd, n_tokens) = sketch.graph, sketch.carried[_KEPT], current.ne[:2]
     count = kept.ne[1]
     scores, own = (graph.sum_rows(graph.mul(sketch.raw_norm(part), weight)) for part in (kept, current))
     odds = graph.like("soft_max", graph.concat(graph.reshape(scores, count, n_tokens), own, 0))

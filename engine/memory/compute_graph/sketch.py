@@ -84,6 +84,7 @@ class Sketch:
         self.numbers = numbers
         self.batch = batch
         self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.carried: dict[str, Tensor] = {}
         self.shared: dict[str, Tensor] = {}
         self._home_of = home_of
         self._cpu_backend = cpu_backend

@@ -14,7 +14,7 @@ def stacked_layer(
     sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
 ) -> Tensor:
     """Return the output of a layer: the first of a stack reads the sum of what both stacks made last."""
-    graph, carried, stacks = sketch.graph, sketch.shared, sketch.numbers.stacks
+    graph, carried, stacks = sketch.graph, sketch.carried, sketch.numbers.stacks
     assert stacks is not None
     is_high, place = stacks.place(sketch.layer.index)
     if place == 0:

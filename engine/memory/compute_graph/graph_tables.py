@@ -42,7 +42,8 @@ class GraphTables:
             _weights_of(model, source, index, family.part) for index, source in enumerate(self.sources)
         )
         self.outer: Weights = global_weights(model)
-        self.is_whole: bool = family.every_layer or stacks is not None or any(hyper.indexer_widths)
+        shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
+        self.is_whole: bool = family.every_layer or shares or stacks is not None or any(hyper.indexer_widths)
         """Whether layers read what others made that are not their neighbours, so that the graph has no sections."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
         shapes = [

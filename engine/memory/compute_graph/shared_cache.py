@@ -21,7 +21,7 @@ def sharing_attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, 
         k = sketch.norm(graph.reshape(k, numbers.head_k, numbers.n_head_kv, n_tokens), "attn_k_norm")
         v = sketch.raw_norm(graph.reshape(v, numbers.head_v, numbers.n_head_kv, n_tokens))
         k = sketch.rope(k, inputs.positions, by_table=not numbers.is_swa)
-    place = layer.index if numbers.cache_of < 0 else numbers.cache_of
+    place = index if numbers.cache_of < 0 else numbers.cache_of
     return sketch.attend(inputs.masks_of(layer), q, k, v, index=place, sliding=True)
 
 

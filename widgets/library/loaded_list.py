@@ -26,14 +26,14 @@ class LoadedList(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._rows: dict[int, LoadedRow] = {}
-        content = QWidget()
-        content.installEventFilter(self)
-        self._column = QVBoxLayout(content)
+        self._content = QWidget()
+        self._content.installEventFilter(self)
+        self._column = QVBoxLayout(self._content)
         self._column.setContentsMargins(0, 0, 0, 0)
         self._column.setSpacing(SPACING)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
-        self._scroll.setWidget(content)
+        self._scroll.setWidget(self._content)
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setAccessibleName("Loaded models")
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
@@ -82,5 +82,11 @@ class LoadedList(QWidget):
         return row
 
     def _fit_height(self) -> None:
-        heights = [row.sizeHint().height() for row in self.rows()[:MAX_SHOWN]]
-        self._scroll.setFixedHeight(sum(heights) + SPACING * max(0, len(heights) - 1))
+        heights = [row.sizeHint().height() for row in self.rows()]
+        # A stylesheet lets buttons be squeezed; these are scrolled instead.
+        self._content.setMinimumHeight(_stacked(heights))
+        self._scroll.setFixedHeight(_stacked(heights[:MAX_SHOWN]))
+
+
+def _stacked(heights: Sequence[int]) -> int:
+    return sum(heights) + SPACING * max(0, len(heights) - 1)

@@ -92,11 +92,13 @@ def test_rows_stay_while_their_model_does(loaded: LoadedList) -> None:
     assert loaded.rows()[0] is not first
 
 
-def test_many_are_scrolled(loaded: LoadedList) -> None:
+def test_many_are_scrolled(loaded: LoadedList, qtbot: QtBot) -> None:
     loaded.set_entries([replace(BOB, number=number) for number in range(MAX_SHOWN)])
     height = loaded.sizeHint().height()
     loaded.set_entries([replace(BOB, number=number) for number in range(MAX_SHOWN + 4)])
     assert loaded.sizeHint().height() == height
+    full = loaded.rows()[0].sizeHint().height()
+    qtbot.waitUntil(lambda: {row.height() for row in loaded.rows()} == {full})
 
 
 @pytest.mark.parametrize("answer", list(LoadAnswer))

@@ -58,8 +58,11 @@ def test_neighbours_become_one_block() -> None:
 def test_blocks_never_overlap(sizes: list[int], data: st.DataObject) -> None:
     buffer = Buffer()
     live: list[tuple[int, int]] = []
+    highest = 0
     for size in sizes:
         live.append((buffer.take(size), size))
+        highest = max(highest, live[-1][0] + size)
+        assert buffer.size_bytes == highest
         taken = sorted((offset, offset + length) for offset, length in live if length)
         assert all(end <= start for (_, end), (start, _) in pairwise(taken))
         if data.draw(st.booleans()):

@@ -133,7 +133,7 @@ STYLES: dict[str, Style] = {
     "plamo3": Style(),
     "refact": Style(rope="none", ignores_experts=True),
     "seed_oss": Style(post_norm=False),
-    "smallthinker": Style(early_router=True),
+    "smallthinker": Style(early_router=True, rope="but_first_of_four"),
     "smollm3": Style(rope="but_fourth"),
     "spark2_5": Style(),
     "stablelm": _LAYER_NORM,

@@ -241,9 +241,10 @@ def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
     )
 
 
-Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth"]
+Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four"]
 """Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth,
-`sliding_or_dense` adds the leading layers without experts to those with a window."""
+`but_first_of_four` the first of every four where some layers have a window, `sliding_or_dense` adds the leading layers
+without experts to those with a window."""
 
 
 def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[LayerNumbers, ...]:
@@ -272,7 +273,7 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 indexer_width=hyper.indexer_widths[index],
                 ratio=hyper.ratios[index] if hyper.ratios else 0,
                 owns_cache=hyper.caching[index],
-                has_rope=_has_rope(model, rope, index, is_swa=hyper.sliding[index] or not any(hyper.sliding)),
+                has_rope=_has_rope(model, hyper, rope, index),
                 cache_of=-1 if hyper.cache_of[index] == index else hyper.cache_of[index],
                 keeps_largest=model.architecture == "gemma3n" and index < _LAYERS_OF_LARGEST,
                 block_size=_block_size(model, index),
@@ -283,11 +284,16 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
     return tuple(found)
 
 
-def _has_rope(model: ModelFile, rope: Rope, index: int, *, is_swa: bool) -> bool:
+def _has_rope(model: ModelFile, hyper: HyperParameters, rope: Rope, index: int) -> bool:
+    slides = any(hyper.sliding)
+    is_swa = hyper.sliding[index] or not slides
     if rope == "finetuned":
         return model.hyper_parameter("rope.scaling.finetuned") is not False
     if rope == "but_fourth":
         return (index + 1) % 4 != 0
+    if rope == "but_first_of_four":
+        # The engine takes four layers in all for a model without windows.
+        return index % 4 != 0 or not slides or hyper.n_trunk_layers == 4
     if rope == "sliding_or_dense":
         return is_swa or index < number(model, "leading_dense_block_count", 0, least=0)
     return is_swa if rope == "sliding" else rope == "all"

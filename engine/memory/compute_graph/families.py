@@ -254,24 +254,26 @@ FAMILIES["nemotron_h_moe"] = FAMILIES["nemotron_h"]
 def find_family(model: ModelFile) -> Family | None:
     """Return the family of a model's architecture, None where only a probe can tell its compute buffers."""
     family = None if _is_unmeasured(model) else FAMILIES.get(model.architecture)
-    if family is not None and family.style.file_decides_norm:
-        layer_norm = not model.hyper_parameter("attention.layer_norm_rms_epsilon")
-        return replace(family, style=replace(family.style, layer_norm=layer_norm))
-    return family
+    return None if family is None else replace(family, style=_style_of(model, family.style))
+
+
+def _style_of(model: ModelFile, style: Style) -> Style:
+    """Return the style with what the file decides about it."""
+    if style.file_decides_norm:
+        return replace(style, layer_norm=not model.hyper_parameter("attention.layer_norm_rms_epsilon"))
+    match model.architecture:
+        case "gptneox" if model.hyper_parameter("use_parallel_residual"):
+            return replace(style, parallel="apart", parallel_sum="ffn input attention")
+        case "llama4" if model.hyper_parameter("attention.sliding_window") == 0:
+            return replace(style, rope="but_last")
+        case "stablelm" if not any(".ffn_norm." in tensor.name for tensor in model.blocks[0].tensors):
+            return replace(style, parallel="input", parallel_sum="ffn (attention input)")
+    return style
 
 
 def _is_unmeasured(model: ModelFile) -> bool:
     """Return whether the file asks for a variant of its architecture that was never compared with the engine's."""
-    match model.architecture:
-        case "gptneox":
-            return bool(model.hyper_parameter("use_parallel_residual"))
-        case "nanbeige":
-            return count_unlisted_layers(model) > 0
-        case "llama4":
-            return model.hyper_parameter("attention.sliding_window") == 0
-        case "stablelm":
-            return not any(".ffn_norm." in tensor.name for tensor in model.blocks[0].tensors)
-    return False
+    return model.architecture == "nanbeige" and count_unlisted_layers(model) > 0
 
 
 def build_graph(

@@ -241,10 +241,11 @@ def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
     )
 
 
-Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four"]
+Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four", "but_last"]
 """Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth,
-`but_first_of_four` the first of every four where some layers have a window, `sliding_or_dense` adds the leading layers
-without experts to those with a window."""
+`but_first_of_four` the first of every four where some layers have a window,
+`but_last` the last one,
+`sliding_or_dense` adds the leading layers without experts to those with a window."""
 
 
 def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[LayerNumbers, ...]:
@@ -294,6 +295,8 @@ def _has_rope(model: ModelFile, hyper: HyperParameters, rope: Rope, index: int) 
     if rope == "but_first_of_four":
         # The engine takes four layers in all for a model without windows.
         return index % 4 != 0 or not slides or hyper.n_trunk_layers == 4
+    if rope == "but_last":
+        return index + 1 < model.n_layers
     if rope == "sliding_or_dense":
         return is_swa or index < number(model, "leading_dense_block_count", 0, least=0)
     return is_swa if rope == "sliding" else rope == "all"

@@ -20,7 +20,7 @@ class Style:
     `layer_norm`: norms subtract the mean, which needs a tensor of its own; with `file_decides_norm` they do where the
     file has no epsilon for the other kind; `rope`: see `Rope`;
     `qk_norm`: whether norms of queries and keys come before or after turning, "flat" is before heads are told apart;
-    `parallel`: feed-forward stands beside attention and reads the layer's "input" norm;
+    `parallel`: feed-forward stands beside attention and reads the layer's "input" norm, or one "apart";
     `parallel_sum`: the order in which the three terms of such a layer are added;
     `post_norm`: the norm behind attention is applied to its output, not to the sum with the residual;
     `late_rows`: wanted rows are picked after the last layer, before or behind the last norm, or in the last layer
@@ -48,8 +48,10 @@ class Style:
     file_decides_norm: bool = False
     rope: Rope = "all"
     qk_norm: Literal["before", "after", "flat"] = "before"
-    parallel: Literal["", "input"] = ""
-    parallel_sum: Literal["attention ffn input", "ffn attention input", "ffn input attention"] = "attention ffn input"
+    parallel: Literal["", "input", "apart"] = ""
+    parallel_sum: Literal[
+        "attention ffn input", "ffn attention input", "ffn input attention", "ffn (attention input)"
+    ] = "attention ffn input"
     post_norm: bool = True
     late_rows: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
     early_router: bool = False
@@ -240,9 +242,14 @@ def decoder_layer(
 
 
 def _parallel_sum(sketch: Sketch, style: Style, attended: Tensor, normed: Tensor, residual: Tensor) -> Tensor:
+    graph = sketch.graph
+    if style.parallel == "apart":
+        normed = sketch.norm(residual, "ffn_norm", layer_norm=style.layer_norm)
     terms = {"ffn": feed_forward(sketch, style, normed), "attention": attended, "input": residual}
+    if style.parallel_sum == "ffn (attention input)":
+        return graph.add(terms["ffn"], graph.add(attended, residual))
     first, second, third = (terms[name] for name in style.parallel_sum.split())
-    return sketch.graph.add(sketch.graph.add(first, second), third)
+    return graph.add(graph.add(first, second), third)
 
 
 def _sum(sketch: Sketch, residual_first: bool, current: Tensor, residual: Tensor) -> Tensor:

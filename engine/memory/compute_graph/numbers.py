@@ -124,9 +124,6 @@ class Numbers:
     clamps_kqv: bool
     n_expert_groups: int
     n_groups_used: int
-    kv_rank: int
-    head_k_latent: int
-    head_v_latent: int
     rope_part: int
     latent: bool
     scales_embeddings: bool
@@ -166,9 +163,6 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         clamps_kqv=_is_set(model, "attention.clamp_kqv"),
         n_expert_groups=groups,
         n_groups_used=number(model, "expert_group_used_count", 0, least=0) if groups > 1 else 0,
-        kv_rank=number(model, "attention.kv_lora_rank", 0, least=0),
-        head_k_latent=number(model, "attention.key_length_mla", 0, least=0) or hyper.head_k[first],
-        head_v_latent=number(model, "attention.value_length_mla", 0, least=0) or hyper.head_v[first],
         rope_part=number(model, "rope.dimension_count", hyper.head_k[first], least=0),
         latent=hyper.latent,
         has_rope_table=model.architecture not in _WITHOUT_ROPE_TABLE,

@@ -226,6 +226,7 @@ class Loading(QObject):
     def _forget_child(self) -> None:
         self._calibrator.forget()
         self._job = None
+        self.state = ModelState.EMPTY  # Told below: nobody is to meet a ready model that holds nothing.
         self._set_loaded(None, None)
         self._set_state(ModelState.EMPTY)
         self.released.emit()

@@ -204,6 +204,23 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
     assert bench.answer_of(bob)
 
 
+def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Bench) -> None:
+    keeper = bench.session.rig_keeper
+    keeper.start()
+    bench.start_lab([128 * MIB])
+    ada = bench.load("ada", "RPC0", LONG)
+    assert ada.held is not None
+    held_bytes = ada.held.held_bytes["RPC0"]
+    bench.wait(lambda: keeper.memory.free_bytes.get("RPC0", 128 * MIB) < 128 * MIB - held_bytes // 2)
+    bob = bench.open("bob", "RPC0")
+    bench.session.loader.load()
+    bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
+    assert bench.waits == ["Waiting for memory to come back on RPC0"]
+    assert bench.session.loader.is_waiting
+    bench.wait_for(bob, ModelState.READY)
+    assert keeper.memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
+
+
 def make_room_for_one(bench: Bench) -> None:
     """Give the host a cap that holds either model, not both."""
     bench.open("ada")

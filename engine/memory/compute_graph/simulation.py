@@ -28,9 +28,10 @@ PieceStep = tuple[Piece, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
 what all may read, by backend."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Stop:
-    """A section of the walk: its name, and the places of the layers that it was made with."""
+    """A section of the walk: its name, and the places of the layers that it was made with. Two stops are equal only if
+    they are one, which is quicker to find out."""
 
     section: SectionName
     places: tuple[Place, ...]
@@ -73,12 +74,17 @@ class Simulation:
         bounds = [known.get(stop) or self._bind(stop) for stop in stops]
         state = self._number(NOTHING)
         found: list[Assigned] = []
-        for before, bound, behind in zip([None, *bounds], bounds, [*bounds[1:], None], strict=False):
-            key = (before, bound, behind, state)
-            step = self._assigned.get(key)
-            if step is None:
-                step = self._assigned[key] = self._assign(before, bound, behind, state)
-            assigned, state = step
+        last: tuple[Bound | None, Bound, Bound | None] | None = None
+        for around in zip([None, *bounds], bounds, [*bounds[1:], None], strict=False):
+            if last is None or around[0] is not last[0] or around[1] is not last[1] or around[2] is not last[2]:
+                key = (*around, state)
+                step = self._assigned.get(key)
+                if step is None:
+                    step = self._assigned[key] = self._assign(*around, state)
+                assigned, after = step
+                # A step that leaves the state as it was can be taken any number of times.
+                last = around if after == state else None
+                state = after
             found.append(assigned)
         return found
 
@@ -129,16 +135,20 @@ class Simulation:
         backend, has_inputs, passing = -1, False, _NO_COPIES
         lasting: dict[int, frozenset[Key]] = {}
         pieces = []
+        last: Assigned | None = None
         for each in assigned:
-            # Copies for backends that have nothing to do here make no difference.
-            involved = each.involved
-            state = tuple([lasting.get(index, _NO_COPIES) for index in involved])
-            key = (each, backend, has_inputs, passing, state)
-            found = known.get(key)
-            if found is None:
-                found = known[key] = self._cut_one(each, Cut(backend, has_inputs, passing.union(*state)))
-            piece, backend, has_inputs, passing, copies = found
-            lasting.update(zip(involved, copies, strict=True))
+            if each is not last:
+                # Copies for backends that have nothing to do here make no difference.
+                involved = each.involved
+                state = tuple([lasting.get(index, _NO_COPIES) for index in involved])
+                key = (each, backend, has_inputs, passing, state)
+                found = known.get(key)
+                if found is None:
+                    found = known[key] = self._cut_one(each, Cut(backend, has_inputs, passing.union(*state)))
+                piece, *after, copies = found
+                last = each if copies == state and after == [backend, has_inputs, passing] else None
+                _, backend, has_inputs, passing, _ = found
+                lasting.update(zip(involved, copies, strict=True))
             pieces.append(piece)
         return pieces
 
@@ -155,12 +165,15 @@ class Simulation:
         known = self._aheads
         state = self._number(Ahead())
         aheads = [state]
+        last: Piece | None = None
         for piece in reversed(pieces):
-            found = known.get((piece, state))
-            if found is None:
-                ahead = look_back(piece, self._states[state], self._scheduler.backends)  # type: ignore[arg-type]
-                found = known[piece, state] = self._number(ahead)
-            state = found
+            if piece is not last:
+                found = known.get((piece, state))
+                if found is None:
+                    ahead = look_back(piece, self._states[state], self._scheduler.backends)  # type: ignore[arg-type]
+                    found = known[piece, state] = self._number(ahead)
+                last = piece if found == state else None
+                state = found
             aheads.append(state)
         aheads.pop()
         aheads.reverse()
@@ -170,11 +183,15 @@ class Simulation:
         sizes = {backend.memory: 0 for backend in self._scheduler.backends}
         known = self._fills
         state = self._start(assigned)
+        last: tuple[Piece, int] | None = None
         for piece, ahead in zip(pieces, aheads, strict=True):
+            if last is not None and piece is last[0] and ahead == last[1]:
+                continue
             found = known.get((piece, ahead, state))
             if found is None:
                 filled, done = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
                 found = known[piece, ahead, state] = self._number(filled), done
+            last = (piece, ahead) if found[0] == state and not found[1] else None
             state, done = found
             if done:
                 sizes |= done

@@ -8,7 +8,7 @@ from engine.devices.device import CPU_ID
 from engine.memory.compute_graph.chains import Chains
 from engine.memory.compute_graph.scheduler import HOST, Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError
-from engine.memory.compute_graph.simulation import Simulation, Stop
+from engine.memory.compute_graph.simulation import SectionName, Simulation, Stop
 from engine.memory.placement import Placement
 
 Part = tuple[str, int, int]
@@ -29,7 +29,9 @@ class Walk:
         self._simulation = Simulation(scheduler, chains.section)
         self._uniform: dict[str, tuple[Stop, ...]] = {}
         self._mixed: dict[tuple[int, tuple[str, ...]], Stop] = {}
+        self._ends: dict[tuple[tuple[str, ...], str], Stop] = {}
         self._places: dict[str, Place] = {}
+        self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
 
     def sizes(self, placement: Placement) -> dict[str, int]:
         """Return the compute buffer of each memory in bytes.
@@ -104,16 +106,24 @@ class Walk:
         places = tuple(self._place(device) for device in devices)
         is_last = last == self._chains.tables.n_trunk - 1
         left_out = tuple(place.left_out for place in places)
-        return Stop(("layers", layers[: first - start], layers[first - start :], left_out, is_last), places)
+        return self._same(("layers", layers[: first - start], layers[first - start :], left_out, is_last), places)
+
+    def _same(self, name: SectionName, places: tuple[Place, ...]) -> Stop:
+        """Return the one stop for these places."""
+        return self._known.setdefault((name, places), Stop(name, places))
 
     def _end(self, parts: list[Part], output: str) -> Stop:
         start, last = self._units[-1]
         devices = _devices(parts, start, self._chains.tables.n_trunk - 1)
-        layers = self._alike(start, devices)
-        places = tuple(self._place(device) for device in (*devices, output))
-        left_out = tuple(place.left_out for place in places)
-        behind = last - start + 1
-        return Stop(("end", layers[:behind], layers[behind:], left_out, True), places)
+        found = self._ends.get((devices, output))
+        if found is None:
+            layers = self._alike(start, devices)
+            places = tuple(self._place(device) for device in (*devices, output))
+            left_out = tuple(place.left_out for place in places)
+            behind = last - start + 1
+            found = self._same(("end", layers[:behind], layers[behind:], left_out, True), places)
+            self._ends[devices, output] = found
+        return found
 
     def _alike(self, start: int, devices: tuple[str, ...]) -> tuple[int, ...]:
         return tuple(self._chains.alike(device)[start + number] for number, device in enumerate(devices))

@@ -232,7 +232,7 @@ def test_an_architecture_without_arithmetic_is_probed_on_workers(lab: Lab, tmp_p
     assert plan.code == 0
     row = by_id(plan.document["devices"])["RPC0"]
     assert row["grade"] == "probed"
-    assert row["kv_cache_bytes"] == 512 * 2 * 2 * 16 * 2 * 4
+    assert row["kv_cache_bytes"] == 512 * 2 * 2 * 16 * 2 * 4 * 2  # Its layers run twice.
 
     load = run_cli("load", model, "--rig", lab.rig, "--layout", layout, "--json")
     assert load.code == 0

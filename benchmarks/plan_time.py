@@ -1,7 +1,8 @@
 """Time of one drag step (estimate, rules, fit) for 126 layers on 8 devices, and of opening and first layouts.
 
 The model is built in memory with the shapes of a 405 B Llama: 126 blocks of 9 tensors. A step moves one boundary by one
-layer, so that no two successive layouts are the same.
+layer, so that no two successive layouts are the same. Then the same for well-known models of `tests/zoo`, hybrids among
+them, without and with all experts on the CPU: every boundary is dragged over all places, each of them new.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
@@ -18,8 +21,9 @@ from engine.fit.preview import PreviewTables, make_preview
 from engine.gguf.blocks import group_blocks
 from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
 from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout, Run
+from engine.layout.layout import Layout, Override, Run
 from engine.units import GIB
+from tests.support.truth import truth_model
 
 LAYERS = 126
 DEVICES = 7
@@ -80,6 +84,48 @@ def build_layout(moved: int) -> Layout:
     return Layout(LAYERS, tuple(runs), f"G{DEVICES - 1}")
 
 
+ZOO = (
+    "deepseek-v3", "falcon-mamba-7b", "gemma-3-4b", "gpt-oss-20b", "granite-4.0-h-small", "jamba-v0.1-52b",
+    "nemotron-nano-9b-v2", "qwen3-30b-a3b",
+)  # fmt: skip
+EXPERTS = Override(CPU_ID, pattern=r"\.ffn_(up|down|gate)_exps")
+
+
+def drags(n_layers: int, n_devices: int, overrides: tuple[Override, ...]) -> Iterator[Layout]:
+    """Yield an even layout, and those of a drag of each boundary over all places between its neighbours."""
+    even = [n_layers * place // n_devices for place in range(n_devices + 1)]
+    yield _cut(even, overrides)
+    for place in range(1, n_devices):
+        for cut in range(even[place - 1] + 1, even[place + 1]):
+            if cut != even[place]:
+                yield _cut([*even[:place], cut, *even[place + 1 :]], overrides)
+
+
+def _cut(cuts: list[int], overrides: tuple[Override, ...]) -> Layout:
+    runs = tuple(Run(f"G{place}", first, end - 1) for place, (first, end) in enumerate(pairwise(cuts)))
+    return Layout(cuts[-1], runs, runs[-1].device, overrides=overrides)
+
+
+def measure_zoo(rig: Rig, context: ContextSettings) -> dict[str, dict[str, float]]:
+    """Return times of steps to layouts that were not seen before, by model, devices and overrides."""
+    found = {}
+    for name in ZOO:
+        for n_devices, overrides in ((2, ()), (DEVICES, ()), (DEVICES, (EXPERTS,))):
+            tables = PreviewTables(truth_model(name))
+            layouts = drags(tables.memory.model.n_layers, n_devices, overrides)
+            times = [milliseconds(partial(make_preview, tables, rig, layout, context)) for layout in layouts]
+            first, *steps = times
+            steps.sort()
+            label = f"{name} on {n_devices}" + (", experts on CPU" if overrides else "")
+            found[label] = {
+                "first_ms": round(first, 2),
+                "new_step_median_ms": round(statistics.median(steps), 3),
+                "new_step_90_percent_ms": round(steps[len(steps) * 9 // 10], 3),
+            }
+            print(f"{label}: {found[label]}", flush=True)
+    return found
+
+
 def milliseconds(work: Callable[[], object]) -> float:
     """Return how long `work` took."""
     started = time.perf_counter()
@@ -110,7 +156,7 @@ def main() -> None:
     ]
     initial_ms = milliseconds(lambda: initial_layout(tables.memory, rig, context))
     ordered = sorted(steps)
-    result = {
+    result: dict[str, object] = {
         "benchmark": "plan_time",
         "layers": LAYERS,
         "devices": DEVICES + 1,
@@ -125,6 +171,7 @@ def main() -> None:
         f"open {result['open_ms']} ms, first step {result['first_step_ms']} ms, step {result['step_median_ms']} ms"
         f" (99 %: {result['step_99_percent_ms']} ms), other context {result['context_change_median_ms']} ms"
     )
+    result["zoo"] = measure_zoo(rig, context)
     print(json.dumps(result))
 
 

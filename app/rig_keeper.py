@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
 from app.demo import ensure_demo
+from app.limit_book import LimitBook
 from app.live_memory import LiveMemory, with_less_free
 from app.paths import self_test_path
 from engine.devices.device import Device, Rig
@@ -49,9 +50,12 @@ class RigKeeper(QObject):
     _sampled = Signal(object)
     _worker_ended = Signal(str, str)
 
-    def __init__(self, background: Background, parent: QObject | None = None) -> None:
+    def __init__(
+        self, background: Background, parent: QObject | None = None, *, limits: LimitBook | None = None
+    ) -> None:
         super().__init__(parent)
         self._background = background
+        self._limits = limits or LimitBook()
         self._found = Rig((), host_device())
         """The devices with the free memory that they report."""
         self._rig = self._found
@@ -113,8 +117,8 @@ class RigKeeper(QObject):
             self._from_file = False
             workers = tuple(device for device in self._found.devices if device.is_rpc)
             known = {device.id: device for device in self._found.devices}
-            local = tuple(_with_limits_of(device, known.get(device.id)) for device in found.devices)
-            self._set_rig(Rig((*local, *workers), found.host))
+            local = tuple(self._with_limits(device, known.get(device.id)) for device in found.devices)
+            self._set_rig(Rig((*local, *workers), self._with_limits(found.host, self._found.host)))
 
         def find() -> Rig:
             rig = discover()
@@ -242,7 +246,7 @@ class RigKeeper(QObject):
             return
 
         def show(found: Rig) -> None:
-            self._add(tuple(device for device in found.devices if device.endpoint == endpoint))
+            self._add(tuple(self._limits.apply(device) for device in found.devices if device.endpoint == endpoint))
             self.said.emit(f"Added {endpoint}")
 
         self._run(f"Asking {endpoint}", lambda: discover((endpoint,)), show)
@@ -258,6 +262,16 @@ class RigKeeper(QObject):
             return replace(device, cap_bytes=cap_bytes, margin_bytes=margin_bytes) if device.id == device_id else device
 
         self._set_rig(Rig(tuple(limited(device) for device in self._found.devices), limited(self._found.host)))
+        device = self._found.device(device_id)
+        if device is not None and not self._from_file and device.endpoint not in self.lab_endpoints:
+            self._limits.keep(device)
+
+    def _with_limits(self, device: Device, known: Device | None) -> Device:
+        """Return a device that was found, with the limits that people gave it, lately or in an earlier run."""
+        kept = self._limits.apply(device)
+        if known is None or kept is not device:
+            return kept
+        return replace(device, cap_bytes=known.cap_bytes, margin_bytes=known.margin_bytes)
 
     def _run(self, what: str, function: Callable[[], _T], show: Callable[[_T], None]) -> None:
         self._background.run(what, function, show, self.failed.emit)
@@ -348,8 +362,3 @@ def _processes(lab: LabRig) -> dict[str, WorkerProcess]:
 
 def _identity(rig: Rig) -> tuple[tuple[str, str | None, str | None], ...]:
     return tuple((device.id, device.endpoint, device.pci_bus_id) for device in rig.all_devices)
-
-
-def _with_limits_of(device: Device, known: Device | None) -> Device:
-    """Keep the limits that the user gave a device when it is found again."""
-    return device if known is None else replace(device, cap_bytes=known.cap_bytes, margin_bytes=known.margin_bytes)

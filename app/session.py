@@ -16,6 +16,7 @@ from app.calibrator import Calibrator
 from app.conversation import Conversation
 from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
+from app.limit_book import LimitBook
 from app.loader import Loader
 from app.loading import Loading, ModelState, StepBack
 from app.open_model import OpenModel
@@ -59,7 +60,7 @@ class Session(QObject):
         self.settings = settings
         self.background = Background(self)
         self.document = LayoutDocument(self)
-        self.rig_keeper = RigKeeper(self.background, self)
+        self.rig_keeper = RigKeeper(self.background, self, limits=LimitBook(settings))
         self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
         self.models = OpenModels(self.calibrator, clock=clock, parent=self)
         self.loader = Loader(self.models, self.document, self.rig_keeper, settings, self)

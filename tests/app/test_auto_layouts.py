@@ -188,3 +188,29 @@ def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot
     assert said.args is not None
     assert "CPU reads" in said.args[0]
     assert "CPU reads" in window.status_text
+
+
+def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
+    first = open_window()
+    keeper = first.session.rig_keeper
+    with qtbot.waitSignal(keeper.rig_changed):
+        keeper.set_limits(CPU_ID, 8 << 30, 3 << 30)
+    first.close()
+    second = open_window().session.rig_keeper
+    with qtbot.waitSignal(second.rig_changed, timeout=20_000):
+        second.refresh()
+    assert (second.rig.host.cap_bytes, second.rig.host.margin_bytes) == (8 << 30, 3 << 30)
+
+
+def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    before = edit_of(window)
+    layouts = window.session.auto_layouts
+    layouts.toggle_pin(PinToggle((4, 5)))
+    layouts.set_wishes(AutoWishes(off=frozenset({"CUDA0"})))
+    with qtbot.waitSignal(window.session.notice, timeout=20_000) as told:
+        layouts.use("fewest")
+    assert told.args is not None
+    assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text
+    assert edit_of(window) == before

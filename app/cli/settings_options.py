@@ -11,7 +11,7 @@ import msgspec
 
 from engine.devices.device import Rig
 from engine.errors import ArgumentError
-from engine.fit.decisions.defaults import default_context
+from engine.fit.decisions.defaults import default_context, reads_whole_texts
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import (
     AUTO,
@@ -79,7 +79,7 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
 
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
     """Return the settings of a layout file, or our defaults for the model, with what the options say."""
-    context = default_context(model, options.ctx) if given is None else given
+    context = _without_layout(model, options.ctx) if given is None else given
     chosen = {
         "n_ctx": options.ctx,
         "type_k": options.type_k,
@@ -93,6 +93,13 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
         "op_offload_min_batch": options.op_offload_min_batch,
     }
     return msgspec.structs.replace(context, **{key: value for key, value in chosen.items() if value is not None})
+
+
+def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
+    """Return what a layout file would leave at its defaults; for a model that reads whole texts what serves those."""
+    if n_ctx is None and not reads_whole_texts(model):
+        n_ctx = ContextSettings().n_ctx
+    return default_context(model, n_ctx)
 
 
 def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:

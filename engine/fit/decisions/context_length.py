@@ -54,7 +54,7 @@ def decide_context(
 
 
 def _is_chosen(model: ModelFile, asked: ContextSettings) -> bool:
-    return asked.n_ctx not in (AUTO_CONTEXT, default_context(model).n_ctx)
+    return asked.n_ctx not in (AUTO_CONTEXT, ContextSettings().n_ctx, default_context(model).n_ctx)
 
 
 def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool) -> str:

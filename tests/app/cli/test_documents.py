@@ -27,8 +27,6 @@ ROW_KEYS = [
     "id", "weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes",
     "overhead_bytes", "need_bytes", "total_bytes", "free_bytes", "margin_bytes", "shortfall_bytes", "grade",
 ]  # fmt: skip
-TRAINED = 4096
-"""What the tiny models were trained with; the context is no longer unless that is asked for."""
 CONTEXT = {
     "n_ctx": 8192, "n_batch": 2048, "n_ubatch": 512, "n_seq_max": 1, "type_k": "f16", "type_v": "f16",
     "flash_attn": "auto", "offload_kqv": True, "op_offload": True, "swa_full": False, "kv_unified": False,
@@ -112,7 +110,7 @@ def test_plan_on_a_rig_that_is_not_here(tmp_path: Path, tiny: Path, capsys: pyte
         "runs": [{"device": "CUDA0", "layers": "0-3"}],
         "output": "CUDA0",
         "overrides": [],
-        "context": {**CONTEXT, "n_ctx": TRAINED},
+        "context": CONTEXT,
     }
     assert [list(row) for row in document["devices"]] == [ROW_KEYS, ROW_KEYS]
     card, host = document["devices"]
@@ -189,7 +187,7 @@ def test_an_architecture_without_arithmetic_is_probed_unasked(
     assert answer.code == 0
     host = answer.document["devices"][-1]
     assert host["grade"] == "probed"
-    assert host["kv_cache_bytes"] == TRAINED * 2 * 2 * 16 * 2 * 4 * 2
+    assert host["kv_cache_bytes"] == 8192 * 2 * 2 * 16 * 2 * 4 * 2
     assert host["compute_bytes"] > 0
 
 

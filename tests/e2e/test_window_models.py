@@ -47,7 +47,9 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     assert len(engines(window)) == 2
     window.wait_for("both", lambda: loaded(window) == ["Layerdeck demo", "other"])
     ask_model(window, "hello")
-    window.wait_for("an answer", lambda: "tok/s" in window.ask("last_note"))
+    window.wait_for("an answer", lambda: bool(window.ask("last_answer")))
+    window.click("chat.stop_button")
+    window.wait_for("its end", lambda: "stopped" in window.ask("last_note"))
 
     window.click(f"{ROWS}.0")
     window.wait_for("the demo model", lambda: window.ask("layout") == [["RPC2", 0, 15]])
@@ -69,7 +71,9 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     window.desktop.key("ctrl+Return")
     window.wait_for("the question again", lambda: bool(window.ask("visible", "load_question")))
     window.click("load_question.unload_button")
-    window.wait_for("one model", lambda: len(loaded(window)) == 1 and window.ask("state") == "READY")
+    window.wait_for("the new layout", lambda: window.ask("text", "session.is_edited") == "False")
+    window.wait_for("its load", lambda: window.ask("state") == "READY")
+    assert loaded(window) == ["other"]
     assert window.ask("engine_layout") == [["RPC2", 0, 1], ["RPC0", 2, 4]]
     assert status(window) == "other is loaded"
     window.click(f"{ROWS}.0.end_button")

@@ -63,6 +63,8 @@ class Session(QObject):
         self.rig_keeper = RigKeeper(self.background, self, limits=LimitBook(settings))
         self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
         self.models = OpenModels(self.calibrator, clock=clock, parent=self)
+        # First of all who follow the models: the loader asks what is free on devices that know of them.
+        self.models.changed.connect(self._on_models_changed)
         self.loader = Loader(self.models, self.document, self.rig_keeper, settings, self)
         self.reloader = Reloader(self.models, self.loader, settings, self)
         self.prober = Prober(self.document, self.background, self._may_probe, self)
@@ -82,7 +84,6 @@ class Session(QObject):
         self.rig_keeper.samples_arrived.connect(self._on_samples)
         self.auto_layouts.found.connect(lambda found: self._say(found.explanation, bad=not found.fits))
         self.speeds.said.connect(self._say)
-        self.models.changed.connect(self._on_models_changed)
         self.models.expired.connect(self._on_expired)
         self.models.added.connect(self._connect_model)
         self._connect_model(self.models.current)

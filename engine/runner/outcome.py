@@ -18,6 +18,7 @@ _RPC_LOSS = re.compile(
 _RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
 _SHOWN_STDERR_LINES = 4
 _SHOWN_LINE = 400
+_SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
 _TRY_AGAIN = " Try again; if it happens again, try another layout and report this."
 
 
@@ -111,6 +112,8 @@ class ProcessOutcome:
     def _last_words(self) -> str:
         if self.abort_text:
             return f" Its last words: {clean(self.abort_text, _SHOWN_LINE)}"
+        if self.signal in _SENT_BY_OTHERS:
+            return ""  # It did not know; what it said before is about something else.
         lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]
         return f" Its last words: {' / '.join(lines)}" if lines else ""
 

@@ -10,7 +10,7 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 
-MIN_WIDTH_PX = 190
+MIN_WIDTH_PX = 144
 MAX_WIDTH_PX = 380
 MARGIN_PX = 12
 MIN_DETAIL_PX = 100

@@ -284,6 +284,21 @@ def test_an_edit_takes_the_question_back(bench: Bench) -> None:
 # ---------------------------------------------------------------------- idle, lost, closed
 
 
+def test_a_question_goes_on_without_the_model_that_was_lost_meanwhile(bench: Bench) -> None:
+    bench.start_lab([64 * MIB] * 2)
+    bench.load("ada", "RPC0")
+    bob, process = child_of(lambda: bench.load("bob", "RPC1"))
+    layout = single_device(N_LAYERS, "RPC0").move_range(2, 3, "RPC1")
+    bench.session.document.replace(Edit(layout, CONTEXT), "both workers")
+    bench.session.loader.load()
+    bench.wait(lambda: bool(bench.questions))
+    process.kill()
+    bench.wait_for(bob, ModelState.EMPTY)
+    question = bench.questions[-1]
+    assert question is not None
+    assert question.text.startswith("bob needs RPC0, which works for ada")
+
+
 def test_an_idle_model_goes_when_its_keep_alive_is_over(bench: Bench) -> None:
     ada, bob = bench.load("ada"), bench.load("bob")
     ada.keep_alive(300)

@@ -16,6 +16,7 @@ from engine.fit.check import device_needs
 from engine.fit.decisions.context_length import context_lengths
 from engine.fit.decisions.resolve import estimate_beside
 from engine.fit.preview import make_report
+from engine.fit.strategies.workbench import rank, usable_bytes
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES
@@ -25,8 +26,6 @@ from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
-_UNKNOWN_RESERVE = 5
-"""One part in this many stays free where KV cache and compute buffers are unknown."""
 _SEARCH_STEPS = 12
 
 
@@ -48,13 +47,6 @@ def initial_layout(
     return layout
 
 
-def _rank(device: Device) -> int:
-    """Return the order of preference: cards with their own memory, then integrated ones, then remote ones."""
-    if device.is_rpc:
-        return 2
-    return 0 if device.kind == "gpu" else 1
-
-
 class _Search:
     """Counts layers per device, with the estimate as judge."""
 
@@ -64,18 +56,16 @@ class _Search:
         self._context = context
         self._side_files = side_files
         self._n_layers = memory.model.n_layers
-        self._usable = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.devices}
-        if memory.probe_only is not None:
-            self._usable = {key: size - size // _UNKNOWN_RESERVE for key, size in self._usable.items()}
+        self._usable = usable_bytes(memory, rig)
 
     def find(self) -> Layout:
-        preferred = sorted(self._rig.devices, key=lambda device: (_rank(device), -self._usable[device.id]))
+        preferred = sorted(self._rig.devices, key=lambda device: (rank(device), -self._usable[device.id]))
         preferred = [device for device in preferred if self._usable[device.id] > 0][:MAX_ENTRIES]
-        for rank in range(3):
-            for device in preferred:
-                whole = self._layout([device.id], [self._n_layers])
-                if _rank(device) == rank and self._shortfalls(whole) == {}:
-                    return whole
+        # Cards come first already, larger before smaller: the first that holds everything is the preferred one.
+        for device in preferred:
+            whole = self._layout([device.id], [self._n_layers])
+            if self._shortfalls(whole) == {}:
+                return whole
         best = self._layout([], [])
         for count in range(2, len(preferred) + 1):
             layout = self._fill(self._in_layer_order(preferred[:count]))
@@ -88,7 +78,7 @@ class _Search:
 
     def _in_layer_order(self, devices: Sequence[Device]) -> list[str]:
         order = {device.id: number for number, device in enumerate(self._rig.devices)}
-        return [device.id for device in sorted(devices, key=lambda device: (-_rank(device), order[device.id]))]
+        return [device.id for device in sorted(devices, key=lambda device: (-rank(device), order[device.id]))]
 
     # ------------------------------------------------------------------ counting
 

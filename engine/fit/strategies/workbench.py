@@ -36,6 +36,14 @@ def rank(device: Device) -> int:
     return 0 if device.kind == "gpu" else 1
 
 
+def usable_bytes(memory: ModelMemory, rig: Rig) -> dict[str, int]:
+    """Return what each device but the host can take: free memory less margin, and less where not all is known."""
+    usable = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.devices}
+    if memory.probe_only is None:
+        return usable
+    return {device_id: size - size // _UNKNOWN_RESERVE for device_id, size in usable.items()}
+
+
 class Workbench:
     """One model with one set of settings on one rig.
 
@@ -57,9 +65,7 @@ class Workbench:
         self.output_bytes = preview.output_weights_bytes
         self.pinned = _pinned_layers(constraints, rig, self.n_layers)
         self.output = constraints.output if constraints.output in rig.ids else None
-        self.usable = {device.id: max(0, device.available_bytes - device.margin_bytes) for device in rig.devices}
-        if memory.probe_only is not None:
-            self.usable = {key: size - size // _UNKNOWN_RESERVE for key, size in self.usable.items()}
+        self.usable = usable_bytes(memory, rig)
         accelerators = sum(device.kind == "accel" for device in rig.devices)
         found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
         found.sort(key=lambda device: (rank(device), -self.usable[device.id]))

@@ -25,8 +25,11 @@ UNSUPPORTED_ARCHITECTURES = frozenset({
 })  # fmt: skip
 """Names for which `llm_arch_supports_sm_tensor` says no; it says yes to every other."""
 
-OTHER_NAMES = frozenset({"t5encoder"})
-"""Names for which it says yes, but whose cache is cut by weights that these models call otherwise."""
+OTHER_NAMES = frozenset({"arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7", "t5encoder"})
+"""Names for which it says yes, but whose state is cut by weights that these models call otherwise."""
+
+UNEVEN = frozenset({"deci"})
+"""Architectures that may have layers without attention, whose empty caches the engine would divide by no heads."""
 
 WHOLE_MODEL_ONLY = frozenset({"hrm_text"})
 """Architectures whose layers share cache slots, so that all of them have to be split or none."""
@@ -50,12 +53,23 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
             f"The engine cannot split layers that it repeats or adds, as it does for this {model.architecture} model.",
             "Choose split mode layer, which divides the model between layers.",
         )
+    elif model.architecture in UNEVEN and _lacks_heads(model, leading):
+        yield Violation(
+            "split_architecture",
+            f"The engine cannot split this {model.architecture} model: some of its layers have no key heads.",
+            "Choose split mode layer, which divides the model between layers.",
+        )
     elif leading and model.architecture in WHOLE_MODEL_ONLY:
         yield Violation(
             "leading_cpu_only",
             f"In split mode tensor {model.architecture} models cannot have layers on the CPU.",
             "Move the CPU layers to the devices, or choose split mode layer.",
         )
+
+
+def _lacks_heads(model: ModelFile, leading: int) -> bool:
+    heads = model.hyper_parameter("attention.head_count_kv")
+    return 0 in heads[leading:] if isinstance(heads, tuple) else heads == 0
 
 
 def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:

@@ -75,7 +75,7 @@ class WeightTables:
         self._embedding = next((tensor for tensor in self.inputs if tensor.name == TOKEN_EMBEDDING), None)
         has_output = any(tensor.name == OUTPUT for tensor in self.outputs)
         ties = architecture is None or architecture.ties_output
-        self.tied = self._embedding if ties and self.outputs and not has_output else None
+        self.tied = self._embedding if ties and not has_output else None
         self.tied_first: bool = architecture is not None and architecture.output_first
         self.n_files = max(1, len(model.paths))
         self._sums: dict[SizeRule, tuple[int, ...]] = {}

@@ -14,8 +14,14 @@ def embed(sketch: Sketch, style: Style, first: Placed, positions: Tensor) -> Ten
     graph, outer = sketch.graph, sketch.outer
     tokens = sketch.shared["tokens"] = graph.new_input("i32", sketch.batch.n_tokens)
     current = graph.get_rows(sketch.outer_weight(outer["token_embd"], HOST), tokens)
+    n_embd, n_tokens = sketch.numbers.n_embd, sketch.batch.n_tokens
+    width = n_embd * (1 + sketch.numbers.stacked_inputs)
+    if width != n_embd:
+        current = graph.new("pad", (width, n_tokens), current)
     graph.expand(current)
-    graph.expand(graph.new_input("f32", sketch.numbers.n_embd, sketch.batch.n_tokens))
+    graph.expand(graph.new_input("f32", width, n_tokens))
+    if width != n_embd:
+        current = graph.expand(graph.view(current, (n_embd, n_tokens), current.nb[:2]))
     if sketch.numbers.scales_embeddings:
         current = graph.expand(graph.scale(current))
     if style.input_scale:
@@ -68,7 +74,7 @@ def finish(sketch: Sketch, style: Style, inputs: Inputs, output: str, current: T
     if style.scaled_output:
         current = graph.scale(current)
     matrix = outer.get("output") or outer["token_embd"]
-    logits = graph.mul_mat(sketch.outer_weight(matrix, output), current)
+    logits = graph.mul_mat(sketch.outer_weight(matrix, HOST if style.reads_embedding else output), current)
     if "output.bias" in outer:
         logits = graph.add(logits, sketch.outer_weight(outer["output.bias"], output))
     logits.is_output = True

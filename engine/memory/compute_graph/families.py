@@ -33,7 +33,14 @@ from engine.memory.compute_graph.rwkv import rwkv_gated_layer, rwkv_layer, time_
 from engine.memory.compute_graph.shared_cache import sharing_attention
 from engine.memory.compute_graph.sketch import Placed, Sketch
 from engine.memory.compute_graph.sparse import sparse_attention
-from engine.memory.compute_graph.special import arctic_layer, grok_layer, parallel_hybrid_layer, skipping_layer
+from engine.memory.compute_graph.special import (
+    arctic_layer,
+    grok_layer,
+    input_adding_layer,
+    parallel_hybrid_layer,
+    skipping_layer,
+    uneven_layer,
+)
 from engine.memory.compute_graph.stacked import stacked_layer
 from engine.memory.compute_graph.t5 import open_decoder, open_encoder, t5_decoder_layer, t5_encoder_layer
 from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, single_part_layer
@@ -50,7 +57,8 @@ class Family:
     `recurrence` takes the place of attention in recurrent layers, or stands beside it with `both`; `flash`: whether the
     engine lets the architecture have flash attention; `one_sequence`: it makes room for a batch of one sequence too;
     `one_token`: a batch of one token a sequence has another graph, which may need more;
-    `every_layer`: each of its layers counts, however alike they are; `part`: of its layers that the graph is of;
+    `every_layer`: each of its layers counts, however alike they are; `reads_cache`: the graph uses the
+    caches, if there are any; `part`: of its layers that the graph is of;
     `before`: what is made of the embeddings before the first layer; `behind`: of the last layer's output, on the device
     of the output.
     """
@@ -64,6 +72,7 @@ class Family:
     one_sequence: bool = False
     one_token: bool = False
     every_layer: bool = False
+    reads_cache: bool = True
     part: str = ""
     before: Callable[[Sketch, Inputs, Tensor], Tensor] | None = None
     behind: Callable[[Sketch, Inputs, str, Tensor], Tensor] | None = None
@@ -81,8 +90,8 @@ _DELTA_NET = Style(positions=4, post_norm=False, late_rows="after_norm")
 _ENCODER = Style(embeds=True)
 _BERT = Style(embeds=True, layer_norm=True, input_norm=True, normalise=False)
 _AS_LLAMA = """
-    arcee apertus baichuan bailingmoe2 bitnet chatglm deci dream ernie4_5 ernie4_5-moe exaone granitemoe internlm2
-    llada llama llama-embed mellum minicpm mistral3 nanbeige pangu-embedded plm pockettts qwen qwen2 qwen3 qwen3moe rnd1
+    arcee apertus baichuan bailingmoe2 chatglm dream ernie4_5 ernie4_5-moe exaone granitemoe internlm2
+    llada llama mellum minicpm mistral3 nanbeige pangu-embedded plm pockettts qwen qwen2 qwen3 qwen3moe rnd1
     seed_oss xverse
 """
 
@@ -90,7 +99,7 @@ STYLES: dict[str, Style] = {
     **dict.fromkeys(_AS_LLAMA.split(), Style()),
     **dict.fromkeys(("codeshell", "dbrx", "orion", "starcoder2"), _LAYER_NORM),
     **dict.fromkeys(("nemotron", "jais2"), Style(layer_norm=True, steps=2)),
-    **dict.fromkeys(("qwen2vl", "qwen3tts", "paddleocr", "qwen3vl", "qwen3vlmoe"), _MULTI_AXIS),
+    **dict.fromkeys(("qwen2vl", "qwen3tts", "paddleocr"), _MULTI_AXIS),
     **dict.fromkeys(("gemma", "gemma2", "gemma3"), _GEMMA),
     **dict.fromkeys(("bailingmoe", "bailingmoe2", "dots1"), _FILE_DECIDES),
     **dict.fromkeys(("deepseek", "llada-moe", "qwen2moe"), _UNWEIGHTED),
@@ -98,6 +107,7 @@ STYLES: dict[str, Style] = {
     **dict.fromkeys(("starcoder", "gpt2"), _NO_ROPE_LAYER_NORM),
     **dict.fromkeys(("hunyuan-moe", "hunyuan-dense", "maincoder"), Style(qk_norm="after")),
     "afmoe": Style(input_scale=True, normalise=None, rope="but_fourth", late_rows="after_post_norm"),
+    "bitnet": Style(reads_embedding=True),
     "bloom": Style(layer_norm=True, rope="none", input_norm=True),
     "cogvlm": Style(late_rows="never"),
     "cohere2": replace(_COHERE, rope="sliding"),
@@ -182,6 +192,8 @@ FAMILIES: dict[str, Family] = {
     "talkie": Family(Style(input_scale=True, qk_norm="after"), layer=skipping_layer),
     "minimax-01": Family(recurrence=lightning_attention, layer=lightning_layer, one_sequence=True),
     "arctic": Family(layer=arctic_layer),
+    "deci": Family(layer=uneven_layer),
+    **dict.fromkeys(("qwen3vl", "qwen3vlmoe"), Family(_MULTI_AXIS, layer=input_adding_layer)),
     "grovemoe": Family(layer=grouped_experts_layer),
     "falcon-h1": Family(recurrence=mamba2, layer=parallel_hybrid_layer, both=True),
     "qwen3next": Family(
@@ -229,6 +241,7 @@ FAMILIES.update(
         "jina-bert-v2": Family(replace(_BERT, rope="none", qk_norm="flat"), layer=post_norm_layer),
         "jina-bert-v3": Family(_BERT, layer=post_norm_layer),
         "modern-bert": Family(_BERT),
+        "llama-embed": Family(_ENCODER, reads_cache=False),
         "neo-bert": Family(_ENCODER),
         "eurobert": Family(_ENCODER),
         "gemma3n": Family(
@@ -257,11 +270,17 @@ def find_family(model: ModelFile) -> Family | None:
     return None if family is None else replace(family, style=_style_of(model, family.style))
 
 
+_TURNING_BAICHUAN = 32
+"""Layers of the one size of Baichuan that turns by position; the engine tells it by this."""
+
+
 def _style_of(model: ModelFile, style: Style) -> Style:
     """Return the style with what the file decides about it."""
     if style.file_decides_norm:
         return replace(style, layer_norm=not model.hyper_parameter("attention.layer_norm_rms_epsilon"))
     match model.architecture:
+        case "baichuan" if model.n_layers != _TURNING_BAICHUAN:
+            return replace(style, rope="none")
         case "gptneox" if model.hyper_parameter("use_parallel_residual"):
             return replace(style, parallel="apart", parallel_sum="ffn input attention")
         case "llama4" if model.hyper_parameter("attention.sliding_window") == 0:
@@ -273,6 +292,9 @@ def _style_of(model: ModelFile, style: Style) -> Style:
 
 def _is_unmeasured(model: ModelFile) -> bool:
     """Return whether the file asks for a variant of its architecture that was never compared with the engine's."""
+    mapping = model.hyper_parameter("deepstack_mapping")
+    if isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping):
+        return True
     return model.architecture == "nanbeige" and count_unlisted_layers(model) > 0
 
 

@@ -29,7 +29,7 @@ class GraphTables:
             )
         self.family: Family = family
         self.hyper = hyper
-        self.has_cache = architecture.has_cache
+        self.has_cache = architecture.has_cache and family.reads_cache
         self.numbers: Numbers = read_numbers(model, hyper, architecture, family.style.positions)
         self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.style.rope)
         if family.part:
@@ -42,8 +42,9 @@ class GraphTables:
             _weights_of(model, source, index, family.part) for index, source in enumerate(self.sources)
         )
         self.outer: Weights = global_weights(model)
+        adds = any(layer.adds_input for layer in self.layers)
         shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
-        self.is_whole: bool = family.every_layer or shares or stacks is not None or any(hyper.indexer_widths)
+        self.is_whole: bool = family.every_layer or shares or adds or stacks is not None or any(hyper.indexer_widths)
         """Whether layers read what others made that are not their neighbours, so that the graph has no sections."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
         shapes = [

@@ -44,7 +44,8 @@ class LayerNumbers:
     """Heads of one layer, in elements and counts. `n_experts_used` is 0 where the layer has no experts;
     `ratio`: by what it compresses its keys, 0 for not at all.
 
-    `cache_of`: the layer whose cache it reads, -1 for its own; `keeps_largest`: only the largest gates open (Gemma 3n).
+    `cache_of`: the layer whose cache it reads, -1 for its own; `keeps_largest`: only the largest gates open (Gemma 3n);
+    `adds_input`: a part of the embeddings is added to what it makes.
     """
 
     n_head: int
@@ -63,6 +64,7 @@ class LayerNumbers:
     block_size: int = 0
     gating: Gating = "fused"
     expert_gating: Gating = "fused"
+    adds_input: bool = False
 
     @property
     def k_width(self) -> int:
@@ -112,7 +114,7 @@ class Numbers:
     """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
     are turned by position; `n_streams`: residual ones side by side, made even in `mixing_steps`; `turned_heads`: keys
     and values that a quantised cache turns by a matrix, of layers that attend to everything and of sliding ones, 0
-    where it does not."""
+    where it does not; `stacked_inputs`: embeddings behind that of a token, which the first layers add."""
 
     n_embd: int
     n_vocab: int
@@ -141,6 +143,7 @@ class Numbers:
     indexer: IndexerNumbers = IndexerNumbers()
     n_streams: int = 1
     mixing_steps: int = 0
+    stacked_inputs: int = 0
 
 
 def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Architecture, positions: int) -> Numbers:
@@ -180,6 +183,7 @@ def read_numbers(model: ModelFile, hyper: HyperParameters, architecture: Archite
         indexer=_read_indexer(model) if any(hyper.indexer_widths) else IndexerNumbers(),
         n_streams=number(model, "hyper_connection.count", 1, least=0),
         mixing_steps=number(model, "hyper_connection.sinkhorn_iterations", 0, least=0),
+        stacked_inputs=_stacked_inputs(model),
     )
 
 
@@ -274,9 +278,15 @@ def read_layers(model: ModelFile, hyper: HyperParameters, rope: Rope) -> tuple[L
                 block_size=_block_size(model, index),
                 gating=_gating(model, "swiglu_clamp_shexp", index),
                 expert_gating=_gating(model, "swiglu_clamp_exp", index),
+                adds_input=index < _stacked_inputs(model),
             )
         )
     return tuple(found)
+
+
+def _stacked_inputs(model: ModelFile) -> int:
+    """Return how many embeddings of an image stand behind that of a token, for as many of the first layers."""
+    return number(model, "n_deepstack_layers", 0, least=0)
 
 
 def _has_rope(model: ModelFile, hyper: HyperParameters, rope: Rope, index: int) -> bool:

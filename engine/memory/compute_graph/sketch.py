@@ -454,6 +454,8 @@ class Sketch:
             found = up
             for _ in range(steps):
                 found = graph.unary(found)
+        if self.has(f"ffn_sub_norm{suffix}"):
+            found = self.norm(found, f"ffn_sub_norm{suffix}")
         return self.linear(f"ffn_down{suffix}", found)
 
 

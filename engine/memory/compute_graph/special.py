@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.memory.compute_graph.graph import Tensor
 from engine.memory.compute_graph.recurrent import mamba2
 from engine.memory.compute_graph.sketch import Sketch
-from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, feed_forward
+from engine.memory.compute_graph.transformer import Inputs, Mixer, Style, attention, decoder_layer, feed_forward
 
 
 def _pick(sketch: Sketch, inputs: Inputs, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -64,3 +64,35 @@ def skipping_layer(
     joined = graph.add(current, residual)
     current = graph.add(sketch.feed_forward(sketch.raw_norm(joined)), joined)
     return graph.add(current, graph.mul(embeddings, sketch.weight("layer_output_scale")))
+
+
+def uneven_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return a layer whose attention may be a matrix or nothing at all (Nemotron 51B and its like). One without a
+    feed-forward part hands on what it got: the engine leaves its attention out of the sum."""
+    graph, numbers = sketch.graph, sketch.layer.numbers
+    current = previous
+    if numbers.n_head:
+        current = sketch.norm(previous, "attn_norm")
+        if numbers.n_head_kv:
+            current = mixer(sketch, style, inputs, index, current)
+        else:
+            current = graph.mul_mat(sketch.weight("attn_output"), current)
+    if not sketch.has("ffn_down"):
+        return previous
+    current, residual = _pick(sketch, inputs, current, previous)
+    joined = graph.add(current, residual) if numbers.n_head else current
+    return graph.add(sketch.feed_forward(sketch.norm(joined, "ffn_norm")), joined)
+
+
+def input_adding_layer(
+    sketch: Sketch, style: Style, inputs: Inputs, index: int, previous: Tensor, mixer: Mixer = attention
+) -> Tensor:
+    """Return a layer that may add a part of the embeddings, meant for images, to its output (Qwen 3 VL)."""
+    graph = sketch.graph
+    current = decoder_layer(sketch, style, inputs, index, previous, mixer)
+    if not sketch.layer.numbers.adds_input:
+        return current
+    stacked = inputs.embeddings
+    return graph.add(current, graph.view(stacked, stacked.ne[:2], stacked.nb[:2]))

@@ -41,7 +41,8 @@ class Style:
     `scales_unturned`: queries that are not turned are scaled by their position;
     `positions`: per token, 0 where the file tells; `position_table`: a learnt embedding of the position is added to
     the token's;
-    `embeds`: what the layers make of the tokens is the result, without an output matrix.
+    `embeds`: what the layers make of the tokens is the result, without an output matrix;
+    `reads_embedding`: the output matrix is the token embedding where that is, in host memory.
     """
 
     layer_norm: bool = False
@@ -75,6 +76,7 @@ class Style:
     pinned_streams: bool = False
     scales_unturned: bool = False
     embeds: bool = False
+    reads_embedding: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +104,7 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
     graph, masks = sketch.graph, inputs.masks_of(sketch.layer)
     q, k, v = turned_projections(sketch, style, inputs, current)
     gate = graph.mul_mat(sketch.weight("attn_gate"), current) if sketch.has("attn_gate") else None
-    out = None if gate is not None else "attn_output"
+    out = None if gate is not None or sketch.has("attn_sub_norm") else "attn_output"
     if not sketch.has_cache:
         return sketch.attend_batch(masks, q, k, v, out)
     found = sketch.attend(
@@ -110,6 +112,8 @@ def attention(sketch: Sketch, style: Style, inputs: Inputs, index: int, current:
     )
     if gate is not None:
         found = sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))
+    elif out is None:
+        found = sketch.linear("attn_output", sketch.norm(found, "attn_sub_norm"))
     return found
 
 

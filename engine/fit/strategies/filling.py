@@ -74,7 +74,9 @@ def _as_pipeline(passes: _Pass, ids: Sequence[str], layout: Layout) -> Layout | 
         short = bench.shortfalls(everything, passes.headroom)
         if ids[0] in short or not short:
             return None
-        reserve = {key: passes.reserve.get(key, 0) + short.get(key, 0) for key in bench.usable}
+        before, after = bench.need(layout), bench.need(everything)
+        grown = {key: after[key].need_bytes - before[key].need_bytes for key in short}
+        reserve = {key: max(passes.reserve.get(key, 0), grown.get(key, 0)) for key in bench.usable}
         passes = replace(passes, reserve=reserve)
         layout = passes.fill(ids)
     return None

@@ -142,6 +142,15 @@ def test_well_known_models_too_large_for_the_devices(name: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_room_for_the_whole_model_is_used(strategy: str) -> None:
+    memory = ModelMemory(truth_model("llama-3.1-405b"))
+    rig = make_rig(*[make_gpu(f"CUDA{index}", 79) for index in range(8)], host_gib=512)
+    result = auto_layout(strategy, memory, rig, CONTEXT)
+    check(result, memory, rig)
+    assert CPU_ID not in result.layout.devices, "the buffers of a pipeline are no reason to keep a layer back"
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_model_that_fits_one_card_is_not_split_unless_asked(strategy: str) -> None:
     rig = RIGS["three equal"]
     result = found(strategy, "dense 8B", rig)
@@ -251,6 +260,14 @@ def test_context_uses_smaller_cache_types_only_where_allowed_and_needed() -> Non
 def test_context_stops_at_the_longest_wanted() -> None:
     result = found("context", "dense 8B", RIGS["one large"], Constraints(max_ctx=10000))
     assert result.context.n_ctx == 10000
+
+
+def test_fastest_tries_no_order_twice() -> None:
+    equal = make_rig(*[make_gpu(f"CUDA{index}", 9) for index in range(6)])
+    tried = int(found("fastest", "mixture", equal).explanation.split()[1])
+    unequal = make_rig(*[make_gpu(f"CUDA{index}", 8 + index / 4) for index in range(6)])
+    assert tried <= 4, "cards of one kind may be swapped"
+    assert tried < int(found("fastest", "mixture", unequal).explanation.split()[1]) <= 28
 
 
 def test_fastest_prefers_the_faster_card_and_gives_a_range() -> None:

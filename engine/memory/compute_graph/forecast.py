@@ -105,9 +105,10 @@ class ComputeForecast:
         unfused = not batch.flash or "f32" in (batch.type_k, batch.type_v)
         differs = self._tables.numbers.state.recurrent_width or unfused or self._keeps_output(placement)
         borrows = self._borrows(placement) and differs
-        if borrows or family.one_token:
+        if borrows or family.one_token or batch.n_sequences > batch.n_outputs:
             # In the smallest batch the host does itself what devices do for it in others. With states, attention in
             # several operations (the copy of an F32 cache is one), or the output's matrix it may need more for that.
+            # It has an output for each sequence, of which there may be more than tokens in other batches.
             batches.append(_smallest(batch))
         sizes = [self._walk(placement, each, Walk.sizes) for each in batches]
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}

@@ -37,13 +37,18 @@ def tensor_bytes(tensor: TensorInfo, rule: SizeRule) -> int:
     return padded_bytes(tensor.type_name, tensor.shape, tensor.size_bytes, rule)
 
 
+def row_padding_bytes(type_name: str, n_elements: int) -> int:
+    """Return what backends that pad rows add to a tensor of this type with rows of `n_elements`."""
+    block_elements, block_bytes = _BLOCKS[type_name]
+    rest = n_elements % ROW_PADDING
+    return (ROW_PADDING - rest) // block_elements * block_bytes if rest and block_elements > 1 else 0
+
+
 def padded_bytes(type_name: str, shape: tuple[int, ...], size_bytes: int, rule: SizeRule) -> int:
     """Return what a tensor (or a slice of one) of this type, shape and size takes in a buffer with this rule."""
-    rest = shape[0] % ROW_PADDING if shape else 0
-    block_elements, block_bytes = _BLOCKS[type_name]
-    if rule.pads_rows and rest and block_elements > 1:
+    if rule.pads_rows and shape:
         # Even a slice without rows.
-        size_bytes += (ROW_PADDING - rest) // block_elements * block_bytes
+        size_bytes += row_padding_bytes(type_name, shape[0])
     return pad(size_bytes, rule.alignment_bytes)
 
 

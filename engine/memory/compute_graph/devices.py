@@ -64,7 +64,7 @@ def _cuda_supports(node: Tensor) -> bool:
 
 def _cuda_bytes(tensor: Tensor) -> int:
     """Return what `tensor` takes on CUDA: padded quantised rows, and F16 copies of a cache behind flash attention."""
-    size = tensor.n_bytes
+    size = tensor.n_bytes + tensor.padding_bytes
     if tensor.op == "flash_attn":
         return _flash_bytes(tensor)
     if tensor.type in TYPE_SIZES and TYPE_SIZES[tensor.type][0] > 1 and tensor.ne[0] % 512:

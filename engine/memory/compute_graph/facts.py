@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.gguf.model_file import Block, ModelFile, TensorInfo
+from engine.memory.weights import row_padding_bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,11 @@ class WeightFacts:
     ne: tuple[int, ...]
     n_bytes: int
     type_name: str
+
+    @property
+    def padding_bytes(self) -> int:
+        """What backends that pad rows add."""
+        return row_padding_bytes(self.type_name, self.ne[0]) if self.ne else 0
 
 
 Weights = dict[str, WeightFacts]

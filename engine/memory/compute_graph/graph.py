@@ -35,11 +35,12 @@ class Tensor:
     """One tensor. `home` names the memory of weights and caches, None for what the allocator places.
 
     `backend` is where the architecture wants it to be computed, -1 where the scheduler may choose.
+    `padding_bytes` is what backends that pad rows add to a weight.
     """
 
     __slots__ = (
-        "backend", "home", "is_input", "is_leaf", "is_output", "is_weight", "n_bytes", "nb", "ne", "op", "root", "src",
-        "type", "visited",
+        "backend", "home", "is_input", "is_leaf", "is_output", "is_weight", "n_bytes", "nb", "ne", "op",
+        "padding_bytes", "root", "src", "type", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -65,6 +66,7 @@ class Tensor:
         self.is_leaf = False
         self.visited = False
         self.backend = -1
+        self.padding_bytes = 0
         self.n_bytes = n_bytes if n_bytes >= 0 else _extent(type_name, ne, nb)
 
 
@@ -148,12 +150,13 @@ class Graph:
         found.is_leaf = True
         return found
 
-    def weight(self, home: str, ne: Sequence[int], n_bytes: int) -> Tensor:
+    def weight(self, home: str, ne: Sequence[int], n_bytes: int, padding_bytes: int) -> Tensor:
         """Return a weight of `n_bytes` that lies in the memory `home`."""
         shape = shape4(ne)
         found = Tensor("none", "f32", shape, (0, 0, 0, 0), [], n_bytes=n_bytes)
         found.is_leaf = found.is_weight = True
         found.home = home
+        found.padding_bytes = padding_bytes
         return found
 
     # ------------------------------------------------------------------ operations

@@ -343,6 +343,7 @@ class Scheduler:
         copy = known.get(key)
         if copy is None:
             duplicate = Tensor("none", source.type, source.ne, source.nb, [], n_bytes=source.n_bytes)
+            duplicate.padding_bytes = source.padding_bytes
             size = self.backends[backend].size_of(duplicate)
             root = source.root or source
             copy = known[key] = Copy(key, source, keys.get(root, root), backend, size)

@@ -125,7 +125,7 @@ class Sketch:
         key = (self._index, stem) if self.numbers.stacks is None else facts.name
         found = self._made.get(key)
         if found is None:
-            found = self.graph.weight(self._home_of(facts, self.layer.memory), ne or facts.ne, facts.n_bytes)
+            found = self._made_of(facts, self.layer.memory, ne or facts.ne)
             self._made[key] = found
         return found
 
@@ -134,7 +134,10 @@ class Sketch:
 
     def outer_weight(self, facts: WeightFacts, memory: str) -> Tensor:
         """Return a weight outside of the blocks."""
-        return self.graph.weight(self._home_of(facts, memory), facts.ne, facts.n_bytes)
+        return self._made_of(facts, memory, facts.ne)
+
+    def _made_of(self, facts: WeightFacts, memory: str, ne: Sequence[int]) -> Tensor:
+        return self.graph.weight(self._home_of(facts, memory), ne, facts.n_bytes, facts.padding_bytes)
 
     def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
         return self.graph.like("norm" if layer_norm else "rms_norm", source)
@@ -277,7 +280,7 @@ class Sketch:
             factors = self._factors.get(home)
             if factors is None:
                 facts = self._rope_factors
-                factors = self._factors[home] = self.graph.weight(home, facts.ne, facts.n_bytes)
+                factors = self._factors[home] = self._made_of(facts, self.layer.memory, facts.ne)
             found.src.append(factors)
         return found
 

@@ -20,6 +20,9 @@ ONE_TYPE_CACHES = frozenset({"deepseek4"})
 """Architectures, besides those with latent attention, whose K and V have to be of one type."""
 ONE_STREAM = frozenset({"t5"})
 """Architectures whose graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
+ALSO_AS_ONE = frozenset({"kimi-linear", "minimax-01"})
+"""Architectures for which the engine makes room for a whole micro batch of one sequence, too, but with the caches of
+all: it cuts the batch among them and aborts where a token is left over."""
 LATENT_VALUES = frozenset({"glm5-next", "kimi-k3"})
 """Architectures whose V heads are as wide as the latent vector, whatever `attention.value_length` says."""
 
@@ -88,6 +91,7 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
         )
     trained = model.hyper_parameter("context_length")
     n_ctx = context.n_ctx or (trained if isinstance(trained, int) else 0)
+    yield from _uneven_batch(model, context, n_ctx)
     # Logits of every sequence are made in one batch; a causal model's batch is no longer than its context.
     batch = context.n_batch if model.hyper_parameter("attention.causal") is False else min(context.n_batch, n_ctx)
     if context.n_seq_max > max(1, batch):
@@ -95,6 +99,21 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
             "sequences_over_batch",
             f"{context.n_seq_max} sequences do not go into one batch of {batch} tokens.",
             "Set n_batch and the context to at least n_seq_max.",
+        )
+
+
+def _uneven_batch(model: ModelFile, context: ContextSettings, n_ctx: int) -> Iterator[Violation]:
+    n_sequences = context.n_seq_max
+    if model.architecture not in ALSO_AS_ONE or context.kv_unified or n_sequences <= 1:
+        return
+    n_batch = min(context.n_batch, n_ctx)
+    n_tokens = min(n_batch, context.n_ubatch or n_batch)
+    if n_tokens % n_sequences:
+        yield Violation(
+            "separate_sequences",
+            f"{model.architecture} models keep {n_sequences} sequences apart only in micro batches that divide evenly, "
+            f"and {n_tokens} tokens do not.",
+            f"Set n_ubatch to a multiple of {n_sequences}, kv_unified to on, or n_seq_max to 1.",
         )
 
 

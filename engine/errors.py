@@ -75,7 +75,7 @@ class ModelFileError(EngineError):
 
     def __init__(self, path: Path, reason: str, *, offset: int | None = None) -> None:
         at = "" if offset is None else f" (at byte {offset})"
-        super().__init__(f"{path.name}: {reason}{at}")
+        super().__init__(f"{path.name or path}: {reason}{at}")
         self.path = path
         self.reason = reason
         self.offset = offset

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import re
 from argparse import Namespace
+from collections import Counter
 from dataclasses import replace
 
 from engine.devices.device import Rig
@@ -84,16 +85,20 @@ def check_auto_options(options: Namespace) -> None:
         raise ArgumentError(
             "--kv-types is for strategy context, which may choose among them; use --auto context, or leave it out."
         )
+    if options.kv_types and (options.type_k or options.type_v):
+        raise ArgumentError("--type-k and --type-v choose what --kv-types leaves open; leave one or the other out.")
 
 
 def with_margins(rig: Rig, margins: list[tuple[str, int]]) -> Rig:
     """Return `rig` with the margins that were asked for.
 
     Raises:
-        ArgumentError: for a device that the rig does not have.
+        ArgumentError: for a device that the rig does not have, or that is named twice.
     """
     sizes = dict(margins)
-    for device_id in sizes:
+    for device_id, count in Counter(device_id for device_id, _ in margins).items():
+        if count > 1:
+            raise ArgumentError(f"{device_id[:60]} is given {count} margins; give it one.")
         if rig.device(device_id) is None:
             raise ArgumentError(f'There is no device "{device_id[:60]}" here; there are {", ".join(rig.ids)}.')
     first, *others = (
@@ -116,7 +121,10 @@ def _pin(text: str) -> Pin:
         raise argparse.ArgumentTypeError(f'"{text}" pins nothing; write LAYERS=ID such as 0-3=CUDA0 or output=CPU')
     if match[1] is None:
         return Pin(device_id.strip(), _OUTPUT, _OUTPUT)
-    return Pin(device_id.strip(), int(match[1]), int(match[2] or match[1]))
+    first, last = int(match[1]), int(match[2] or match[1])
+    if first > last:
+        raise argparse.ArgumentTypeError(f'"{text}" runs backwards; write the lower layer first: {last}-{first}')
+    return Pin(device_id.strip(), first, last)
 
 
 def _kv_types(text: str) -> tuple[KvType, ...]:

@@ -9,7 +9,7 @@ from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
+from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
@@ -38,17 +38,21 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     layout = balanced_layout(bench)
     used = [device_id for device_id in layout.devices if device_id != CPU_ID]
     if not used:
-        yield Candidate(layout, "No device has room for a layer: all stay on the CPU.")
+        yield Candidate(layout, all_on_cpu(bench))
     elif bench.holds_all(layout):
         left = _headroom(bench, layout).values()
+        least, most = format_bytes(min(left)), format_bytes(max(left))
+        keeping = f"each keep {least} to {most} free beyond their margins"
+        if len(used) == 1:
+            keeping = f"keeps {least} free beyond its margin"
         yield Candidate(
             layout,
-            f"Counting weights, KV cache, buffers and the output layer, {name_list(used)} each keep "
-            f"{format_bytes(min(left))} to {format_bytes(max(left))} free beyond their margins: "
+            f"Counting weights, KV cache, buffers and the output layer, {name_list(used)} {keeping}: "
             f"{describe_runs(layout)}.",
         )
     else:
-        yield Candidate(layout, f"All devices are full: {describe_runs(layout)}.{describe_rest(layout)}")
+        why = "Beside what is pinned nothing more goes on devices" if bench.pinned else "All devices are full"
+        yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
 
 def balanced_layout(bench: Workbench) -> Layout:
@@ -66,7 +70,9 @@ def balanced_layout(bench: Workbench) -> Layout:
         else:
             high = middle
     spread = None if bench.pinned else capacity_layout(bench, spread=True)
-    starts = [best] if spread is None or not bench.holds_all(spread) else [best, spread]
+    starts = [best]
+    if spread is not None and bench.holds_all(spread):
+        starts = [spread] if bench.constraints.split else [best, spread]
     return max((_evened(bench, start) for start in starts), key=lambda layout: _evenness(bench, layout))
 
 

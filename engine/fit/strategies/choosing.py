@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.fit.strategies.constraints import AutoLayout
 from engine.fit.strategies.expert_filling import fill_with_experts, fill_with_experts_apart
 from engine.fit.strategies.filling import plain_fillings, whole_layouts
-from engine.fit.strategies.wording import describe_rest, describe_runs
+from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.layout import Layout
 from engine.units import format_bytes
@@ -48,13 +48,13 @@ def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
 def _fillings(bench: Workbench) -> Iterator[Candidate]:
     for layout in plain_fillings(bench):
         reason = "Filling devices one after the other from the last layer leaves least on the CPU here: "
-        yield Candidate(layout, f"{reason}{describe_runs(layout)}.{describe_rest(layout)}")
+        yield Candidate(layout, f"{reason}{describe_runs(layout)}.{describe_rest(bench, layout)}")
     ids = bench.in_layer_order(bench.devices)
     fillings = [fill_with_experts(bench, order) for order in (ids, ids[::-1])]
     for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):
         if sparse is not None:
             reason = "Filling devices with dense parts first and then with experts leaves least on the CPU here: "
-            yield Candidate(sparse, f"{reason}{describe_runs(sparse)}.{describe_rest(sparse)}")
+            yield Candidate(sparse, f"{reason}{describe_runs(sparse)}.{describe_rest(bench, sparse)}")
 
 
 def _missing_bytes(bench: Workbench, layout: Layout) -> tuple[bool, int]:
@@ -68,5 +68,5 @@ def _why_not(bench: Workbench, layout: Layout) -> str:
     if report.violations:
         return f"It cannot be loaded: {report.violations[0].message}"
     short = [row for row in report.rows if row.shortfall_bytes > 0 and row.need_bytes]
-    missing = ", ".join(f"{row.id} by {format_bytes(row.shortfall_bytes)}" for row in short)
-    return f"It does not fit: short are {missing}."
+    missing = name_list([f"{row.id} is short by {format_bytes(row.shortfall_bytes)}" for row in short])
+    return f"It does not fit: {missing}."

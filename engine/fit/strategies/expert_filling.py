@@ -24,7 +24,9 @@ def fill_with_experts(bench: Workbench, ids: Sequence[str]) -> Layout | None:
     if not sparse or not ids:
         return None
     dense = fill(bench, ids, overrides=expert_overrides(bench, sparse))
-    state = _State(bench, dense.assignment(), sparse)
+    places = dense.assignment()
+    output_apart = dense.output_device == CPU_ID and places[-1] != CPU_ID
+    state = _State(bench, places, sparse, output=CPU_ID if output_apart else None)
     if bench.pinned or CPU_ID in state.places:
         for device_id in dict.fromkeys(place for place in state.places if place != CPU_ID):
             state = _with_own_experts(state, device_id)

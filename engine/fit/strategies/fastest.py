@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import islice, permutations
 
-from engine.devices.device import Device, Rig
+from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.strategies.balanced import balanced_layout
 from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
@@ -14,7 +14,7 @@ from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.speed import Prediction, Work, bandwidth, link, predict
 from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
-from engine.fit.strategies.wording import describe_rest, describe_runs
+from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs
 from engine.fit.strategies.workbench import Workbench, rank
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
@@ -31,6 +31,8 @@ def fastest(
     bench = Workbench(memory, rig, context, constraints)
     speeds = constraints.speeds
     predicted = {layout: _predict(bench, layout, speeds) for layout in _layouts(bench, speeds)}
+    if constraints.split:
+        predicted = {layout: each for layout, each in predicted.items() if _is_split(layout)} or predicted
     ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
     single = not constraints.split and any(True for _ in whole_layouts(bench))
     return choose(
@@ -40,6 +42,10 @@ def fastest(
             for layout in ordered
         ),
     )
+
+
+def _is_split(layout: Layout) -> bool:
+    return len({*layout.devices} - {CPU_ID}) > 1
 
 
 def predict_layout(
@@ -99,7 +105,10 @@ def _reason(bench: Workbench, layout: Layout, prediction: Prediction, n_layouts:
             f"{layout.output_device} holds everything and reads its memory fastest of the devices that do: "
             f"{prediction.text()} predicted."
         )
+    if layout.devices == (CPU_ID,):
+        return f"{all_on_cpu(bench)} Predicted are {prediction.text()}."
     return (
-        f"Of {n_layouts} layouts this one reads its weights soonest, {prediction.text()} predicted: "
-        f"{describe_runs(layout)}.{describe_rest(layout)}"
+        f"Of {n_layouts} layout{'' if n_layouts == 1 else 's'} this one reads its weights soonest, "
+        f"{prediction.text()} predicted: "
+        f"{describe_runs(layout)}.{describe_rest(bench, layout)}"
     )

@@ -9,7 +9,7 @@ from engine.fit.strategies.capacity_search import MemoryView, Place, Wishes, pla
 from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import count_layers, describe_rest, describe_runs, name_list
+from engine.fit.strategies.wording import all_on_cpu, count_layers, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench, rank
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
@@ -106,11 +106,17 @@ def _fewest_filled(bench: Workbench) -> Layout:
 def _reason(bench: Workbench, layout: Layout) -> str:
     used = [device_id for device_id in layout.devices if device_id != CPU_ID]
     if not used:
-        return f"No device has room for even one layer, so all {count_layers(bench.n_layers)} stay on the CPU."
+        return all_on_cpu(bench)
     if not bench.holds_all(layout):
-        return f"All devices together are too small: {describe_runs(layout)}.{describe_rest(layout)}"
+        small = (
+            "Beside what is pinned nothing more goes on devices"
+            if bench.pinned
+            else "All devices together are too small"
+        )
+        return f"{small}: {describe_runs(layout)}.{describe_rest(bench, layout)}"
     if len(used) == 1:
-        return f"{used[0]} holds everything: {describe_runs(layout)}."
+        what = "everything that is not pinned elsewhere" if layout.devices != (used[0],) else "everything"
+        return f"{used[0]} holds {what}: {describe_runs(layout)}."
     fewer = "no single device holds" if len(used) == 2 else f"no {len(used) - 1} devices together hold"
     why = "Splitting was asked for" if bench.constraints.split else f"{fewer[0].upper()}{fewer[1:]} everything"
     return f"{why}, so {name_list(used)} share it in proportion to what they can take: {describe_runs(layout)}."

@@ -47,7 +47,7 @@ def fill(
     """Fill devices from the last to the first with as many whole layers as go in, `headroom_bytes` left free.
 
     No device with layers is short in the result, save for what pinned layers alone take. A device that is too small
-    for a layer may still take the output layer.
+    for a layer may still take the output layer; where none has room for both, it stays on the CPU.
     """
     headroom = dict.fromkeys(bench.usable, headroom_bytes)
     passes = _Pass(bench, headroom, output, tuple(overrides), front=ids[0] if len(ids) > 1 else None)
@@ -55,6 +55,9 @@ def fill(
     if passes.front is not None and bench.shortfalls(layout, headroom):
         passes = replace(passes, front=None)
         layout = passes.fill(ids)
+    if output is None and ids and layout.devices == (CPU_ID,) and not bench.pinned:
+        # The last layer comes with the output layer, and a large vocabulary may be too much for every device.
+        return fill(bench, ids, headroom_bytes=headroom_bytes, output=CPU_ID, overrides=overrides)
     return layout if bench.pinned or not ids else _as_pipeline(passes, ids, layout) or layout
 
 

@@ -9,7 +9,7 @@ from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.expert_filling import fill_with_experts
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
+from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
@@ -35,17 +35,17 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
             return
     layout = fill(bench, order[::-1])
     if layout.devices == (CPU_ID,):
-        yield Candidate(layout, f"In the order {in_order} no device has room for a layer: all stay on the CPU.")
+        yield Candidate(layout, all_on_cpu(bench))
     else:
         yield Candidate(
             layout,
             f"In the order {in_order} each device is filled before the next, from the output layer downwards: "
-            f"{describe_runs(layout)}.{describe_rest(layout)}",
+            f"{describe_runs(layout)}.{describe_rest(bench, layout)}",
         )
     sparse = None if bench.holds_all(layout) else fill_with_experts(bench, order[::-1])
     if sparse is not None:
         yield Candidate(
             sparse,
             f"In the order {in_order} each device gets dense parts and then the experts that it has room for: "
-            f"{describe_runs(sparse)}.{describe_rest(sparse)}",
+            f"{describe_runs(sparse)}.{describe_rest(bench, sparse)}",
         )

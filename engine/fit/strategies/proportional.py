@@ -9,7 +9,7 @@ from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
+from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
@@ -86,8 +86,12 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
     filled = fill(bench, bench.in_layer_order(bench.devices))
     for layout in (filled,) if searched is None else (searched, filled):
         used = [device_id for device_id in layout.devices if device_id != CPU_ID]
+        if not used:
+            yield Candidate(layout, all_on_cpu(bench))
+            continue
         yield Candidate(
             layout,
             f"Shares by free memory alone would overfill a device, so layers are spread over "
-            f"{name_list(used)} in proportion to what each can take: {describe_runs(layout)}.{describe_rest(layout)}",
+            f"{name_list(used)} in proportion to what each can take: {describe_runs(layout)}."
+            f"{describe_rest(bench, layout)}",
         )

@@ -173,4 +173,6 @@ def _hops(layout: Layout, work: Work) -> Iterator[str]:
 
 def _rate(seconds: float) -> str:
     rate = 1 / max(seconds, 1e-9)
+    if rate < 1:
+        return f"{rate:.2g}"
     return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"

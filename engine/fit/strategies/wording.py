@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from engine.devices.device import CPU_ID
+from engine.fit.strategies.workbench import Workbench
 from engine.layout.layout import Layout
 
 
@@ -26,16 +27,31 @@ def describe_runs(layout: Layout) -> str:
     return ", ".join(parts)
 
 
-def describe_rest(layout: Layout) -> str:
-    """Return a sentence on what the CPU keeps, empty if that is nothing."""
-    kept = layout.assignment().count(CPU_ID)
+def all_on_cpu(bench: Workbench) -> str:
+    """Return why no device but the CPU holds anything."""
+    layers = f"all {count_layers(bench.n_layers)}"
+    ids = {device.id for device in bench.rig.devices}
+    if not ids:
+        return f"There is no device but the CPU, which holds {layers}."
+    if ids <= bench.constraints.off:
+        return f"Every device is switched off, so {layers} stay on the CPU."
+    if len(bench.pinned) == bench.n_layers:
+        return f"Layers are pinned to the CPU: {layers}."
+    return f"No device has room for even one layer, so {layers} stay on the CPU."
+
+
+def describe_rest(bench: Workbench, layout: Layout) -> str:
+    """Return a sentence on what the CPU keeps although it is not pinned there, empty if that is nothing."""
+    pinned_here = {index for index, device_id in bench.pinned.items() if device_id == CPU_ID}
+    kept = sum(device_id == CPU_ID and index not in pinned_here for index, device_id in enumerate(layout.assignment()))
     parts = [count_layers(kept)] if kept else []
-    if layout.output_device == CPU_ID:
+    if layout.output_device == CPU_ID and bench.output != CPU_ID and layout.n_layers - 1 not in pinned_here:
         parts.append("the output layer")
     moved = {index for each in layout.overrides if each.device == CPU_ID for index in each.layers or ()}
     if moved:
         parts.append(f"experts of {count_layers(len(moved))}")
-    return f" The CPU keeps {name_list(parts)} that no device has room for." if parts else ""
+    why = "that no device takes beside what is pinned" if bench.pinned else "that no device has room for"
+    return f" The CPU keeps {name_list(parts)} {why}." if parts else ""
 
 
 def _range(first: int, last: int) -> str:

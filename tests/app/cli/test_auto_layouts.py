@@ -68,6 +68,35 @@ def test_the_explanation_is_for_people_too(model: Path, rig: Path, capsys: pytes
     assert f"\n{explanation}\n" in run_here(capsys, "plan", model, "--rig", rig, "--auto", "balanced").out
 
 
+@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"priority"}))
+def test_a_split_that_was_asked_for_is_one(
+    strategy: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sizes = {"CUDA0": "24GiB", "CUDA1": "12GiB"}
+    cards = [{"id": name, "backend": "CUDA", "total_bytes": size} for name, size in sizes.items()]
+    rig = tmp_path / "unequal.json"
+    rig.write_text(json.dumps({"version": 1, "devices": cards, "host": {"total_bytes": "32GiB"}}))
+    document = plan(capsys, model, "--rig", rig, "--auto", strategy, "--split")
+    assert {run["device"] for run in document["layout"]["runs"]} == set(sizes)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_where_no_device_may_be_used_the_explanation_says_so(
+    strategy: str, model: Path, rig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    document = plan(capsys, model, "--rig", rig, "--auto", strategy, "--off", "CUDA0,CUDA1")
+    assert "Every device is switched off" in document["explanation"]
+    assert "no device" not in document["explanation"].casefold()
+
+
+def test_layers_that_are_pinned_to_the_cpu_are_not_said_to_lack_room(
+    model: Path, rig: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    explanation = plan(capsys, model, "--rig", rig, "--auto", "fewest", "--pin", "0-20=CPU")["explanation"]
+    assert "room" not in explanation
+    assert "not pinned elsewhere" in explanation
+
+
 def test_load_takes_a_strategy(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tiny = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2)
     rig = tmp_path / "rig.json"
@@ -90,7 +119,7 @@ REFUSED = {
     "--order CPU --auto priority": "The CPU has no place in the order",
     "--pin 0-3": "pins nothing; write LAYERS=ID",
     "--pin x=CUDA0": "pins nothing; write LAYERS=ID",
-    "--pin 3-1=CUDA0": "Layers 3-1 cannot be pinned: the model has layers 0-31",
+    "--pin 3-1=CUDA0": "runs backwards; write the lower layer first: 1-3",
     "--pin 30-32=CUDA0": "Layers 30-32 cannot be pinned: the model has layers 0-31",
     "--pin 1=CUDA7": 'no device "CUDA7"',
     "--pin 0-3=CUDA0 --pin 3=CUDA1": "Layer 3 is pinned to CUDA0 and to CUDA1",
@@ -101,6 +130,8 @@ REFUSED = {
     "--kv-types f16,f16 --auto context": "Cache type f16 is allowed twice",
     "--margin CUDA0": "is no margin; write ID=SIZE",
     "--margin CUDA5=1GiB": 'no device "CUDA5"',
+    "--margin CUDA0=1GiB --margin CUDA0=2GiB": "CUDA0 is given 2 margins; give it one",
+    "--kv-types f16,q8_0 --type-k f16 --auto context": "--type-k and --type-v choose what --kv-types leaves open",
 }
 
 

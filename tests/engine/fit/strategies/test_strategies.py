@@ -151,6 +151,17 @@ def test_room_for_the_whole_model_is_used(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
+def test_an_output_layer_that_is_too_large_keeps_no_other_layer_back(strategy: str) -> None:
+    memory = ModelMemory(truth_model("gemma-3-4b"))
+    rig = Rig((make_gpu("CUDA0", 1.5, used_gib=0.0),), make_host("host", 4 * GIB, 2 * GIB))
+    result = auto_layout(strategy, memory, rig, CONTEXT)
+    check(result, memory, rig)
+    assert result.fits
+    assert result.layout.output_device == CPU_ID
+    assert "CUDA0" in result.layout.devices
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_model_that_fits_one_card_is_not_split_unless_asked(strategy: str) -> None:
     rig = RIGS["three equal"]
     result = found(strategy, "dense 8B", rig)
@@ -306,7 +317,7 @@ def test_what_does_not_fit_says_what_is_short() -> None:
     for strategy in STRATEGIES:
         result = found(strategy, "dense 8B", rig)
         assert not result.fits
-        assert "CPU by" in result.explanation
+        assert "CPU is short by" in result.explanation
 
 
 def test_an_unknown_strategy_is_answered_with_the_names() -> None:
@@ -331,7 +342,7 @@ def test_what_is_pinned_to_a_device_that_is_too_small_keeps_no_other_from_being_
     for strategy in STRATEGIES:
         result = found(strategy, "mixture", rig, constraints)
         assert not result.fits
-        assert "CUDA0 by" in result.explanation
+        assert "CUDA0 is short by" in result.explanation
         assert strategy == "context" or "CUDA1" in result.layout.devices
 
 

@@ -93,6 +93,12 @@ def test_an_unknown_architecture_has_weights_only() -> None:
     assert found.devices["CUDA0"].kv_cache_bytes == 0
 
 
+@pytest.mark.parametrize(("mapping", "unknown"), [((-1, -1), ()), ((-1, 0), ("compute",))])
+def test_images_that_some_layers_add_are_left_to_the_probe(mapping: tuple[int, ...], unknown: tuple[str, ...]) -> None:
+    model = _with(truth_model("granite-dense"), {"deepstack_mapping": mapping})
+    assert ModelMemory(model).unknown == unknown
+
+
 @pytest.mark.parametrize("shape", [(), (2048,), (2048, 512, 1, 1), (0, 0), (1, 512)])
 def test_k_projections_of_odd_shape(shape: tuple[int, ...]) -> None:
     good = truth_model("llama-3.2-1b")

@@ -30,6 +30,8 @@ WIDTH_PX = 560
 _ID = Qt.ItemDataRole.UserRole
 _TYPES_A_ROW = 5
 _LINES = 4
+_LIST_ROWS = 8
+_ROW_GAP_PX = 1
 
 
 class AutoLayoutDialog(QDialog):
@@ -53,6 +55,7 @@ class AutoLayoutDialog(QDialog):
         self.purpose_label = plain_label("", "dim", wrap=True)
         self.device_list = QListWidget()
         self.device_list.setAccessibleName("Devices that may be used")
+        self.device_list.setSpacing(_ROW_GAP_PX)
         self.device_list.setDragDropMode(QListWidget.DragDropMode.InternalMove)
         self.up_button = QPushButton("Earlier")
         self.down_button = QPushButton("Later")
@@ -97,7 +100,6 @@ class AutoLayoutDialog(QDialog):
         column.addWidget(self.buttons)
         self.explanation_label.setMinimumHeight(_LINES * self.fontMetrics().height())
         self.explanation_label.setAlignment(Qt.AlignmentFlag.AlignTop)
-        self.device_list.setMaximumHeight(8 * self.fontMetrics().height())
         self.setMinimumWidth(WIDTH_PX)
 
     def _connect(self) -> None:
@@ -164,16 +166,27 @@ class AutoLayoutDialog(QDialog):
             item.setCheckState(Qt.CheckState.Unchecked if device_id in wishes.off else Qt.CheckState.Checked)
             self.device_list.addItem(item)
         self.device_list.setCurrentRow(min(chosen, self.device_list.count() - 1))
+        self._fit_list()
         self.split_box.setChecked(wishes.split)
         for name, box in self.type_boxes.items():
             box.setChecked(name in wishes.kv_types)
         self._filling = False
         self._show_words()
 
+    def _fit_list(self) -> None:
+        """Leave no empty room below a short list; a long one is scrolled."""
+        rows = min(max(self.device_list.count(), 1), _LIST_ROWS)
+        row_px = max(self.device_list.sizeHintForRow(0), self.fontMetrics().height()) + 2 * _ROW_GAP_PX
+        self.device_list.setFixedHeight(rows * row_px + 2 * self.device_list.frameWidth() + 4)
+
     def _show_words(self) -> None:
         words = self._strategies[str(self.strategy_box.currentData())]
         self.purpose_label.setText(f"{words.purpose}.")
-        order = "They are filled in this order." if words.uses_order else "Their order counts for One after Another."
+        order = (
+            "They are filled in this order."
+            if words.uses_order
+            else "Their order matters to the strategy One after Another."
+        )
         self.order_label.setText(order if self._devices else "There are none besides the CPU.")
         self.types_title.setVisible(words.uses_kv_types)
         for box in self.type_boxes.values():

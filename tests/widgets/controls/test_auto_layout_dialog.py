@@ -117,3 +117,12 @@ def test_pins_are_told_and_let_go(make_dialog: MakeDialog, qtbot: QtBot) -> None
     dialog.set_pins_text("Pinned: layers 0-3 on CUDA0.")
     with qtbot.waitSignal(dialog.pins_released):
         dialog.release_button.click()
+
+
+def test_the_list_is_as_tall_as_its_devices(make_dialog: MakeDialog) -> None:
+    dialog = make_dialog()
+    few_px = dialog.device_list.height()
+    rows = dialog.device_list.count()
+    assert few_px < (rows + 1) * max(dialog.device_list.sizeHintForRow(0), 1)
+    dialog.set_devices([replace(DEVICES[0], id=f"CUDA{number}") for number in range(12)])
+    assert few_px < dialog.device_list.height() < 10 * dialog.device_list.sizeHintForRow(0)

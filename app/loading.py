@@ -17,6 +17,9 @@ from engine.runner.client import LoadJob, RunnerState
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
 from engine.runner.protocol import Generate
 
+ENGINE_ENDED = "The engine ended in the middle of this answer: Last load says how."
+"""The report has all of it; beside an answer it would push the words away."""
+
 
 class ModelState(Enum):
     """What the child of a model does."""
@@ -209,7 +212,7 @@ class Loading(QObject):
         if not (still_loaded and answering):
             self.ended.emit(event)  # Else it is about an answer only, and is told there.
         if answering and not isinstance(event, Cancelled):
-            self.answer_lost.emit(event.message)
+            self.answer_lost.emit(ENGINE_ENDED if isinstance(event, Crashed) else event.message)
         replaces, self._pending = self._pending is not None, None
         if still_loaded:
             self._set_state(ModelState.READY)

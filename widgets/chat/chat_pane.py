@@ -7,6 +7,7 @@ it stays in the input until it can be sent, and comes back there when its answer
 from __future__ import annotations
 
 from PySide6.QtCore import QTimer, Signal
+from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from widgets.chat.bubble import Bubble, Role
@@ -19,7 +20,7 @@ FLUSH_INTERVAL_MS = 33
 """Tokens that arrive faster than this are laid out together."""
 CONTEXT_FULL = "The context is full. Clear the conversation to go on, or load with a larger context."
 
-MODEL_LOST = "The model is gone: its engine process ended. What was said stays here."
+MODEL_LOST = "The model's engine ended. What was said stays here."
 
 
 class ChatPane(QWidget):
@@ -191,6 +192,7 @@ class ChatPane(QWidget):
         question.in_conversation = False
         if not self.prompt_edit.toPlainText().strip():
             self.prompt_edit.setPlainText(question.text)
+            self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
 
     def _drop_cleared(self) -> None:
         for bubble in self._cleared:

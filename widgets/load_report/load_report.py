@@ -30,6 +30,7 @@ from widgets.load_report.report_table import ReportTable
 IDLE_SENTENCE = "Nothing was loaded yet."
 PROGRESS_STEPS = 1000
 BADGE_HEIGHT_PX = 20
+MIN_DETAILS_HEIGHT_PX = 24
 
 
 class LoadReport(QWidget):
@@ -219,6 +220,8 @@ class LoadReport(QWidget):
         scroll.setWidgetResizable(True)
         scroll.setAccessibleName("Details of the last load")
         scroll.setFrameShape(QScrollArea.Shape.NoFrame)
+        # The sentence above is never cut for it.
+        scroll.setMinimumHeight(MIN_DETAILS_HEIGHT_PX)
         scroll.setWidget(content)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(8, 4, 8, 8)

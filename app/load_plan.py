@@ -13,6 +13,8 @@ from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
 
 _Leaving = Sequence[LoadedModel]
+MAX_NAME_LENGTH = 32
+"""Characters of a model's name in a question; tool tips have all of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +53,10 @@ def plan_load(
 
 def load_question(plan: LoadPlan, name: str, now_s: float) -> LoadQuestion:
     """Return what to ask before `name` is loaded."""
-    victims = _join([f"{victim.name} ({idle_text(victim, now_s)})" for victim in plan.victims])
+    full_name, name = name, _short_name(name)
+    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in plan.victims])
     names = _join([victim.name for victim in plan.victims])
+    whom = _short_name(names) if len(plan.victims) == 1 else f"{len(plan.victims)} models"
     if plan.workers:
         works = "works" if len(plan.workers) == 1 else "work"
         text = f"{name} needs {_join(plan.workers)}, which {works} for {victims}. A worker serves one model at a time."
@@ -60,13 +64,13 @@ def load_question(plan: LoadPlan, name: str, now_s: float) -> LoadQuestion:
         text = f"{name} does not fit, even without {victims}: {_short_text(plan.still_short)} would be missing."
     else:
         text = f"{name} does not fit beside {victims}: {_short_text(plan.short)} missing."
-    busy = [victim.name for victim in plan.victims if victim.is_busy]
+    busy = [_short_name(victim.name) for victim in plan.victims if victim.is_busy]
     if busy:
         text += f" The answer that {_join(busy)} writes would end."
     return LoadQuestion(
         text=text,
-        unload_text=f"Unload {names} and load",
-        unload_tool_tip=f"Unload {names} and load {name}",
+        unload_text=f"Unload {whom} and load",
+        unload_tool_tip=f"Unload {names} and load {full_name}",
         beside_text="" if plan.workers else "Load anyway",
         can_remember=not busy,
     )
@@ -80,6 +84,13 @@ def idle_text(model: LoadedModel, now_s: float) -> str:
     if minutes < 1:
         return "idle"
     return f"idle for {minutes} min" if minutes < 60 else f"idle for {minutes // 60} h"
+
+
+def _short_name(name: str) -> str:
+    """Return `name` without its middle where it is too long for a sentence."""
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    return f"{name[: MAX_NAME_LENGTH - 9]}…{name[-8:]}"
 
 
 def _short(rows: Sequence[DeviceRow], rig: Rig) -> tuple[tuple[str, int], ...]:

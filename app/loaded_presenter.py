@@ -10,10 +10,14 @@ from app.load_plan import idle_text
 from app.loading import ModelState
 from app.open_model import OpenModel
 from engine.units import format_bytes
+from widgets.library.load_question import LoadQuestion
 from widgets.library.loaded_entry import KeepAliveChoice, LoadedEntry
 
 if TYPE_CHECKING:
     from app.main_window import MainWindow
+
+LOW_WINDOW_PX = 860
+"""Below this height a question and the devices' graphs do not both fit above the lanes."""
 
 
 class LoadedPresenter(QObject):
@@ -30,8 +34,14 @@ class LoadedPresenter(QObject):
         loaded_list.chosen.connect(self._on_chosen)
         loaded_list.end_requested.connect(self._on_end)
         loaded_list.keep_alive_chosen.connect(self._on_keep_alive)
-        loader.question_changed.connect(window.load_question.set_question)
+        loader.question_changed.connect(self._show_question)
         window.load_question.answered.connect(loader.answer)
+
+    def _show_question(self, question: LoadQuestion | None) -> None:
+        window = self._window
+        # Before the question takes its place: the lanes that it is about are to stay in sight on a low window.
+        window.device_strip.set_compact(question is not None and window.height() < LOW_WINDOW_PX)
+        window.load_question.set_question(question)
 
     def _show_entries(self) -> None:
         models = self._session.models

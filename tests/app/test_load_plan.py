@@ -91,3 +91,20 @@ def test_idle_times_are_told_in_whole_minutes_and_hours() -> None:
     assert idle_text(model("x", idle_since_s=940.0), NOW_S) == "idle for 1 min"
     assert idle_text(model("x", idle_since_s=0.0), 3599.0) == "idle for 59 min"
     assert idle_text(model("x", idle_since_s=0.0), 7300.0) == "idle for 2 h"
+
+
+def test_long_names_are_shortened_in_the_question_and_whole_in_its_tool_tip() -> None:
+    long = "Some-Family-30B-A3B-Instruct-2507-Q4_K_M-00001-of-00003"
+    plan = LoadPlan((model(long),), short=(("CUDA0", GIB),))
+    question = load_question(plan, long, NOW_S)
+    assert long not in question.text
+    assert "Some-Family-30B-A3B-Ins…of-00003 does not fit" in question.text
+    assert question.unload_text == "Unload Some-Family-30B-A3B-Ins…of-00003 and load"
+    assert question.unload_tool_tip == f"Unload {long} and load {long}"
+
+
+def test_several_models_are_counted_on_the_button() -> None:
+    plan = LoadPlan((ADA, BOB), short=(("CUDA0", GIB),))
+    question = load_question(plan, "new", NOW_S)
+    assert question.unload_text == "Unload 2 models and load"
+    assert question.unload_tool_tip == "Unload ada and bob and load new"

@@ -41,6 +41,7 @@ class DeviceStrip(QWidget):
         super().__init__(parent)
         self._palette = DARK
         self._cards: dict[str, DeviceCard] = {}
+        self._is_compact = False
         self._row = QHBoxLayout()
         self._row.setContentsMargins(0, 0, 0, 0)
         self._row.setSpacing(8)
@@ -112,6 +113,12 @@ class DeviceStrip(QWidget):
         for device_id, card in self._cards.items():
             card.set_alert(alerts.get(device_id, NO_ALERT))
 
+    def set_compact(self, compact: bool) -> None:
+        """Leave the graphs away where the room is needed below; they go on all the same."""
+        self._is_compact = compact
+        for card in self._cards.values():
+            card.plot.setVisible(not compact)
+
     def edit_limits(self, device: Device) -> LimitsDialog:
         """Open the dialog for cap and margin of `device`."""
         dialog = LimitsDialog(device, self)
@@ -123,6 +130,7 @@ class DeviceStrip(QWidget):
     def _make_card(self, device: Device) -> DeviceCard:
         card = DeviceCard(device, self)
         card.apply_palette(self._palette)
+        card.plot.setVisible(not self._is_compact)
         card.limits_requested.connect(self._on_limits_requested)
         card.remove_requested.connect(self.remove_requested)
         return card

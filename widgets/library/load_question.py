@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from PySide6.QtCore import Signal
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
 from widgets.common.roles import plain_label
@@ -91,6 +92,13 @@ class LoadQuestionBar(QFrame):
         self.remember_box.setChecked(keeps_choice and self.remember_box.isChecked())
         self.remember_box.setVisible(question.can_remember)
         self.show()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Escape on one of the buttons takes the question back."""
+        if event.key() == Qt.Key.Key_Escape:
+            self._answer(LoadAnswer.CANCEL)
+            return
+        super().keyPressEvent(event)
 
     def _answer(self, answer: LoadAnswer) -> None:
         remember = answer is not LoadAnswer.CANCEL and self.remember_box.isChecked()

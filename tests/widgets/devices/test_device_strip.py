@@ -253,3 +253,15 @@ def test_a_card_names_the_other_models_that_hold_memory_there(qtbot: QtBot) -> N
     strip.set_devices((held, REMOTE, HOST))
     assert "mix &lt;b&gt;ture&lt;/b&gt; holds 3.00 GiB<br>tiny holds 5.0 MiB" in card_of(strip, "CUDA0").toolTip()
     assert "holds" not in card_of(strip, "CPU").toolTip()
+
+
+def test_a_compact_strip_has_no_graphs_and_is_lower(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    full_px = strip.height()
+    strip.set_compact(True)
+    qtbot.waitUntil(lambda: strip.height() < full_px)
+    strip.set_devices((GPU, replace(GPU, id="CUDA1"), HOST))
+    assert not any(card.plot.isVisible() for card in strip.cards())
+    strip.set_compact(False)
+    qtbot.waitUntil(lambda: strip.height() == full_px)
+    assert all(card.plot.isVisible() for card in strip.cards())

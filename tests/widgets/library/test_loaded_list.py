@@ -133,3 +133,11 @@ def test_a_question_told_anew_keeps_the_tick_and_the_next_one_does_not(bar: Load
     bar.set_question(None)
     bar.set_question(QUESTION)
     assert not bar.remember_box.isChecked()
+
+
+def test_escape_on_a_button_takes_the_question_back(bar: LoadQuestionBar, qtbot: QtBot) -> None:
+    bar.set_question(QUESTION)
+    bar.unload_button.setFocus()
+    with qtbot.waitSignal(bar.answered) as answered:
+        qtbot.keyClick(bar.unload_button, Qt.Key.Key_Escape)
+    assert answered.args == [LoadChoice(LoadAnswer.CANCEL)]

@@ -41,6 +41,7 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
     lines = []
     for device_id, bandwidth in speeds.bandwidths.items():
         link = speeds.links.get(device_id)
-        away = "" if link is None else f", {link.latency_s * 1e3:.2g} ms away, {link.bytes_per_second / 1e9:.2g} GB/s"
+        ping, rate = (0.0, 0.0) if link is None else (link.latency_s * 1e3, link.bytes_per_second / 1e9)
+        away = "" if link is None else f" (link {ping:.2g} ms, {rate:.2g} GB/s)"
         lines.append(f"{device_id} reads {bandwidth / 1e9:.3g} GB/s{away}.")
     return lines

@@ -163,6 +163,7 @@ def test_a_failed_answer_keeps_what_came_and_gives_the_question_back(pane: ChatP
     assert answer.text == "half an ans"
     assert answer.note == "The worker ended unexpectedly (signal 9)."
     assert pane.prompt_edit.toPlainText() == "second"
+    assert pane.prompt_edit.textCursor().atEnd()
     assert pane.messages() == (("user", "first"), ("assistant", "fine"))
     assert pane.send_button.isEnabled()
 

@@ -68,7 +68,6 @@ class AutoLayoutDialog(QDialog):
         self.explanation_label = plain_label("", "dim", wrap=True)
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         self.find_button = QPushButton("Find Layout")
-        self.find_button.setDefault(True)
         self._lay_out()
         self._connect()
 
@@ -98,6 +97,10 @@ class AutoLayoutDialog(QDialog):
         column.addStretch(1)
         self.buttons.addButton(self.find_button, QDialogButtonBox.ButtonRole.ActionRole)
         column.addWidget(self.buttons)
+        # Enter finds a layout from everywhere: else it presses whichever button comes next, and moves devices.
+        for button in (self.up_button, self.down_button, self.release_button):
+            button.setAutoDefault(False)
+        self.find_button.setDefault(True)
         self.explanation_label.setMinimumHeight(_LINES * self.fontMetrics().height())
         self.explanation_label.setAlignment(Qt.AlignmentFlag.AlignTop)
         self.setMinimumWidth(WIDTH_PX)

@@ -126,3 +126,15 @@ def test_the_list_is_as_tall_as_its_devices(make_dialog: MakeDialog) -> None:
     assert few_px < (rows + 1) * max(dialog.device_list.sizeHintForRow(0), 1)
     dialog.set_devices([replace(DEVICES[0], id=f"CUDA{number}") for number in range(12)])
     assert few_px < dialog.device_list.height() < 10 * dialog.device_list.sizeHintForRow(0)
+
+
+@pytest.mark.parametrize("name", ["strategy_box", "device_list", "split_box"])
+def test_enter_finds_a_layout_and_moves_nothing(make_dialog: MakeDialog, qtbot: QtBot, name: str) -> None:
+    dialog = make_dialog()
+    dialog.device_list.setCurrentRow(1)
+    before = listed(dialog)
+    focused = getattr(dialog, name)
+    focused.setFocus()
+    with qtbot.waitSignal(dialog.layout_requested):
+        qtbot.keyClick(focused, Qt.Key.Key_Return)
+    assert listed(dialog) == before

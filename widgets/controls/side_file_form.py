@@ -44,11 +44,11 @@ class SideFileForm(QWidget):
         super().__init__(parent)
         self._names = SideFileNames()
         self.projector_label = ElidedLabel("none", "")
-        self.choose_button = QPushButton("Choose…")
-        self.remove_button = QPushButton("Remove")
+        self.choose_button = _button("Choose…")
+        self.remove_button = _button("Remove")
         self.device_box = QComboBox()
         self.device_box.setAccessibleName("Device of the projector")
-        self.add_button = QPushButton("Add…")
+        self.add_button = _button("Add…")
         self.adapter_rows: list[AdapterRow] = []
         self._adapters = QVBoxLayout()
         self._adapters.setSpacing(4)
@@ -121,7 +121,7 @@ class AdapterRow(QWidget):
         self.scale_box.setSingleStep(SCALE_STEP)
         self.scale_box.setKeyboardTracking(False)
         self.scale_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.remove_button = QPushButton("Remove")
+        self.remove_button = _button("Remove")
         row = QHBoxLayout(self)
         row.setContentsMargins(16, 0, 0, 0)
         row.setSpacing(8)
@@ -150,3 +150,10 @@ def _line(label: str, *widgets: QWidget) -> QHBoxLayout:
     for number, widget in enumerate(widgets):
         row.addWidget(widget, 1 if number == 0 else 0)
     return row
+
+
+def _button(text: str) -> QPushButton:
+    """Return a button that Enter in a field of the same dialog does not press."""
+    button = QPushButton(text)
+    button.setAutoDefault(False)
+    return button

@@ -155,3 +155,14 @@ def test_numbers_beyond_what_a_box_takes_stay_unless_they_are_edited(dialog: Set
     dialog.set_settings(ContextSettings(n_ctx=100, op_offload_min_batch=1 << 30))
     choose(dialog.flash_box, "off")
     assert told == [ContextSettings(n_ctx=100, op_offload_min_batch=1 << 30, flash_attn="off")]
+
+
+def test_enter_in_a_field_takes_its_value_and_presses_no_button(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    dialog.show()
+    dialog.threads_box.setFocus()
+    dialog.threads_box.selectAll()
+    qtbot.keyClicks(dialog.threads_box, "6")
+    form = dialog.side_files
+    with qtbot.assertNotEmitted(form.projector_requested), qtbot.assertNotEmitted(form.adapter_requested):
+        qtbot.keyClick(dialog.threads_box, Qt.Key.Key_Return)
+    assert dialog.threads_box.value() == 6

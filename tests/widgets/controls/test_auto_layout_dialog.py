@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import make_host
@@ -136,5 +137,5 @@ def test_enter_finds_a_layout_and_moves_nothing(make_dialog: MakeDialog, qtbot: 
     focused = getattr(dialog, name)
     focused.setFocus()
     with qtbot.waitSignal(dialog.layout_requested):
-        qtbot.keyClick(focused, Qt.Key.Key_Return)
+        QTest.keyClick(focused, Qt.Key.Key_Return)
     assert listed(dialog) == before

@@ -161,8 +161,8 @@ def test_enter_in_a_field_takes_its_value_and_presses_no_button(qtbot: QtBot, di
     dialog.show()
     dialog.threads_box.setFocus()
     dialog.threads_box.selectAll()
-    qtbot.keyClicks(dialog.threads_box, "6")
+    QTest.keyClick(dialog.threads_box, Qt.Key.Key_6)
     form = dialog.side_files
     with qtbot.assertNotEmitted(form.projector_requested), qtbot.assertNotEmitted(form.adapter_requested):
-        qtbot.keyClick(dialog.threads_box, Qt.Key.Key_Return)
+        QTest.keyClick(dialog.threads_box, Qt.Key.Key_Return)
     assert dialog.threads_box.value() == 6

@@ -139,5 +139,5 @@ def test_escape_on_a_button_takes_the_question_back(bar: LoadQuestionBar, qtbot:
     bar.set_question(QUESTION)
     bar.unload_button.setFocus()
     with qtbot.waitSignal(bar.answered) as answered:
-        qtbot.keyClick(bar.unload_button, Qt.Key.Key_Escape)
+        QTest.keyClick(bar.unload_button, Qt.Key.Key_Escape)
     assert answered.args == [LoadChoice(LoadAnswer.CANCEL)]

@@ -101,7 +101,7 @@ def layer_states(
     shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
     in_window = window_cells(hyper, context)
     # Without flash attention V is kept transposed, and then every layer's V is as wide as the widest.
-    v_widths = hyper.v_widths
+    k_widths, v_widths = hyper.k_widths, hyper.v_widths
     if context.flash_attn == "off":
         v_widths = (max(v_widths, default=0),) * len(v_widths)
     indexer_v = hyper.head_v if architecture.indexer is not None and architecture.indexer.with_values else ()
@@ -110,7 +110,7 @@ def layer_states(
         cache: list[CacheTensor] = []
         n_rows = (in_window if hyper.sliding[index] else shape.n_cells) * shape.n_streams
         if hyper.caching[index]:
-            cache.append(CacheTensor("k", context.type_k, hyper.k_widths[index], n_rows))
+            cache.append(CacheTensor("k", context.type_k, k_widths[index], n_rows))
             if not hyper.latent:
                 cache.append(CacheTensor("v", context.type_v, v_widths[index], n_rows))
         if hyper.indexer_widths[index]:
@@ -151,8 +151,9 @@ def compressed_states(hyper: HyperParameters, context: ContextSettings) -> tuple
     low_ratio, high_ratio = COMPRESSED_RATIOS
     n_window_rows = window_cells(hyper, context) * shape.n_sequences
     states = []
+    k_widths = hyper.k_widths
     for index, ratio in enumerate(hyper.ratios):
-        width, head = hyper.k_widths[index], hyper.head_k[0]
+        width, head = k_widths[index], hyper.head_k[0]
         cache = [CacheTensor("k", context.type_k, width, n_window_rows)]
         pending: list[CacheTensor] = []
         if ratio in COMPRESSED_RATIOS:

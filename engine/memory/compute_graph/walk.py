@@ -88,25 +88,34 @@ class Walk:
         devices = _devices(parts, start, self._lasts[unit])
         found = self._mixed.get((unit, devices))
         if found is None:
-            found = self._mixed[unit, devices] = self._stop(unit, devices)
+            places = tuple(self._place(device) for device in devices)
+            found = self._mixed[unit, devices] = self._stop(unit, self._alike(start, devices), places)
         return found
 
     def _uniform_stops(self, device: str) -> tuple[Stop, ...]:
         found = self._uniform.get(device)
         if found is None:
-            sizes = ((last - self._firsts[max(unit - 1, 0)] + 1) for unit, last in enumerate(self._lasts))
-            stops = (self._stop(unit, (device,) * size) for unit, size in enumerate(sizes))
+            place, kinds = self._place(device), tuple(self._chains.alike(device))
+            # Most layers are like others, and so are their stops.
+            known: dict[tuple[tuple[int, ...], int, bool], Stop] = {}
+            stops = []
+            for unit, (first, last) in enumerate(self._units):
+                start = self._firsts[unit - 1] if unit else 0
+                layers, is_last = kinds[start : last + 1], self._is_last(unit)
+                stop = known.get((layers, first - start, is_last))
+                if stop is None:
+                    stop = known[layers, first - start, is_last] = self._stop(unit, layers, (place,) * len(layers))
+                stops.append(stop)
             found = self._uniform[device] = tuple(stops)
         return found
 
-    def _stop(self, unit: int, devices: tuple[str, ...]) -> Stop:
-        first, last = self._units[unit]
-        start = self._firsts[unit - 1] if unit else 0
-        layers = self._alike(start, devices)
-        places = tuple(self._place(device) for device in devices)
-        is_last = last == self._chains.tables.n_trunk - 1
+    def _stop(self, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]) -> Stop:
+        behind = self._units[unit][0] - (self._firsts[unit - 1] if unit else 0)
         left_out = tuple(place.left_out for place in places)
-        return self._same(("layers", layers[: first - start], layers[first - start :], left_out, is_last), places)
+        return self._same(("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit)), places)
+
+    def _is_last(self, unit: int) -> bool:
+        return self._lasts[unit] == self._chains.tables.n_trunk - 1
 
     def _same(self, name: SectionName, places: tuple[Place, ...]) -> Stop:
         """Return the one stop for these places."""

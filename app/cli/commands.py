@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
+from contextlib import suppress
 
 from app.cli import exit_codes
 from app.cli.inputs import find_devices, read_inputs
@@ -11,6 +12,7 @@ from app.paths import speeds_path
 from app.speed_test import measured_book, speed_lines
 from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
+from engine.errors import BusyError, UnreachableError
 from engine.fit.plan_document import plan_document, plan_text
 from engine.fit.preview import make_report
 from engine.fit.speed_book import read_speed_book, write_speed_book
@@ -47,8 +49,12 @@ def run_plan(options: Namespace) -> int:
     asked = (inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
     report = make_report(*asked)
     broken = bool(report.violations)
-    if not broken and (options.probe or report.probe_only is not None):
+    if not broken and options.probe:
         report = probe_report(*asked)
+    elif not broken and report.probe_only is not None:
+        # Devices of a rig file need not be here: then what is known is told, and what is not.
+        with suppress(UnreachableError, BusyError):
+            report = probe_report(*asked)
     if options.json:
         print_document(plan_document(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
     else:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
+from engine.fit.advice import Advice
 from engine.fit.report import DeviceRow, FitReport
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
@@ -39,8 +40,9 @@ def plan_document(
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
     }
     document["decisions"] = [msgspec.to_builtins(each) for each in report.decisions]
-    if report.advice:
-        document["advice"] = [msgspec.to_builtins(each) for each in report.advice]
+    notes = _notes(report)
+    if notes:
+        document["advice"] = [msgspec.to_builtins(each) for each in notes]
     if explanation is not None:
         document["explanation"] = explanation
     return document
@@ -62,18 +64,33 @@ def plan_text(
     mapped_bytes = sum(row.mapped_bytes for row in report.rows)
     if mapped_bytes:
         lines.append(f"The host also maps {format_bytes(mapped_bytes)} of the file, which the system can reclaim.")
-    if report.probe_only is not None:
-        lines.append(f"Not everything could be forecast: {report.probe_only}.")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
-    lines += [f"{each.message} {each.remedy}" for each in report.advice]
+    lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
     lines += [
         f"{row.id} is short by {format_bytes(row.shortfall_bytes)}."
         for row in report.rows
         if row.shortfall_bytes > 0 and row.need_bytes
     ]
     lines += ["", *_decision_lines(report), ""] if report.decisions else []
-    lines.append("It fits." if report.fits else "It does not fit." if not report.violations else "It cannot be loaded.")
+    lines.append(_verdict(report))
     return "\n".join(lines)
+
+
+def _verdict(report: FitReport) -> str:
+    if report.violations:
+        return "It cannot be loaded."
+    if not report.fits:
+        return "It does not fit."
+    return "It fits." if report.probe_only is None else "What could be forecast of it fits."
+
+
+def _notes(report: FitReport) -> tuple[Advice, ...]:
+    """Return the advice, and before it what the rows leave out."""
+    if report.probe_only is None:
+        return report.advice
+    remedy = "Plan it where its devices are and can be asked; until then the numbers are too small."
+    message = f"Not everything could be forecast: {report.probe_only}."
+    return (Advice("incomplete_forecast", message, remedy), *report.advice)
 
 
 def _planned(context: ContextSettings, report: FitReport) -> ContextSettings:

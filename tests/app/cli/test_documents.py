@@ -191,6 +191,24 @@ def test_an_architecture_without_arithmetic_is_probed_unasked(
     assert host["compute_bytes"] > 0
 
 
+def test_what_only_a_probe_can_tell_is_said_of_devices_that_are_not_here(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = write_tiny_llama(
+        tmp_path / "odd.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE, extra_metadata=PROBED_METADATA
+    )
+    rig = write_rig(tmp_path / "rig.json")
+    answer = run_here(capsys, "plan", model, "--rig", rig, "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert "incomplete_forecast" in [each["rule"] for each in answer.document["advice"]]
+    assert {row["grade"] for row in answer.document["devices"]} == {"estimated"}
+    text = run_here(capsys, "plan", model, "--rig", rig).out
+    assert "Not everything could be forecast" in text
+    assert text.endswith("What could be forecast of it fits.\n")
+    asked = run_here(capsys, "plan", model, "--rig", rig, "--probe", "--json")
+    assert (asked.code, asked.error["kind"]) == (6, "unreachable")
+
+
 def test_devices_go_into_plan(tmp_path: Path, tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     answer = run_here(capsys, "devices")
     assert (answer.code, answer.err) == (0, "")

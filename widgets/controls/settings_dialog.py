@@ -58,8 +58,10 @@ class SettingsDialog(QDialog):
         self.load_mode_box = choice_box("How the file is read", LOAD_MODES)
         self.threads_box = number_or_auto("Threads for answers", MOST_THREADS)
         self.threads_batch_box = number_or_auto("Threads for prompts", MOST_THREADS)
-        self.offload_box = choice_box("Op offload: devices compute large batches with the CPU's weights", tuple(OFFLOAD_CHOICES))
-        self.min_batch_box = number_or_auto("From how many tokens on weights are lent", MOST_BATCH)
+        self.offload_box = choice_box(
+            "Op offload: devices compute large batches with the CPU's weights", tuple(OFFLOAD_CHOICES)
+        )
+        self.min_batch_box = number_or_auto("Op offload from this many tokens on", MOST_BATCH)
         self.side_files = SideFileForm()
         self.loaded_label = plain_label("", "dim", wrap=True)
         self.rows = self._lay_out()

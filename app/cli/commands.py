@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from contextlib import suppress
 
 from app.cli import exit_codes
-from app.cli.inputs import find_devices, read_inputs
+from app.cli.inputs import PlanInputs, find_devices, read_inputs
 from app.cli.output import print_document, print_line, print_text, say
 from app.paths import speeds_path
 from app.speed_test import measured_book, speed_lines
@@ -15,6 +14,7 @@ from engine.devices.rig_file import encode_rig
 from engine.errors import BusyError, UnreachableError
 from engine.fit.plan_document import plan_document, plan_text
 from engine.fit.preview import make_report
+from engine.fit.report import FitReport
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.gguf.reader import read_model
 from engine.memory.inspect import inspect_document, inspect_text
@@ -52,9 +52,7 @@ def run_plan(options: Namespace) -> int:
     if not broken and options.probe:
         report = probe_report(*asked)
     elif not broken and report.probe_only is not None:
-        # Devices of a rig file need not be here: then what is known is told, and what is not.
-        with suppress(UnreachableError, BusyError):
-            report = probe_report(*asked)
+        report = _probed_or_known(inputs, report)
     if options.json:
         print_document(plan_document(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
     else:
@@ -62,6 +60,18 @@ def run_plan(options: Namespace) -> int:
     if broken:
         return exit_codes.ARGUMENT
     return exit_codes.OK if report.fits else exit_codes.DOES_NOT_FIT
+
+
+def _probed_or_known(inputs: PlanInputs, report: FitReport) -> FitReport:
+    """Return what the engine says; where the devices of a rig file are not here, or held by a load, what is known."""
+    try:
+        return probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
+    except BusyError:
+        return report
+    except UnreachableError as error:
+        if error.endpoint is not None:
+            raise
+        return report
 
 
 def run_demo(options: Namespace) -> int:

@@ -74,7 +74,9 @@ def test_a_plan_says_it_in_both_forms() -> None:
     layout = replace(PLAIN, overrides=(Override(CPU_ID, part="experts"),))
     report = make_report(model(), RIG, layout, CONTEXT)
     document = plan_document(model(), layout, CONTEXT, report)
+    # The model is a sketch, with less in it than a forecast needs.
     assert [each["rule"] for each in msgspec.to_builtins(document["advice"])] == [
+        "incomplete_forecast",
         "override_leaves_cache",
         "override_stops_pipeline",
     ]

@@ -92,6 +92,7 @@ class Session(QObject):
 
     def _connect_model(self, model: OpenModel) -> None:
         self.speeds.follow(model)
+        model.loading.state_changed.connect(self._on_state_changed)
         model.loading.released.connect(self.prober.restart)
         model.loading.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
@@ -303,6 +304,11 @@ class Session(QObject):
                 model.loading.cancel()
                 self.unload_model(model)
         self.rig_keeper.stop_lab()
+
+    def _on_state_changed(self, state: ModelState) -> None:
+        if state is ModelState.LOADING:
+            # A probe under way holds workers that the load is about to ask for.
+            self.prober.cancel()
 
     def _on_expired(self, model: OpenModel) -> None:
         self._say(f"Unloaded {model.name}: nothing was asked of it for as long as it was to be kept")

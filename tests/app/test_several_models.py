@@ -153,6 +153,15 @@ def test_each_model_keeps_its_conversation_and_its_edit(bench: Bench) -> None:
     assert not session.is_edited
 
 
+def test_a_load_ends_the_probe_that_would_be_in_its_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    ada = bench.open("ada")
+    states: list[ModelState] = []
+    monkeypatch.setattr(bench.session.prober, "cancel", lambda: states.append(ada.loading.state))
+    bench.session.loader.load()
+    assert states == [ModelState.LOADING]
+    bench.wait_for(ada, ModelState.READY)
+
+
 def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -> None:
     ada = bench.load("ada")
     bench.load("bob")

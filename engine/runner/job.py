@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig
@@ -34,7 +35,7 @@ class RetryPolicy:
     constraints: Constraints = NO_CONSTRAINTS
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class LoadJob:
     """One load: a model, a layout of it on a rig, context options, and the forecast that the result is shown beside.
 
@@ -51,6 +52,11 @@ class LoadJob:
 
     def resolved(self) -> Resolved:
         """Return the settings that are used, with what was decided and why."""
+        return self._resolved
+
+    @cached_property
+    def _resolved(self) -> Resolved:
+        # Several steps of a probe or a load ask, and it takes a whole estimate.
         return resolve(ModelMemory(self.model), self.rig, self.layout, self.context, self.side_files)
 
     def parameters(self) -> EngineParameters:

@@ -651,12 +651,17 @@ def run_window(arguments: Sequence[str]) -> int:
     return replace_process([str(venv_program("layerdeck")), *arguments])
 
 
+def pytest_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs the tests on all cores; of two equal options the later one holds, the caller's."""
+    return [str(venv_program("python")), "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", *arguments]
+
+
 def run_tests(arguments: Sequence[str]) -> int:
     """Run the tests. They need no display."""
     set_up(tests=True)
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.chdir(ROOT)
-    return replace_process([str(venv_program("python")), "-m", "pytest", *arguments])
+    return replace_process(pytest_command(arguments))
 
 
 def run_checks(_arguments: Sequence[str]) -> int:
@@ -723,7 +728,7 @@ def run_setup(_arguments: Sequence[str]) -> int:
 COMMANDS = {
     "setup": (run_setup, "look at this machine again, install and build what is missing"),
     "run": (run_window, "start Layerdeck; arguments go to it"),
-    "test": (run_tests, "run the tests; arguments go to pytest"),
+    "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),

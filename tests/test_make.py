@@ -261,6 +261,11 @@ def test_options_after_the_command_are_passed_on() -> None:
     assert make.parse_command(["run", "--theme", "dark", "a.gguf"]) == ("run", ["--theme", "dark", "a.gguf"])
 
 
+def test_tests_run_on_all_cores_unless_the_caller_says_otherwise() -> None:
+    command = make.pytest_command(["-n", "0", "tests/test_make.py"])
+    assert command[1:] == ["-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "-n", "0", "tests/test_make.py"]
+
+
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         make.parse_command(["build"])

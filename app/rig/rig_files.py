@@ -1,0 +1,61 @@
+"""Rig files of the window: opens one in place of what is here, and writes what is shown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+
+from app.background import Background
+from app.notices import Notices
+from app.rig.device_list import DeviceList, list_of_file
+from app.rig.lab import Lab
+from app.rig.live_rig import LiveRig
+from engine.devices.device import Rig
+from engine.devices.rig_file import encode_rig, read_rig
+from engine.errors import RigError
+from engine.runner.discovery import discover
+
+
+class RigFiles(QObject):
+    """Files are read and written beside the GUI thread."""
+
+    def __init__(
+        self, live: LiveRig, lab: Lab, background: Background, notices: Notices, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._live = live
+        self._lab = lab
+        self._background = background
+        self._notices = notices
+
+    def open(self, path: Path) -> None:
+        """Use the devices that the rig file `path` describes."""
+
+        def read() -> DeviceList:
+            rig = read_rig(path)
+            # This machine's are found anew, to know which of the file's devices are here.
+            found = discover() if any(not device.is_rpc for device in rig.devices) else Rig((), rig.host)
+            return list_of_file(rig, found)
+
+        def show(devices: DeviceList) -> None:
+            self._lab.leave_unless_in(devices.rig)
+            self._live.set_devices(devices)
+            self._notices.say(f"The devices are those of {path.name}")
+
+        self._background.run(f"Reading {path.name}", read, show, self._notices.tell)
+
+    def save(self, path: Path) -> None:
+        """Write the rig file of the devices shown."""
+        document = encode_rig(self._live.devices.rig)
+
+        def write() -> None:
+            try:
+                path.write_bytes(document + b"\n")
+            except OSError as error:
+                raise RigError(f"Could not write {path.name}: {error.strerror}. Choose another place.") from error
+
+        def show(_result: None) -> None:
+            self._notices.say(f"Saved {path.name}")
+
+        self._background.run(f"Saving {path.name}", write, show, self._notices.tell)

@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -694,6 +694,31 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
     return max(codes, default=0)
 
 
+def run_follow(arguments: Sequence[str]) -> int:
+    """Build another version of the engine beside ours, record the zoo with it and print what moved."""
+    if not arguments or not re.fullmatch(r"\d+(\.\w+)+", arguments[0]):
+        raise SetupError(f"Say which version of {ENGINE}: make.py follow 0.3.40 [MODEL ...] [--keep].")
+    set_up(tests=True)
+    stamp = read_stamp()
+    build, cuda = plan_build(stamp.get("backend", "auto"), stamp.get("cmake_args", ""))
+    build = replace(build, version=arguments[0])
+    wheel = require_wheel(build, cuda)
+    folder = cache_folder(sys.platform, os.environ, Path.home()) / "engines" / build.key
+    python, source = folder / "bin" / "python", folder / "source"
+    if not source.exists():
+        say(f"Preparing {ENGINE} {build.version}")
+        call([sys.executable, "-m", "venv", "--clear", str(folder)], "The virtual environment could not be created.")
+        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        call([*pip, "install", str(wheel)], "Installing the engine failed.")
+        with tempfile.TemporaryDirectory() as scratch:
+            download = [*pip, "download", "--no-deps", "--no-binary", ENGINE, "--dest", scratch]
+            call([*download, f"{ENGINE}=={build.version}"], "The source of the engine could not be had.")
+            shutil.unpack_archive(next(Path(scratch).glob("*.tar.gz")), Path(scratch, "unpacked"))
+            shutil.move(Path(scratch, "unpacked"), source)
+    zoo = ["-m", "tests.zoo.follow", "--python", str(python), "--source", str(source), *arguments[1:]]
+    return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
+
+
 def run_setup(_arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
     set_up(tests=False, force=True)
@@ -706,6 +731,7 @@ COMMANDS = {
     "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
+    "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from engine.runner.protocol import AllocationFailure
 from engine.runner.protocol import Failure as FailureMessage
 from engine.runner.protocol import Message
 
@@ -12,6 +15,12 @@ class EndOfRequest(Exception):
     def __init__(self, message: Message) -> None:
         super().__init__(str(message))
         self.message = message
+
+    def word_of(self, request: int) -> Message:
+        """Return the message as the last word of the request with this id."""
+        if isinstance(self.message, FailureMessage | AllocationFailure):
+            return msgspec.structs.replace(self.message, request=request)
+        return self.message
 
 
 def failure(kind: str, sentence: str) -> EndOfRequest:

@@ -15,12 +15,8 @@ from engine.runner.events import Crashed, Failed, Loaded
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job, worker_device
-<<<<<<< HEAD
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
-=======
 from tests.support.patience import DEADLINE_S
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, serve_peer
->>>>>>> tools
+from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.runner_log import RunnerLog
 
 

@@ -11,8 +11,8 @@ from pytestqt.qtbot import QtBot
 from app.document import Edit
 from app.loading import ModelState
 from app.notices import Notice
-from app.session import Session
 from app.settings import Settings
+from app.wiring import Session, make_session
 from engine.fit.proposals import Proposal
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
@@ -29,13 +29,13 @@ ASKED = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
 @pytest.fixture
 def session(qtbot: QtBot, tmp_path: Path) -> Iterator[Session]:
     """A session with a model of about 50 MiB on a worker that has room for some of it."""
-    opened = Session(Settings(tmp_path / "settings.ini"))
+    opened = make_session(Settings(tmp_path / "settings.ini"))
     opened.prober.close()
     opened.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
     path = write_tiny_llama(tmp_path / "wide.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536)
     opened.rig.lab.start([28 * MIB])
     wait(qtbot, lambda: len(opened.rig.live.rig.devices) == 1)
-    opened.open_model(path)
+    opened.opener.open(path)
     wait(qtbot, lambda: opened.document.model is not None)
     opened.document.replace(ASKED, "test")
     yield opened
@@ -101,7 +101,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     first = session.models.current
     session.loader.load()
     wait(qtbot, lambda: first.loading.state is ModelState.READY)
-    session.open_model(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
+    session.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
     wait(qtbot, lambda: session.models.current is not first)
     edit = session.document.edit
     assert edit is not None
@@ -111,9 +111,9 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     with monkeypatch.context() as patch:
         patch.setattr(session.loading, "proposals", (proposal,))
         patch.setattr(session.loading, "proposals_model", session.document.model)
-        session.apply_proposal(0)
+        session.other_layouts.apply_proposal(0)
         assert notices[-1].text == "Unloaded wide"
         wait(qtbot, lambda: first.loading.state is ModelState.EMPTY)
-        session.apply_proposal(0)
+        session.other_layouts.apply_proposal(0)
         assert "not loaded any more" in notices[-1].text
     assert session.document.edit == edit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject
@@ -12,8 +13,7 @@ from app.rig.device_list import DeviceList, list_of_file
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
-from engine.devices.rig_file import encode_rig, read_rig
-from engine.errors import RigError
+from engine.devices.rig_file import read_rig, write_rig
 from engine.runner.discovery import discover
 
 
@@ -47,15 +47,9 @@ class RigFiles(QObject):
 
     def save(self, path: Path) -> None:
         """Write the rig file of the devices shown."""
-        document = encode_rig(self._live.devices.rig)
-
-        def write() -> None:
-            try:
-                path.write_bytes(document + b"\n")
-            except OSError as error:
-                raise RigError(f"Could not write {path.name}: {error.strerror}. Choose another place.") from error
+        rig = self._live.devices.rig
 
         def show(_result: None) -> None:
             self._notices.say(f"Saved {path.name}")
 
-        self._background.run(f"Saving {path.name}", write, show, self._notices.tell)
+        self._background.run(f"Saving {path.name}", partial(write_rig, path, rig), show, self._notices.tell)

@@ -168,8 +168,8 @@ def test_the_last_word_counts_more_than_a_crash_after_it() -> None:
 
 def test_out_of_memory_names_device_stage_and_bytes() -> None:
     with fake("out_of_memory") as log, rpc_server() as endpoint:
-        job = make_order([worker_device("RPC0", endpoint, 256 * MIB)])
-        log.runner.load(job)
+        order = make_order([worker_device("RPC0", endpoint, 256 * MIB)])
+        log.runner.load(order)
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, OutOfMemory)
     assert (ending.stage, ending.device, ending.requested_bytes) == ("context", "RPC0", 300 * MIB)

@@ -7,6 +7,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+
+import msgspec
 
 from engine.errors import ArgumentError, EngineError
 from engine.plan.requests import environment, load_request
@@ -97,6 +100,7 @@ class Lifecycle:
         self._waiting: deque[WaitingLoad] = deque()
         self._unload_wanted = False
         self._closing = False
+        self._request_ids = count(1)
 
     @property
     def state(self) -> RunnerState:
@@ -153,7 +157,7 @@ class Lifecycle:
         self._board.tell_state(RunnerState.GENERATING)
         generation.sent = True
         self._child.watch(True)
-        self._child.send(request)
+        self._child.send(msgspec.structs.replace(request, id=next(self._request_ids)))
 
     def _do_stop(self) -> None:
         for waiting in self._waiting:
@@ -363,7 +367,7 @@ class Lifecycle:
 
     def _take_generating(self, message: AnyMessage) -> None:
         match message:
-            case Piece() if message.text:  # An empty one is a sign of progress with the prompt.
+            case Piece():
                 self._board.tell(Token(text=message.text))
             case Generated():
                 self.context_used = message.context_used

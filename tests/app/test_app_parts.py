@@ -11,9 +11,10 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.bug_report import BugDialog, describe_bug, scrub
+from app.notices import Notice
 from app.rig_dialogs import LineDialog, parse_caps
 from app.settings import MAX_RECENT, Settings
-from app.status_line import Notice, StatusLine
+from app.status_line import StatusLine
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError
 from engine.units import GIB, MIB

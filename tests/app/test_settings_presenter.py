@@ -54,8 +54,8 @@ def open_window(qtbot: QtBot, qapp: QApplication, folder: Path) -> MainWindow:
     opened = MainWindow(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
     qtbot.addWidget(opened)
     opened.show()
-    with qtbot.waitSignal(opened.session.rig_keeper.rig_changed, timeout=LONG_MS):
-        opened.session.rig_keeper.open_rig(folder / "rig.json")
+    with qtbot.waitSignal(opened.session.rig.live.rig_changed, timeout=LONG_MS):
+        opened.session.rig.files.open(folder / "rig.json")
     with qtbot.waitSignal(opened.session.model_changed, timeout=LONG_MS):
         opened.session.open_model(folder / "m.gguf")
     return opened
@@ -159,7 +159,7 @@ def test_files_are_chosen_counted_undone_and_kept(
 def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
     window: MainWindow, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS) as told:
+    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS) as told:
         window.session.side_files.add_adapter(folder / "mmproj.gguf")
     assert told.args[0].text.startswith("mmproj.gguf: is a projector, not a LoRA adapter")
     assert names(window) == []
@@ -182,7 +182,7 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
 ) -> None:
     with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
         window.session.side_files.choose_projector(folder / "mmproj.gguf")
-    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS):
+    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS):
         window.session.auto_layouts.use("fewest")
     preview = window.session.document.preview
     assert preview is not None

@@ -8,7 +8,7 @@ from types import TracebackType
 
 from engine.runner.child import ChildProcess
 from engine.runner.outcome import ProcessOutcome
-from engine.runner.protocol import AnyMessage, AnyRequest, Hello, Piece, StageProgress
+from engine.runner.protocol import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
 
 ANSWER_S = 60.0
 END_S = 10.0
@@ -56,6 +56,6 @@ class Conversation:
             message = self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()))
             if isinstance(message, ProcessOutcome):
                 raise AssertionError(f"the worker ended: {message}")
-            if not isinstance(message, Hello | StageProgress | Piece):
+            if not isinstance(message, Hello | StageProgress | Reading | Piece):
                 return message
             self.heard.append(message)

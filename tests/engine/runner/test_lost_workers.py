@@ -15,7 +15,7 @@ from engine.runner.events import Crashed, Failed, Loaded
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order, worker_device
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, serve_peer
+from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.runner_log import RunnerLog
 
 
@@ -27,6 +27,7 @@ def answers_once() -> AbstractContextManager[str]:
         receive(client, HELLO_BYTES)
         if next(turns) == 0:
             client.sendall(ANSWER)
+            answer_questions(client)
         with suppress(ConnectionResetError):
             client.recv(1)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QComboBox
 from pytestqt.qtbot import QtBot
 
 from app import dialogs
@@ -87,15 +87,17 @@ def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: MainWindow)
     assert "trained with, 4096 tokens" in dialog.rows.line("n_ctx")
     # Cards have no kernel for heads of 16.
     assert "off: Not all of it can be done" in window.settings_bar.context_editor.flash_box.toolTip()
-    dialog.load_mode_box.setCurrentText("none")
-    dialog.load_mode_box.activated.emit(0)
+    box = dialog.controls["load_mode"].widgets[0]
+    assert isinstance(box, QComboBox)
+    box.setCurrentText("none")
+    box.activated.emit(0)
     preview = window.session.document.preview
     assert preview is not None
     assert preview.report.context is not None
     assert preview.report.context.load_mode == "none"
     assert dialog.rows.line("load_mode").startswith("Chosen")
     window.actions_by_name["undo"].trigger()
-    assert dialog.load_mode_box.currentText() == "auto"
+    assert box.currentText() == "auto"
 
 
 def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:

@@ -15,6 +15,7 @@ from engine.runner.events import Crashed, Failed, Loaded
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order, worker_device
+from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.runner_log import RunnerLog
 
@@ -52,13 +53,13 @@ def test_a_generation_called_as_the_model_is_lost_ends_once() -> None:
 
     def hold_up(_: object) -> None:
         told.set()
-        go_on.wait(30)
+        go_on.wait(DEADLINE_S)
 
     with RunnerLog(fake_worker_argv("lost_after_query"), on_device_memory=hold_up) as log, answers_once() as attic:
         log.runner.load(make_order([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.runner.query_device_memory()
-        assert told.wait(30)
+        assert told.wait(DEADLINE_S)
         log.wait_until(lambda: not any("supervisor" in thread.name for thread in threading.enumerate()), quietly=True)
         log.runner.generate(Generate(prompt="x"))  # the runner does not know yet that the child is gone
         go_on.set()

@@ -34,11 +34,11 @@ class HeldMemory(QObject):
 
         What is loaded of the model holds its memory, others hold their workers, and a rig file cannot be asked.
         """
-        preview = document.preview
-        if preview is None or self._models.current.loading.state is not ModelState.EMPTY or not self._live.is_real:
+        plan = document.plan
+        if plan is None or self._models.current.loading.state is not ModelState.EMPTY or not self._live.is_real:
             return False
-        used = used_devices(preview.layout)
-        return not any(each.is_rpc and each.holdings for each in preview.rig.devices if each.id in used)
+        used = used_devices(plan.edit.layout)
+        return not any(each.is_rpc and each.holdings for each in plan.rig.devices if each.id in used)
 
     def _on_models_changed(self) -> None:
         held = self._models.held

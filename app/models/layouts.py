@@ -47,6 +47,10 @@ class Layouts(QObject):
             return
 
         def apply(document: LayoutFile) -> None:
+            if self._document.model is not model:
+                shown = f"{path.name} was opened for {model.name}, and another model is shown"
+                self._notices.tell(LayoutError(f"{shown}. Go back to that one and open it again."))
+                return
             self._document.set_edit(document.layout, document.context, f"open {path.name}")
 
         self._background.run(
@@ -81,12 +85,12 @@ class Layouts(QObject):
             self._document.set_layout(split_evenly(edit.layout.n_layers, devices), "split evenly")
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        edit, file, before = self._document.edit, self._document.model, self._document.preview
-        other_devices = before is not None and before.rig.ids != rig.ids
+        before = self._document.plan
         untouched = self._document.is_untouched and self._models.current.held is None
-        if other_devices and untouched and edit is not None and file is not None:
+        if before is not None and before.rig.ids != rig.ids and untouched:
             # Nobody has touched the proposal, and it was made for other devices.
-            layout = initial_layout(file, rig, edit.context, edit.side_files)
-            self._document.open(file, rig, replace(edit, layout=layout))
+            edit = before.edit
+            layout = initial_layout(before.model, rig, edit.context, edit.side_files)
+            self._document.open(before.model, rig, replace(edit, layout=layout))
         else:
             self._document.set_rig(rig)

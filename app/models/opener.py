@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.demo import ensure_demo
-from app.document import Edit, LayoutDocument
+from app.document import LayoutDocument
 from app.notices import Notices
 from app.open_model import OpenModel
 from app.open_models import OpenModels
@@ -25,6 +25,7 @@ from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
 

@@ -51,7 +51,7 @@ class OtherLayouts(QObject):
         if proposal.unload:
             self._unloader.unload_named(proposal.unload)
             return
-        self._document.set_edit(proposal.layout, proposal.context, proposal.text)
+        self._document.replace(proposal.edit, proposal.text)
         asked = "; the engine is asked now" if self._live.is_real else ""
         self._notices.say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
 

@@ -9,7 +9,6 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
@@ -19,7 +18,9 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.client import LoadJob
+from engine.plan.edit import Edit
+from engine.plan.plan import make_plan
+from engine.runner.client import LoadOrder
 from engine.runner.events import OutOfMemory
 from engine.runner.load_loop import LoadLoop
 from engine.units import MIB
@@ -49,14 +50,14 @@ def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
     session, model = window.session, model_in(tmp_path, "model.gguf")
     session.document.open(model, RIG, EDIT)
-    found = propose(model, RIG, EDIT.layout, EDIT.context, {"CUDA0": 100 * MIB})
+    found = propose(make_plan(model, RIG, EDIT), {"CUDA0": 100 * MIB})
     event = OutOfMemory(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(LoadLoop, "proposals", found)
-        patch.setattr(session.loading, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
+        patch.setattr(session.loading, "_pending", LoadOrder(make_plan(model, RIG, EDIT)))
         session.loading.bridge.out_of_memory.emit(event)
     return found
 
@@ -67,7 +68,7 @@ def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, propo
     assert len(shown.buttons) == len(proposals) > 2
     for button, proposal in zip(shown.buttons, proposals, strict=True):
         button.click()
-        assert document.edit == Edit(proposal.layout, proposal.context)
+        assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
         assert window.session.loading.state is ModelState.EMPTY
         document.undo_group.undo()

@@ -72,17 +72,22 @@ class GraphTables:
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
         self._try_graph(model)
         self._model, self._architecture = model, architecture
-        self._without_kernel: dict[Kernels, frozenset[str]] = {"all": frozenset()}
+        self.left_out: list[frozenset[str]] = [frozenset()]
+        """Names of the weights that devices of a sort have no kernel for; of sort 0 are those that have all."""
+        self._sorts: dict[Kernels, int] = {"all": 0}
         self.variants: list[Variant] = []
         """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
         self._numbers: dict[object, int] = {}
         self._matching: dict[str, tuple[str, ...]] = {}
 
-    def without_kernel(self, kernels: Kernels) -> frozenset[str]:
-        """Return the names of the weights that a device with these kernels leaves to the host."""
-        found = self._without_kernel.get(kernels)
+    def sort_of(self, kernels: Kernels) -> int:
+        """Return the sort of a device with these kernels, by the weights that it leaves to the host."""
+        found = self._sorts.get(kernels)
         if found is None:
-            found = self._without_kernel[kernels] = find_unsupported(self._model, self._architecture, kernels)
+            names = find_unsupported(self._model, self._architecture, kernels)
+            if names not in self.left_out:
+                self.left_out.append(names)
+            found = self._sorts[kernels] = self.left_out.index(names)
         return found
 
     def _try_graph(self, model: ModelFile) -> None:

@@ -69,7 +69,7 @@ class Assigned:
     involved: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A copy of `original` (named `original_key` by those who share it, None where only one section knows it) for a
     backend, of `size_bytes`; `root_key` names what `original` is a view of, or itself."""

@@ -29,6 +29,11 @@ def memory_at(place: int, left_out: int = 0) -> str:
     return f"@{place}.{left_out}"
 
 
+def stands_for_place(memory: str) -> bool:
+    """Return whether a name of a memory is one of `memory_at`."""
+    return memory.startswith("@")
+
+
 def pin_at(place: int) -> int:
     """Return what stands for the backend that norms of the layer at `place` are pinned to."""
     return ON_CPU - 1 - place

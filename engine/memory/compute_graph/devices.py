@@ -25,20 +25,16 @@ def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
 
 def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
     if entry == HOST:
-        return Backend(HOST, True, 32, _anything, frozenset(), False, _n_bytes)
+        return Backend(HOST, True, 32, None, frozenset(), False, _n_bytes)
     found = traits[entry]
     rule = found.size_rule
     blind_to: frozenset[str] = frozenset()
     if found.converts_kv:
         # A CUDA device computes nothing that reads another's memory directly.
         blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
-    supports = _cuda_supports if found.converts_kv else _anything
+    supports = _cuda_supports if found.converts_kv else None
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size)
-
-
-def _anything(node: Tensor) -> bool:
-    return True
 
 
 def _n_bytes(tensor: Tensor) -> int:

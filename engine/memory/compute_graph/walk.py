@@ -9,7 +9,7 @@ other devices of the same sorts.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from engine.devices.device import CPU_ID
@@ -43,10 +43,12 @@ class Scheduling:
 @dataclass(slots=True)
 class _Stops:
     """Stops of layouts with the same overrides: of units on one device by its place, of others by unit and places, and
-    of the output by places. `outer` is the variant of what is in no layer."""
+    of the output by places. `outer` is the variant of what is in no layer; `named`: the memories that overrides name
+    for weights of each layer, the last for what is in none."""
 
     overrides: tuple[TensorOverride, ...]
     outer: int
+    named: tuple[frozenset[str], ...]
     alike: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
     uniform: dict[Place, tuple[Stop, ...]] = field(default_factory=dict)
     mixed: dict[tuple[int, tuple[Place, ...]], Stop] = field(default_factory=dict)
@@ -117,9 +119,7 @@ class Walk:
         window = self._window(placement, backend_devices(placement), {*placement.entries}, {})
         pins = {device: place.pin for device, place in window.places.items()}
         sorts = {place.memory: place.left_out for place in window.places.values()}
-        section = self._chains.whole(
-            self._parts(placement), pins, placement.output_device, placement.overrides, sorts
-        )
+        section = self._chains.whole(self._parts(placement), pins, placement.output_device, placement.overrides, sorts)
         steps = Steps(window.steps.scheduler, lambda _: section)
         return Segment(steps, window.memories, (None, Stop(("whole", (), (), (), True, 0), ()), None))
 
@@ -128,36 +128,39 @@ class Walk:
         devices = backend_devices(placement)
         parts = self._parts(placement)
         known = self._known_stops(placement)
-        named = {rule.device for rule in placement.overrides}
         n_stops = len(self._units) + 1
         if len({*devices}) < len(devices):
             window = self._window(placement, devices, {*devices}, self._steps)
             yield self._segment(known, window, parts, placement.output_device, 0, n_stops)
             return
         firsts = {placement.traits[device]: device for device in devices[-2::-1]}
-        always = {*firsts.values(), *named}
+        always = set(firsts.values())
         start = 0
-        for _, _, last in parts:
-            end = n_stops if last == parts[-1][2] else bisect_right(self._lasts, last)
+        for _, _, ends in parts:
+            end = n_stops if ends == parts[-1][2] else bisect_right(self._lasts, ends)
             if end == start:
                 continue  # Its layers add their nodes behind those of the next device.
-            around = {*always, *self._devices_around(parts, start, end, placement.output_device)}
+            layers = self._layers_around(start, end)
+            named = known.named[-1].union(*known.named[layers.start : layers.stop])
+            around = {device for device, first, last in parts if first < layers.stop and last >= layers.start}
+            if end >= len(self._units):
+                around.add(placement.output_device)
+            around |= always | named
             in_order = tuple(device for device in devices[:-1] if device in around)
             window = self._window(placement, (*in_order, CPU_ID), named, self._steps)
             yield self._segment(known, window, parts, placement.output_device, start, end)
             start = end
 
-    def _devices_around(self, parts: Sequence[Part], start: int, end: int, output: str) -> set[str]:
-        """Return the devices of stops `start` to `end`, their neighbours, and what those are made behind."""
-        first, last = self._firsts[max(0, start - 2)], self._lasts[min(end, len(self._units) - 1)]
-        found = {device for device, begins, ends in parts if begins <= last and ends >= first}
-        return found | {output} if end >= len(self._units) else found
+    def _layers_around(self, start: int, end: int) -> range:
+        """Return the layers of stops `start` to `end`, of their neighbours, and of what those are made behind."""
+        last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
+        return range(self._firsts[max(0, start - 2)], last + 1)
 
     def _window(
         self,
         placement: Placement,
         devices: tuple[str, ...],
-        named: set[str],
+        named: Set[str],
         known: dict[tuple[tuple[str, BackendTraits], ...], Steps],
     ) -> _Window:
         """Return the window of these devices, the CPU last: `named` keep their names, others go by their numbers."""
@@ -216,8 +219,11 @@ class Walk:
         if found is None:
             if len(self._stops_of) >= _MOST_OVERRIDES:
                 self._stops_of.clear()
-            outer = self._tables.outside(placement.overrides)
-            found = self._stops_of[placement.overrides] = _Stops(placement.overrides, outer)
+            tables, overrides = self._tables, placement.overrides
+            outer = tables.outside(overrides)
+            variants = (tables.variants[number] for number in (*tables.alike(overrides, "none"), outer))
+            named = tuple(frozenset(variant.moved.values()) for variant in variants)
+            found = self._stops_of[overrides] = _Stops(overrides, outer, named)
         return found
 
     def _mixed_stop(self, known: _Stops, window: _Window, unit: int, parts: Sequence[Part]) -> Stop:

@@ -30,7 +30,7 @@ DEVICES = st.sampled_from((CPU_ID, "CUDA0", "CUDA1"))
 
 def _buffer_bytes(graph: Graph) -> int:
     """Return the compute buffer of a graph on the CPU alone."""
-    cpu = Backend(HOST, True, 32, lambda _: True, frozenset(), False, lambda tensor: tensor.n_bytes)
+    cpu = Backend(HOST, True, 32, None, frozenset(), False, lambda tensor: tensor.n_bytes)
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
     section = whole(graph)
     stops = (None, Stop(("whole", (), (), (), True, 0), ()), None)

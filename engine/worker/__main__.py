@@ -20,7 +20,7 @@ from engine.runner.protocol import (
     Logits,
     MeasureSpeed,
     Message,
-    Piece,
+    ModelRequest,
     Probe,
     Quit,
     Serve,
@@ -56,7 +56,7 @@ class Worker:
         try:
             return self._answer(request)
         except EndOfRequest as end:
-            return end.message
+            return end.word_of(request.id) if isinstance(request, ModelRequest) else end.message
 
     def free(self) -> None:
         """Give the model's memory back."""
@@ -100,14 +100,12 @@ class Worker:
         return message
 
     def _generate(self, request: Generate) -> Message:
-        def say(text: str) -> None:
-            self._pipe.send(Piece(text=text))
-
         from engine.worker.generate import Generator
 
         # one batch of a prompt, or one token of a model that is swapped in, may take longer than a stall timeout
-        with WorkTicks(lambda: say("")):
-            return Generator(self._loaded(), self._stop, say).run(request)
+        generator = Generator(self._loaded(), self._stop, self._pipe.send)
+        with WorkTicks(generator.tell_reading):
+            return generator.run(request)
 
     def _loaded(self) -> Session:
         if self._session is None:

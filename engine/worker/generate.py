@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.runner.protocol import AllocationFailure, Generate, Generated
+from engine.runner.protocol import AllocationFailure, Answer, Generate, Generated, Piece, Reading
 from engine.worker.chat_template import TemplateError, render_chat, render_plain_chat
 from engine.worker.diagnosis import FreeMemory, allocation_failure, decode_failure
 from engine.worker.outcome import EndOfRequest, failure
@@ -30,6 +30,7 @@ class _Counts:
     """What is reported at the end; times in seconds."""
 
     prompt_tokens: int
+    cached_tokens: int = 0
     evaluated_tokens: int = 0
     generated_tokens: int = 0
     prompt_seconds: float = 0.0
@@ -37,12 +38,13 @@ class _Counts:
 
 
 class Generator:
-    """One generation on a session. `say` is given the text piece by piece."""
+    """One generation on a session. `say` is given what is told before the last word."""
 
-    def __init__(self, session: Session, stop: StopRequest, say: Callable[[str], None]) -> None:
+    def __init__(self, session: Session, stop: StopRequest, say: Callable[[Answer], None]) -> None:
         self._session = session
         self._stop = stop
         self._say = say
+        self._reading = Reading(request=0, read_tokens=0, prompt_tokens=0)
 
     def run(self, request: Generate) -> Generated:
         """Generate, and return how it went.
@@ -53,6 +55,7 @@ class Generator:
         if not self._session.makes_text:
             raise failure("argument", "This model does not continue text; chat needs a model that generates.")
         prompt = self._prompt(request)
+        self._reading = Reading(request=request.id, read_tokens=0, prompt_tokens=len(prompt))
         counts = _Counts(prompt_tokens=len(prompt))
         started = time.perf_counter()
         complete = self._read_prompt(prompt, counts)
@@ -62,7 +65,9 @@ class Generator:
         if complete:
             counts.generation_seconds = time.perf_counter() - begun
         return Generated(
+            request=request.id,
             prompt_tokens=counts.prompt_tokens,
+            cached_tokens=counts.cached_tokens,
             evaluated_tokens=counts.evaluated_tokens,
             generated_tokens=counts.generated_tokens,
             prompt_seconds=counts.prompt_seconds,
@@ -70,6 +75,10 @@ class Generator:
             context_used=len(self._session.tokens),
             stop_reason=reason,
         )
+
+    def tell_reading(self) -> None:
+        """Say how far the prompt is: a long one on a slow machine is not stuck."""
+        self._say(self._reading)
 
     def _prompt(self, request: Generate) -> list[int]:
         text = prompt_text(self._session, request)
@@ -90,7 +99,7 @@ class Generator:
     def _read_prompt(self, prompt: list[int], counts: _Counts) -> bool:
         """Decode what the cache does not hold yet; False when stopped before the end."""
         session = self._session
-        kept = keep_common_prefix(session, prompt)
+        kept = counts.cached_tokens = keep_common_prefix(session, prompt)
         limit = max(1, min(session.settings.n_batch, session.context_tokens))
         step = min(FIRST_PROMPT_BATCH, limit)
         position = kept
@@ -100,7 +109,10 @@ class Generator:
                 return False
             position += len(batch)
             counts.evaluated_tokens = position - kept
-            self._say("")  # a sign of progress: a long prompt on a slow machine is not stuck
+            self._reading = Reading(
+                request=self._reading.request, read_tokens=position, prompt_tokens=counts.prompt_tokens
+            )
+            self.tell_reading()
             rate = len(batch) / max(time.perf_counter() - started, 1e-9)
             step = min(limit, max(FIRST_PROMPT_BATCH, int(rate * PROMPT_BATCH_SECONDS)))
         return True
@@ -121,7 +133,7 @@ class Generator:
                     break
                 counts.generated_tokens += 1
                 if text := pieces.add(token):
-                    self._say(text)
+                    self._say(Piece(request=request.id, text=text))
                 if len(session.tokens) >= room:
                     reason = "context_full"
                     break
@@ -131,7 +143,7 @@ class Generator:
                     reason = "stopped"
                     break
         if text := pieces.rest():
-            self._say(text)
+            self._say(Piece(request=request.id, text=text))
         return reason
 
     def _decode(self, tokens: list[int]) -> bool:

@@ -20,12 +20,12 @@ from engine.runner.protocol import (
     DeviceRef,
     Hello,
     Piece,
+    Reading,
     Serve,
     Serving,
     StageProgress,
 )
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 class RawChild:
@@ -75,7 +75,7 @@ class RawChild:
     def answer(self) -> AnyMessage | None:
         """Return the next message that is neither progress nor a piece of text; those are in `heard`."""
         self.heard = []
-        while isinstance(message := self.message(), StageProgress | Piece):
+        while isinstance(message := self.message(), StageProgress | Reading | Piece):
             self.heard.append(message)
         return message
 

@@ -60,6 +60,6 @@ class Batch:
         self._tokens[begin:end] = list(tokens)
         self._positions[begin:end] = list(range(position, position + count))
         self._sequences[begin:end] = [sequence] * count
-        self._outputs[begin:end] = [0] * (count - outputs) + [1] * outputs
+        self._outputs[begin:end] = [*([0] * (count - outputs)), *([1] * outputs)]
         self.count = self.struct.n_tokens = end
         return end - 1

@@ -22,6 +22,7 @@ from engine.runner.protocol import Generate
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job, worker_device
+from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 from tests.support.runner_log import RunnerLog
 
@@ -373,7 +374,7 @@ def test_an_idle_model_does_not_stall() -> None:
         while time.monotonic() < until_s:
             arrived.clear()
             log.runner.query_device_memory()
-            assert arrived.wait(10)
+            assert arrived.wait(DEADLINE_S)
         assert log.runner.is_ready
 
 
@@ -475,7 +476,7 @@ def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFix
     runner = Runner(fail, argv=fake_worker_argv("normal"))
     try:
         runner.load(make_job())
-        assert over.wait(30)
+        assert over.wait(DEADLINE_S)
     finally:
         runner.close()
     assert "receiver of the runner's news failed" in caplog.text

@@ -20,6 +20,7 @@ from engine.runner.job import RetryPolicy
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job
+from tests.support.patience import DEADLINE_S
 from tests.support.runner_log import LoopLog, RunnerLog
 
 N_LOADS = 8
@@ -144,7 +145,7 @@ def test_close_from_several_threads_and_from_an_event(kind: Kind) -> None:
 
     log.on_event = close_inside
     log.runner.load(make())
-    assert closed_inside.wait(30)
+    assert closed_inside.wait(DEADLINE_S)
     closers = [threading.Thread(target=log.runner.close) for _ in range(3)]
     for closer in closers:
         closer.start()

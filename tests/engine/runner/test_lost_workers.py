@@ -15,7 +15,8 @@ from engine.runner.events import Crashed, Failed, Loaded
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job, worker_device
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, serve_peer
+from tests.support.patience import DEADLINE_S
+from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.runner_log import RunnerLog
 
 
@@ -27,6 +28,7 @@ def answers_once() -> AbstractContextManager[str]:
         receive(client, HELLO_BYTES)
         if next(turns) == 0:
             client.sendall(ANSWER)
+            answer_questions(client)
         with suppress(ConnectionResetError):
             client.recv(1)
 
@@ -51,13 +53,13 @@ def test_a_generation_called_as_the_model_is_lost_ends_once() -> None:
 
     def hold_up(_: object) -> None:
         told.set()
-        go_on.wait(30)
+        go_on.wait(DEADLINE_S)
 
     with RunnerLog(fake_worker_argv("lost_after_query"), on_device_memory=hold_up) as log, answers_once() as attic:
         log.runner.load(make_job([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.runner.query_device_memory()
-        assert told.wait(30)
+        assert told.wait(DEADLINE_S)
         log.wait_until(lambda: not any("supervisor" in thread.name for thread in threading.enumerate()), quietly=True)
         log.runner.generate(Generate(prompt="x"))  # the runner does not know yet that the child is gone
         go_on.set()

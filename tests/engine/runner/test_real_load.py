@@ -29,6 +29,7 @@ from engine.runner.protocol import Generate
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.runner_log import LoopLog, RunnerLog
 
 N_LAYERS = 8
@@ -255,7 +256,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         assert owner.stdout is not None
         child = psutil.Process(int(owner.stdout.readline()))
         owner.kill()
-    _, alive = psutil.wait_procs([child], timeout=30)
+    _, alive = psutil.wait_procs([child], timeout=DEADLINE_S)
     assert alive == []
 
 

@@ -72,7 +72,7 @@ def _run_command(options: Namespace) -> int:
         case "devices":
             from app.cli.devices import run_devices as run_command
         case "plan":
-            from app.cli.commands import run_plan as run_command
+            from app.cli.plan import run_plan as run_command
         case "load":
             from app.cli.load import run_load as run_command
         case "rig":

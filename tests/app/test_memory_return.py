@@ -10,8 +10,8 @@ from pytestqt.qtbot import QtBot
 
 from app.open_model import OpenModel
 from app.rig.device_list import DeviceList
-from app.session import Session
 from app.settings import Settings
+from app.wiring import make_session
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.loaded_models import LoadedModel
 from engine.fit.recovery import LIMIT_S
@@ -28,7 +28,7 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 50.0
-        self.session = Session(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
+        self.session = make_session(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
         self.session.rig.live.set_devices(DeviceList(Rig((CARD,), make_host("host", 64 * GIB, 60 * GIB))))
         self.begun: list[str] = []
         self.waits: list[str] = []

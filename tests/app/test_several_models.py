@@ -10,15 +10,15 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
 from app.notices import Notice
 from app.open_model import OpenModel
-from app.session import Session
 from app.settings import Settings
+from app.wiring import Session, make_session
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits
@@ -68,7 +68,7 @@ class Bench:
 
     def open(self, name: str, device: str = CPU_ID, context: ContextSettings = CONTEXT) -> OpenModel:
         """Make a model current, and put all of it on one device."""
-        self.session.open_model(self._paths[name])
+        self.session.opener.open(self._paths[name])
         self.wait(lambda: self.session.models.current.name == name)
         self.session.document.replace(Edit(single_device(N_LAYERS, device), context), "test")
         return self.session.models.current
@@ -100,7 +100,7 @@ class Bench:
 @pytest.fixture
 def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
     clock = Clock()
-    session = Session(Settings(tmp_path / "settings.ini"), clock=clock)
+    session = make_session(Settings(tmp_path / "settings.ini"), clock=clock)
     session.prober.close()
     session.document.edit_settled.disconnect()  # No probes: the processes here are workers and models.
     yield Bench(qtbot, session, clock, tmp_path)
@@ -144,11 +144,11 @@ def test_each_model_keeps_its_conversation_and_its_edit(bench: Bench) -> None:
     assert bench.answer_of(bob) != first
     session = bench.session
     session.document.replace(Edit(single_device(N_LAYERS, CPU_ID), ContextSettings(n_ctx=256)), "edit bob")
-    session.show_model(ada)
+    session.opener.show(ada)
     assert session.document.model is ada.file
     assert not session.is_edited
-    assert session.conversation is ada.conversation
-    session.show_model(bob)
+    assert session.models.current.conversation is ada.conversation
+    session.opener.show(bob)
     assert session.is_edited
     session.document.undo_group.undo()
     assert not session.is_edited
@@ -168,12 +168,32 @@ def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -
     bench.load("bob")
     assert bench.load("ada", context=ContextSettings(n_ctx=256)) is ada
     assert ada.loading.loaded is not None
-    assert ada.loading.loaded.context.n_ctx == 256
+    assert ada.loading.loaded.edit.context.n_ctx == 256
     assert bench.loaded_names == ["ada", "bob"]
     loaded = ada.loading.loaded
     bench.session.loader.load()
     assert ada.loading.state is ModelState.READY
     assert ada.loading.loaded is loaded
+
+
+def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = bench.load("ada", context=LONG)
+    lost: list[str] = []
+    ada.loading.answer_lost.connect(lost.append)
+    ada.conversation.send("hello")
+    bench.open("ada", context=CONTEXT)
+    with monkeypatch.context() as patch:
+        patch.setattr(ada.loading.bridge, "stop", lambda: None)  # It is to fail before it has stopped.
+        bench.session.loader.load()
+    assert ada.loading.state is ModelState.GENERATING
+    (child,) = children()
+    child.kill()
+    bench.wait(lambda: bool(lost))
+    bench.wait_for(ada, ModelState.READY)
+    assert ada.loading.loaded is not None
+    assert ada.loading.loaded.edit.context == CONTEXT
 
 
 def test_only_one_model_is_loaded_at_a_time(bench: Bench) -> None:
@@ -253,7 +273,7 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
     bench.session.loader.answer(LoadChoice(LoadAnswer.BESIDE))
     bench.wait_for(bob, ModelState.READY)
     assert bench.loaded_names == ["ada", "bob"]
-    bench.session.unload_model(bob)
+    bench.session.unloader.unload(bob)
     bench.session.loader.load()
     bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD, remember=True))
     bench.wait_for(bob, ModelState.READY)
@@ -346,7 +366,7 @@ def test_a_model_whose_process_is_lost_leaves_the_other_alone(bench: Bench) -> N
 def test_the_lab_takes_only_its_own_model_along(bench: Bench) -> None:
     bench.start_lab([128 * MIB])
     ada, bob = bench.load("ada", "RPC0"), bench.load("bob")
-    bench.session.stop_lab()
+    bench.session.unloader.stop_lab()
     assert bench.loaded_names == ["bob"]
     assert ada.loading.state is ModelState.EMPTY
     assert bench.answer_of(bob)

@@ -9,7 +9,7 @@ from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.facts import WeightFacts
 from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import HomeOf
-from engine.memory.override_weights import usable_rules
+from engine.memory.override_homes import usable_rules
 
 
 def memory_of(device: str) -> str:

@@ -17,7 +17,10 @@ _PARTS = tuple(field.name for field in fields(DeviceMemory))
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's numbers, to the key of the contract (section Row). `shortfall_bytes` is negative when it fits."""
+    """One device's numbers, to the key of the contract (section Row). `shortfall_bytes` is negative when it fits.
+
+    `pipeline_bytes` is part of `compute_bytes`.
+    """
 
     id: str
     weights_bytes: int
@@ -33,6 +36,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     margin_bytes: int
     shortfall_bytes: int
     grade: Grade
+    pipeline_bytes: int = 0
 
     @property
     def memory(self) -> DeviceMemory:
@@ -78,4 +82,5 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         margin_bytes=device.margin_bytes,
         shortfall_bytes=need_bytes + device.margin_bytes - device.available_bytes,
         grade=grade,
+        pipeline_bytes=memory.pipeline_bytes,
     )

@@ -10,7 +10,7 @@ from engine.gguf.quoting import clean
 from engine.memory.estimate import Grade
 from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
 from engine.runner.job import LoadJob
-from engine.runner.measured import member_estimate, rows_from_parts
+from engine.runner.measured import member_estimate, rows_from_parts, with_copies
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import AllocationFailure, Failure, Generated, LoadedModel, Part, StageProgress
 from engine.units import format_bytes
@@ -55,8 +55,9 @@ class StageTracker:
 
 def loaded_event(job: LoadJob, message: LoadedModel) -> Loaded:
     """Return the measured rows beside the job's forecast."""
-    estimate = member_estimate(job, message.parts)
-    return Loaded(devices=rows_from_parts(message.parts, job.rig, Grade.MEASURED, estimate), forecast=job.forecast)
+    members = member_estimate(job, message.parts)
+    rows = rows_from_parts(message.parts, job.rig, Grade.MEASURED, members)
+    return Loaded(devices=with_copies(rows, job.rig, job.resolved().model_estimate.devices), forecast=job.forecast)
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: bool = False) -> OutOfMemory:

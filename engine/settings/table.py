@@ -17,6 +17,7 @@ from engine.settings.context_settings import (
     KV_TYPES,
     LOAD_MODES,
     OFFLOAD_MIN_BATCH,
+    PIPELINE_MODES,
     ContextSettings,
 )
 from engine.settings.kinds import Choice, Kind, LeftOpen, Switch, Value, WholeNumber
@@ -216,6 +217,18 @@ SETTINGS: tuple[Setting, ...] = (
         "threads for prompts; auto: as many as for answers",
         "none",
         decided_by="threads",
+    ),
+    Setting(
+        "pipeline",
+        Choice(PIPELINE_MODES),
+        "--pipeline",
+        "Batches",
+        "Pipeline",
+        "devices compute parts of a long prompt, or of several, at the same time, for which they keep copies of what "
+        "they hand on; auto: where that gains and there is room",
+        "placement",
+        decided_by="pipeline",
+        rare=True,
     ),
 )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.memory.compute_graph.allocator import Ahead, Allocation, Filled, is_shared, look_back, start
+from engine.memory.compute_graph.allocator import Ahead, Allocation, Filled, Size, is_shared, look_back, start
 from engine.memory.compute_graph.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError, Key, Section
 
@@ -51,7 +51,7 @@ class Simulation:
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
-        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, int]]] = {}
+        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, Size]]] = {}
         self._starts: dict[tuple[Section, ...], int] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
         self._numbers: dict[State, int] = {}
@@ -88,8 +88,8 @@ class Simulation:
             found.append(assigned)
         return found
 
-    def sizes(self, stops: Sequence[Stop]) -> dict[str, int]:
-        """Return the bytes of the compute buffer in each memory.
+    def sizes(self, stops: Sequence[Stop]) -> dict[str, Size]:
+        """Return the size of the compute buffer in each memory.
 
         Raises:
             FarReachError: sections know too little of each other.
@@ -179,8 +179,8 @@ class Simulation:
         aheads.reverse()
         return aheads
 
-    def _fill(self, assigned: Sequence[Assigned], pieces: Sequence[Piece], aheads: Sequence[int]) -> dict[str, int]:
-        sizes = {backend.memory: 0 for backend in self._scheduler.backends}
+    def _fill(self, assigned: Sequence[Assigned], pieces: Sequence[Piece], aheads: Sequence[int]) -> dict[str, Size]:
+        sizes = {backend.memory: Size(0, 0) for backend in self._scheduler.backends}
         known = self._fills
         state = self._start(assigned)
         last: tuple[Piece, int] | None = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from engine.devices.device import CPU_ID
+from engine.memory.compute_graph.allocator import Size
 from engine.memory.compute_graph.chains import Chains
 from engine.memory.compute_graph.scheduler import HOST, Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError
@@ -33,8 +34,8 @@ class Walk:
         self._places: dict[str, Place] = {}
         self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
 
-    def sizes(self, placement: Placement) -> dict[str, int]:
-        """Return the compute buffer of each memory in bytes.
+    def sizes(self, placement: Placement) -> dict[str, Size]:
+        """Return the compute buffer of each memory.
 
         Raises:
             FarReachError: the graph cannot be taken apart.

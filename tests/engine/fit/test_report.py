@@ -36,6 +36,7 @@ ROW_KEYS = {
     "margin_bytes",
     "shortfall_bytes",
     "grade",
+    "pipeline_bytes",
 }
 
 

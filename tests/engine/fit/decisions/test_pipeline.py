@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import msgspec
 import pytest
 
@@ -75,8 +77,9 @@ def test_a_longer_context_goes_first(memory: ModelMemory) -> None:
     asked = msgspec.structs.replace(ASKED, n_ctx=AUTO_CONTEXT)
     length = resolve(memory, LARGE, TWO, asked).context.n_ctx
     tight = needs(resolve(memory, LARGE, TWO, msgspec.structs.replace(chosen("off"), n_ctx=length)))
-    resolved = resolve(memory, rig(tight["D0"], tight["D1"]), TWO, asked)
-    assert resolved.context.n_ctx >= length
+    cards = tuple(replace(device, free_bytes=tight[device.id]) for device in LARGE.devices)
+    resolved = resolve(memory, Rig(cards, LARGE.host), TWO, asked)
+    assert resolved.context.n_ctx == length
     assert resolved.context.pipeline == "off"
 
 

@@ -28,6 +28,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     recurrent_bytes: int
     compute_bytes: int
+    pipeline_bytes: int = 0
     output_bytes: int
     overhead_bytes: int
     need_bytes: int
@@ -36,7 +37,6 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     margin_bytes: int
     shortfall_bytes: int
     grade: Grade
-    pipeline_bytes: int = 0
 
     @property
     def memory(self) -> DeviceMemory:

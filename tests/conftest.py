@@ -5,12 +5,17 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
 from tests.support import selection
 from tests.support.leftovers import Watch, record_thread_starts
+from tests.support.patient_bot import PatientBot
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
 
 OUR_LOGGERS = ("app", "engine", "layerdeck", "widgets", "resources")
 
@@ -55,6 +60,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=left_out)
         dropped = set(left_out)
         items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.fixture
+def qtbot(qapp: QApplication, request: pytest.FixtureRequest) -> PatientBot:
+    """Take the place of pytest-qt's own, which gives up after 5 seconds."""
+    return PatientBot(request)
 
 
 @pytest.fixture(scope="session", autouse=True)

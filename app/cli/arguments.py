@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from app.cli.auto_options import add_auto_arguments
 from app.cli.settings_options import add_settings_arguments, positive
 from engine.errors import ArgumentError
-from engine.runner.job import DEFAULT_RETRIES
+from engine.runner.load_order import DEFAULT_RETRIES
 from engine.units import parse_size
 
 LATER_COMMANDS = ("export", "bench", "chat")

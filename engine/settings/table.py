@@ -233,3 +233,8 @@ SETTINGS: tuple[Setting, ...] = (
 )
 
 KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
+
+
+def memory_part(context: ContextSettings) -> tuple[Value, ...]:
+    """Return the values of `context` that memory depends on: what numbers of the engine may be kept by."""
+    return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)

@@ -3,9 +3,9 @@
     python -m benchmarks.drag_time [NAME ...] [--worst 10]
 
 Every boundary between neighbours is dragged over all places, one after the other: over eight cards, over the CPU and
-seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables. Times
-are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000 small tuples
-takes in the same run, which tells slow machines from slow code. The last line is one JSON object.
+seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables.
+Times are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000
+small tuples takes in the same run, which tells slow machines from slow code. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from engine.fit.preview import PreviewTables, make_preview
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
 from engine.units import GIB
 from tests.support.truth import MODEL_NAMES, truth_model
 
@@ -56,7 +58,7 @@ def has_experts(model: ModelFile) -> bool:
 def milliseconds(layout: Layout, tables: PreviewTables, rig: Rig, context: ContextSettings) -> float:
     """Return how long one step of a drag takes."""
     begun = time.thread_time()
-    make_preview(tables, rig, layout, context)
+    make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
     return (time.thread_time() - begun) * 1000
 
 

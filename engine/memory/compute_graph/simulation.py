@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from engine.memory.compute_graph.allocator import Ahead, Allocation, Filled, is_shared, look_back, start
+from engine.memory.compute_graph.allocator import Ahead, Allocation, is_shared, look_back, start
 from engine.memory.compute_graph.crossing import Crossing, Places, State, crossing
 from engine.memory.compute_graph.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError, Key, Section

@@ -19,7 +19,7 @@ from engine.memory.compute_graph.chains import Chains
 from engine.memory.compute_graph.devices import backend_devices, backends_of
 from engine.memory.compute_graph.graph_tables import Sizes
 from engine.memory.compute_graph.homes import memory_of
-from engine.memory.compute_graph.scheduler import HOST, Place, Scheduler
+from engine.memory.compute_graph.scheduler import Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError
 from engine.memory.compute_graph.simulation import SectionName, Segment, Simulation, Steps, Stop
 from engine.memory.placement import Placement

@@ -260,6 +260,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     rig, models, document, opener = session.rig, session.models, session.document, session.opener
     session.notices.given.connect(main.status_line.show_notice)
     session.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
+    session.auto_layouts.searching.connect(lambda what: main.status_line.set_busy("auto layout", what))
     questions = Questions(
         main,
         settings,

@@ -22,7 +22,7 @@ class Greeter:
         """Say hello to `endpoints`; `then` is called in another thread, also after a cancel."""
         cancel = self._cancel = CancelToken()
         thread = threading.Thread(
-            target=lambda: then(_greetings(endpoints, cancel)), name="runner-greeter", daemon=True
+            target=lambda: then(greetings_of(endpoints, cancel)), name="runner-greeter", daemon=True
         )
         self._threads = [*(each for each in self._threads if each.is_alive()), thread]
         thread.start()
@@ -37,7 +37,7 @@ class Greeter:
             thread.join(DEFAULT_TIMEOUT_S)
 
 
-def _greetings(endpoints: Sequence[str], cancel: CancelToken) -> Greetings:
+def greetings_of(endpoints: Sequence[str], cancel: CancelToken) -> Greetings:
     """Say hello; where this system gives us no sockets, that is the answer of each endpoint."""
     try:
         return greet_all(endpoints, cancel=cancel)

@@ -19,8 +19,8 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.client import LoadJob
 from engine.runner.events import OutOfMemory
+from engine.runner.job import LoadJob
 from engine.runner.load_loop import LoadLoop
 from engine.units import MIB
 from tests.support.models import write_header_only

@@ -10,7 +10,7 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import Block, ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
-from engine.runner.client import LoadJob
+from engine.runner.job import LoadJob
 from engine.units import GIB, MIB
 
 N_LAYERS = 4

@@ -20,7 +20,7 @@ from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Projector, SideFiles, read_adapter, read_projector
 from engine.processor import Processor
-from engine.runner.client import LoadJob
+from engine.runner.job import LoadJob
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_layout

@@ -29,7 +29,7 @@ class AutoLayoutPresenter(QObject):
         self._layouts.pins_changed.connect(self._show_pins)
         self._layouts.found.connect(self._on_found)
         self._session.model_changed.connect(self._on_model_changed)
-        self._session.rig_keeper.rig_changed.connect(self._on_rig_changed)
+        self._session.rig.live.rig_changed.connect(self._on_rig_changed)
         self._show_pins(self._layouts.pins)
 
     def show(self) -> None:
@@ -47,7 +47,7 @@ class AutoLayoutPresenter(QObject):
         ]
         dialog = AutoLayoutDialog(words, self._window)
         dialog.set_wishes(self._layouts.wishes)
-        dialog.set_devices(self._session.rig_keeper.rig.all_devices)
+        dialog.set_devices(self._session.rig.live.rig.all_devices)
         dialog.set_pins_text(_pins_text(self._layouts.pins))
         dialog.set_ready(self._session.document.model is not None)
         dialog.wishes_changed.connect(self._layouts.set_wishes)

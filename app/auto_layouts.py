@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.document import LayoutDocument
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
 from engine.errors import EngineError
@@ -55,7 +55,7 @@ class AutoLayouts(QObject):
     def __init__(
         self,
         document: LayoutDocument,
-        keeper: RigKeeper,
+        live: LiveRig,
         background: Background,
         settings: Settings,
         speeds: SpeedKeeper,
@@ -64,7 +64,7 @@ class AutoLayouts(QObject):
     ) -> None:
         super().__init__(parent)
         self._document = document
-        self._keeper = keeper
+        self._live = live
         self._background = background
         self._settings = settings
         self._speeds = speeds
@@ -129,7 +129,7 @@ class AutoLayouts(QObject):
 
     def use(self, strategy: str) -> None:
         """Go to the layout that `strategy` finds for the devices as they are now."""
-        model, edit, rig = self._document.model, self._document.edit, self._keeper.rig
+        model, edit, rig = self._document.model, self._document.edit, self._live.rig
         if model is None or edit is None:
             return
         constraints = replace(self._constraints(model), side_files=edit.side_files)
@@ -148,7 +148,7 @@ class AutoLayouts(QObject):
 
     def _constraints(self, model: ModelFile) -> Constraints:
         """Return what is asked for, less what is about devices and layers that are not here."""
-        ids, wishes, pins = set(self._keeper.rig.ids), self.wishes, self.pins
+        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self.pins
         return Constraints(
             order=tuple(device_id for device_id in wishes.order if device_id in ids),
             off=wishes.off & ids,

@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.paths import calibration_path
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from engine.devices.device import CPU_ID
 from engine.errors import EngineError
 from engine.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
@@ -24,10 +24,10 @@ class Calibrator(QObject):
     """Compares the samples before and after a load for local devices, and the engine's own numbers for the others."""
 
     def __init__(
-        self, keeper: RigKeeper, background: Background, path: Path | None = None, parent: QObject | None = None
+        self, live: LiveRig, background: Background, path: Path | None = None, parent: QObject | None = None
     ) -> None:
         super().__init__(parent)
-        self._keeper = keeper
+        self._live = live
         self._background = background
         self._path = path or calibration_path()
         self._used_bytes: dict[str, int] = {}
@@ -35,8 +35,8 @@ class Calibrator(QObject):
         self._ended: tuple[LoadJob, Loaded] | None = None
         self._learns = True
         self.calibration = read_calibration(self._path)
-        keeper.set_calibration(self.calibration)
-        keeper.samples_arrived.connect(self._on_samples)
+        live.set_calibration(self.calibration)
+        live.samples_arrived.connect(self._on_samples)
 
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
         """A load begins. Where it replaces a model the growth of a device would not be its own.
@@ -78,7 +78,7 @@ class Calibrator(QObject):
         if calibration == self.calibration:
             return
         self.calibration = calibration
-        self._keeper.set_calibration(calibration)
+        self._live.set_calibration(calibration)
 
         def fail(error: EngineError) -> None:
             _log.info("calibration: %s", error.summary())

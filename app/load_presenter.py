@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from PySide6.QtCore import QObject
 
 from app.loading import ModelState
+from app.notices import Notice
 from app.open_model import OpenModel
-from app.status_line import Notice
 from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.outcome import ProposalWords, progress_words
@@ -60,7 +60,7 @@ class LoadPresenter(QObject):
         report = self._report
         match event:
             case OutOfMemory():
-                names = {device.id: device.name for device in self._window.session.rig_keeper.rig.all_devices}
+                names = {device.id: device.name for device in self._window.session.rig.live.rig.all_devices}
                 words = [
                     ProposalWords(each.text, f"{each.detail} · {each.grade}") for each in self._model.loading.proposals
                 ]

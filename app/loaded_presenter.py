@@ -30,7 +30,7 @@ class LoadedPresenter(QObject):
         models, loader, loaded_list = self._session.models, self._session.loader, window.model_panel.loaded_list
         models.changed.connect(self._show_entries)
         models.current_changed.connect(self._show_entries)
-        self._session.rig_keeper.samples_arrived.connect(self._show_entries)
+        self._session.rig.live.samples_arrived.connect(self._show_entries)
         loaded_list.chosen.connect(self._on_chosen)
         loaded_list.end_requested.connect(self._on_end)
         loaded_list.keep_alive_chosen.connect(self._on_keep_alive)

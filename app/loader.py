@@ -9,11 +9,11 @@ from PySide6.QtCore import QObject, Signal
 from app.document import LayoutDocument
 from app.load_plan import LoadPlan, load_question, plan_load
 from app.memory_return import MemoryReturn
+from app.notices import Notice
 from app.open_model import OpenModel
 from app.open_models import OpenModels
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from app.settings import Settings
-from app.status_line import Notice
 from engine.fit.loaded_models import needs_reload
 from engine.fit.preview import Preview
 from engine.gguf.model_file import ModelFile
@@ -42,7 +42,7 @@ class Loader(QObject):
         self,
         models: OpenModels,
         document: LayoutDocument,
-        keeper: RigKeeper,
+        keeper: LiveRig,
         settings: Settings,
         parent: QObject | None = None,
     ) -> None:

@@ -16,13 +16,14 @@ from app.keys_dialog import KeysDialog
 from app.loaded_presenter import LoadedPresenter
 from app.menus import make_menus
 from app.model_views import ModelViews
+from app.notices import Notice
 from app.paths import log_path
 from app.presenter import Presenter
 from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
 from app.session import Session
 from app.settings import Settings
 from app.settings_presenter import SettingsPresenter
-from app.status_line import Notice, StatusLine
+from app.status_line import StatusLine
 from app.theme import THEME_NAMES, Theme, ThemeName
 from engine.layout.layout import Layout
 from widgets.chat.chat_pane import ChatPane
@@ -85,7 +86,7 @@ class MainWindow(QMainWindow):
     def start(self, *, model: Path | None, rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
         self.presenter.show_recent_models()
-        self.session.rig_keeper.start(rig)
+        self.session.rig.start(rig)
         if model is not None:
             self.session.open_model(model)
 
@@ -194,12 +195,12 @@ class MainWindow(QMainWindow):
     def open_rig(self) -> None:
         path = dialogs.ask_open(self, "Open a rig", dialogs.RIG_FILTER)
         if path is not None:
-            self.session.rig_keeper.open_rig(path)
+            self.session.rig.files.open(path)
 
     def save_rig(self) -> None:
         path = dialogs.ask_save(self, "Save the rig", dialogs.RIG_FILTER, "rig.json")
         if path is not None:
-            self.session.rig_keeper.save_rig(path)
+            self.session.rig.files.save(path)
 
     def add_remote(self) -> None:
         def remember() -> None:
@@ -209,11 +210,11 @@ class MainWindow(QMainWindow):
             self,
             warn=not self.settings.remote_warning_given,
             on_warned=remember,
-            then=self.session.rig_keeper.add_remote,
+            then=self.session.rig.search.add_remote,
         )
 
     def start_lab(self) -> None:
-        ask_lab_caps(self, self.session.rig_keeper.start_lab)
+        ask_lab_caps(self, self.session.rig.lab.start)
 
     @property
     def chat(self) -> ChatPane:

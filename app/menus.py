@@ -57,7 +57,7 @@ def _edit(window: MainWindow) -> MenuEntries:
 
 def _layout(window: MainWindow) -> MenuEntries:
     def even() -> None:
-        edit, rig = window.session.document.edit, window.session.rig_keeper.rig
+        edit, rig = window.session.document.edit, window.session.rig.live.rig
         if edit is not None:
             devices = [device.id for device in rig.devices][: edit.layout.n_layers] or [rig.host.id]
             window.set_layout(split_evenly(edit.layout.n_layers, devices), "split evenly")
@@ -83,16 +83,16 @@ def _layout(window: MainWindow) -> MenuEntries:
 
 
 def _devices(window: MainWindow) -> MenuEntries:
-    keeper = window.session.rig_keeper
+    rig = window.session.rig
     return (
-        Command("refresh", "&Refresh", keeper.refresh, _Key.Refresh),
+        Command("refresh", "&Refresh", rig.search.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", "Start &Lab Rig…", window.start_lab),
         Command("stop_lab", "&Stop Lab Rig", window.session.stop_lab),
         SEPARATOR,
         Command("add_remote", "Add Re&mote Worker…", window.add_remote),
         SEPARATOR,
-        Command("test_repeats", "&Test Repeated Devices", keeper.test_repeats),
+        Command("test_repeats", "&Test Repeated Devices", rig.repeats.run),
         Command("measure_speeds", "Measure S&peeds", window.session.speeds.measure),
         Command("reset_calibration", "Reset &Calibration", window.session.calibrator.reset),
     )

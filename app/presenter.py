@@ -9,8 +9,8 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMenu
 
 from app.loading import ModelState
+from app.notices import Notice
 from app.open_model import OpenModel
-from app.status_line import Notice
 from engine.devices.device import Rig
 from engine.fit.decisions.defaults import trained_length
 from engine.fit.preview import Preview
@@ -20,7 +20,6 @@ from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
 from widgets.controls.share_editor import ShareChange
 from widgets.controls.states import LoadState, SplitModeChoice
-from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
 from widgets.library.recent_model import ModelChoice
 
@@ -40,27 +39,27 @@ class Presenter(QObject):
         self._connect_session()
         self._connect_widgets()
         self._on_model_changed(None)
-        self._on_rig_changed(self._session.rig_keeper.rig)
+        self._on_rig_changed(self._session.rig.live.rig)
         self._show_load_state()
 
     # ------------------------------------------------------------------ wiring
 
     def _connect_session(self) -> None:
         session, window = self._session, self._window
-        keeper, document, models = session.rig_keeper, session.document, session.models
+        rig, document, models = session.rig, session.document, session.models
         session.model_changed.connect(self._on_model_changed)
         models.current_changed.connect(self._show_current)
         models.added.connect(self._connect_model)
         self._connect_model(models.current)
         session.loader.memory_return.waiting_changed.connect(self._on_waiting_changed)
         session.recent_changed.connect(self.show_recent_models)
-        session.notice.connect(window.status_line.show_notice)
+        session.notices.given.connect(window.status_line.show_notice)
         session.background.busy_changed.connect(self._on_busy_changed)
-        keeper.rig_changed.connect(self._on_rig_changed)
-        keeper.samples_arrived.connect(window.device_strip.add_samples)
+        rig.live.rig_changed.connect(self._on_rig_changed)
+        rig.live.samples_arrived.connect(window.device_strip.add_samples)
         session.watchman.alerts_changed.connect(window.device_strip.set_alerts)
-        keeper.worker_lost.connect(self._on_worker_lost)
-        keeper.lab_changed.connect(self._on_lab_changed)
+        rig.lab.worker_lost.connect(self._on_worker_lost)
+        rig.lab.running_changed.connect(self._on_lab_changed)
         document.preview_changed.connect(self._on_preview_changed)
         document.undo_group.canUndoChanged.connect(window.actions_by_name["undo"].setEnabled)
         document.undo_group.canRedoChanged.connect(window.actions_by_name["redo"].setEnabled)
@@ -90,8 +89,8 @@ class Presenter(QObject):
         editor.output_moved.connect(self._on_output_moved)
         editor.move_finished.connect(session.document.finish_move)
         editor.move_cancelled.connect(session.document.cancel_move)
-        strip.limits_edited.connect(self._on_limits_edited)
-        strip.remove_requested.connect(session.rig_keeper.remove)
+        strip.limits_edited.connect(session.rig.limits.set)
+        strip.remove_requested.connect(session.rig.search.remove)
         panel.model_chosen.connect(self._on_model_chosen)
         panel.demo_requested.connect(session.open_demo)
         panel.try_demo_requested.connect(session.try_demo)
@@ -177,11 +176,8 @@ class Presenter(QObject):
         if edit is None:
             return
         mode: SplitMode = choice.mode
-        layout = layout_in_mode(edit.layout, mode, self._session.rig_keeper.rig)
+        layout = layout_in_mode(edit.layout, mode, self._session.rig.live.rig)
         self._session.document.set_layout(layout, f"split mode {mode}")
-
-    def _on_limits_edited(self, limits: DeviceLimits) -> None:
-        self._session.rig_keeper.set_limits(limits.device, limits.cap_bytes, limits.margin_bytes)
 
     def _on_model_chosen(self, choice: ModelChoice) -> None:
         self._session.open_model(choice.path)

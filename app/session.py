@@ -16,20 +16,19 @@ from app.calibrator import Calibrator
 from app.conversation import Conversation
 from app.demo import ensure_demo
 from app.document import Edit, LayoutDocument
-from app.limit_book import LimitBook
 from app.loader import Loader
 from app.loading import Loading, ModelState, StepBack
+from app.notices import Notices
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.paths import demo_path
 from app.prober import Prober
 from app.reloader import Reloader
-from app.rig_keeper import RigKeeper
 from app.settings import Settings
 from app.side_files import OpenedFile, SideFileKeeper, open_file
 from app.speeds import SpeedKeeper
-from app.status_line import Notice
 from app.watchman import Watchman
+from app.wiring import make_rig
 from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.decisions.defaults import default_context
@@ -51,7 +50,6 @@ class Session(QObject):
 
     model_changed = Signal(object)  # ModelFile | None
     recent_changed = Signal()
-    notice = Signal(Notice)
 
     def __init__(
         self, settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -60,41 +58,40 @@ class Session(QObject):
         self.settings = settings
         self.background = Background(self)
         self.document = LayoutDocument(self)
-        self.rig_keeper = RigKeeper(self.background, self, limits=LimitBook(settings))
-        self.calibrator = Calibrator(self.rig_keeper, self.background, parent=self)
+        self.notices = Notices(self)
+        self.rig = make_rig(self.background, self.notices, settings, self)
+        self.calibrator = Calibrator(self.rig.live, self.background, parent=self)
         self.models = OpenModels(self.calibrator, clock=clock, parent=self)
         # First of all who follow the models: the loader asks what is free on devices that know of them.
         self.models.changed.connect(self._on_models_changed)
-        self.loader = Loader(self.models, self.document, self.rig_keeper, settings, self)
+        self.loader = Loader(self.models, self.document, self.rig.live, settings, self)
         self.reloader = Reloader(self.models, self.loader, settings, self)
         self.prober = Prober(self.document, self.background, self._may_probe, self)
-        self.watchman = Watchman(self.rig_keeper, self)
+        self.watchman = Watchman(self.rig.live, self)
         self.side_files = SideFileKeeper(self.document, self.background, settings, self._tell, self)
-        self.speeds = SpeedKeeper(self.rig_keeper, self.models, self.background, self._tell, parent=self)
+        self.speeds = SpeedKeeper(self.rig.live, self.models, self.background, self._tell, parent=self)
         self.auto_layouts = AutoLayouts(
-            self.document, self.rig_keeper, self.background, settings, self.speeds, self._tell, self
+            self.document, self.rig.live, self.background, settings, self.speeds, self._tell, self
         )
         self._opening = 0
         self._connect()
 
     def _connect(self) -> None:
-        self.rig_keeper.rig_changed.connect(self._on_rig_changed)
-        self.rig_keeper.failed.connect(self._tell)
-        self.rig_keeper.said.connect(self._say)
-        self.rig_keeper.samples_arrived.connect(self._on_samples)
+        self.rig.live.rig_changed.connect(self._on_rig_changed)
+        self.rig.live.samples_arrived.connect(self._on_samples)
         self.auto_layouts.found.connect(lambda found: self._say(found.explanation, bad=not found.fits))
         self.speeds.said.connect(self._say)
         self.models.expired.connect(self._on_expired)
         self.models.added.connect(self._connect_model)
         self._connect_model(self.models.current)
-        self.loader.notice.connect(self.notice)
+        self.loader.notice.connect(self.notices.given)
         self.watchman.alarmed.connect(lambda sentence: self._say(sentence, bad=True))
 
     def _connect_model(self, model: OpenModel) -> None:
         self.speeds.follow(model)
         model.loading.state_changed.connect(self._on_state_changed)
         model.loading.released.connect(self.prober.restart)
-        model.loading.bridge.device_memory.connect(self.rig_keeper.show_engine_memory)
+        model.loading.bridge.device_memory.connect(self.rig.live.take_engine_readings)
         model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
 
     @property
@@ -113,7 +110,7 @@ class Session(QObject):
         self.prober.close()
         self.loader.memory_return.cancel()
         self.models.close()
-        self.rig_keeper.close()
+        self.rig.close()
         self.settings.sync()
 
     # ------------------------------------------------------------------ model and layout
@@ -129,7 +126,7 @@ class Session(QObject):
 
     def try_demo(self) -> None:
         """A lab rig and the demo model, in one click."""
-        self.rig_keeper.start_lab(DEMO_LAB_CAPS, then=self.open_demo)
+        self.rig.lab.start(DEMO_LAB_CAPS, then=self.open_demo)
 
     def open_layout(self, path: Path) -> None:
         """Replace the edited layout by the one in `path`, as one step of undo."""
@@ -163,7 +160,7 @@ class Session(QObject):
         model, edit = self.document.model, self.document.edit
         if model is not None and edit is not None:
             self.document.set_layout(
-                initial_layout(model, self.rig_keeper.rig, edit.context, edit.side_files), "propose layout"
+                initial_layout(model, self.rig.live.rig, edit.context, edit.side_files), "propose layout"
             )
 
     def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:
@@ -200,7 +197,7 @@ class Session(QObject):
 
     def _begin_model(self, model: OpenModel, file: ModelFile, beside: SideFiles) -> None:
         self._make_current(model)
-        context, rig = default_context(file), self.rig_keeper.rig
+        context, rig = default_context(file), self.rig.live.rig
         self.document.open(file, rig, Edit(initial_layout(file, rig, context, beside), context, beside))
         self.model_changed.emit(file)
 
@@ -211,7 +208,7 @@ class Session(QObject):
         self._make_current(model)
         sheet, model.sheet = model.sheet, None
         if sheet is not None:
-            self.document.show(sheet, self.rig_keeper.rig)
+            self.document.show(sheet, self.rig.live.rig)
         self.model_changed.emit(model.file)
 
     def _make_current(self, model: OpenModel) -> None:
@@ -223,7 +220,7 @@ class Session(QObject):
 
     def _on_models_changed(self) -> None:
         held = self.models.held
-        self.rig_keeper.set_models(held, self.models.current.held)
+        self.rig.live.set_models(held, self.models.current.held)
         self.watchman.watch([device for each in held for device, size_bytes in each.held_bytes.items() if size_bytes])
 
     def _on_samples(self) -> None:
@@ -265,7 +262,7 @@ class Session(QObject):
             self._unload_named(proposal.unload)
             return
         self.document.set_edit(proposal.layout, proposal.context, proposal.text)
-        asked = "; the engine is asked now" if self.rig_keeper.is_real else ""
+        asked = "; the engine is asked now" if self.rig.live.is_real else ""
         self._say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
 
     def _unload_named(self, name: str) -> None:
@@ -300,10 +297,10 @@ class Session(QObject):
     def stop_lab(self) -> None:
         """End the lab workers; models that are on them are unloaded first."""
         for model in self.models.all:
-            if model.held is not None and not self.rig_keeper.lab_endpoints.isdisjoint(model.held.endpoints):
+            if model.held is not None and not self.rig.lab.endpoints.isdisjoint(model.held.endpoints):
                 model.loading.cancel()
                 self.unload_model(model)
-        self.rig_keeper.stop_lab()
+        self.rig.lab.stop()
 
     def _on_state_changed(self, state: ModelState) -> None:
         if state is ModelState.LOADING:
@@ -316,7 +313,7 @@ class Session(QObject):
     def _may_probe(self) -> bool:
         """What is loaded of the model holds its memory, others hold their workers, and a rig file cannot be asked."""
         preview = self.document.preview
-        if preview is None or self.loading.state is not ModelState.EMPTY or not self.rig_keeper.is_real:
+        if preview is None or self.loading.state is not ModelState.EMPTY or not self.rig.live.is_real:
             return False
         used = used_devices(preview.layout)
         return not any(each.is_rpc and each.holdings for each in preview.rig.devices if each.id in used)
@@ -324,7 +321,7 @@ class Session(QObject):
     # ------------------------------------------------------------------ telling
 
     def _tell(self, error: EngineError) -> None:
-        self.notice.emit(Notice(error.summary()))
+        self.notices.tell(error)
 
     def _say(self, text: str, *, bad: bool = False) -> None:
-        self.notice.emit(Notice(text, bad))
+        self.notices.say(text, bad=bad)

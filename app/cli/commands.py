@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.inputs import PlanInputs, find_devices, read_inputs
+from app.cli.inputs import PlanInputs, read_inputs
 from app.cli.output import print_document, print_line, print_text, say
-from app.paths import speeds_path
+from app.paths import self_test_path, speeds_path
 from app.speed_test import measured_book, speed_lines
 from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
@@ -18,6 +18,7 @@ from engine.fit.report import FitReport
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.gguf.reader import read_model
 from engine.memory.inspect import inspect_document, inspect_text
+from engine.rigs.search import find_devices
 from engine.runner.probe import probe_report
 
 
@@ -33,7 +34,7 @@ def run_inspect(options: Namespace) -> int:
 
 def run_devices(options: Namespace) -> int:
     """Print this machine's rig file (always JSON: it is meant to be kept)."""
-    rig = find_devices(options.rpc)
+    rig = find_devices(self_test_path(), options.rpc)
     if options.measure:
         book, problems = measured_book(rig, read_speed_book(speeds_path()))
         write_speed_book(speeds_path(), book)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
@@ -23,9 +22,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.layout.layout_file import read_layout
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
-from engine.runner.discovery import discover
-from engine.runner.self_test import read_verdicts, with_verdicts
-from engine.telemetry.cards import read_card_facts, with_display_margins
+from engine.rigs.search import find_devices
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +65,4 @@ def read_inputs(options: Namespace) -> PlanInputs:
 
 def this_machine() -> Rig:
     """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
-    return read_calibration(calibration_path()).apply(find_devices())
-
-
-def find_devices(rpc_endpoints: Sequence[str] = ()) -> Rig:
-    """Return this machine's devices and those of the endpoints, with default margins and the verdicts of self-tests."""
-    rig = discover(tuple(rpc_endpoints))
-    rig = with_display_margins(rig, read_card_facts(rig.devices))
-    return with_verdicts(rig, read_verdicts(self_test_path()))
+    return read_calibration(calibration_path()).apply(find_devices(self_test_path()))

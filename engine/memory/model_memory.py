@@ -19,11 +19,12 @@ from engine.memory.member_weights import MemberTables, member_rules
 from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
+from engine.settings.table import SETTINGS
 
 _LOGIT_BYTES = 4
 _MOST_TABLES = 12
 """A length that is left open asks for several at every step of a drag."""
-_UNDECIDING = frozenset({"threads", "threads_batch", "load_mode"})
+_DECIDING = tuple(setting.key for setting in SETTINGS if setting.effect == "context")
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
@@ -199,8 +200,8 @@ class ContextMemory:
 
 
 def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
-    """Return what decides about caches and compute buffers: neither threads nor how the file is read."""
-    return tuple(getattr(context, name) for name in context.__struct_fields__ if name not in _UNDECIDING)
+    """Return what decides about caches and graphs: neither threads nor how the file is read."""
+    return tuple(getattr(context, key) for key in _DECIDING)
 
 
 def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:

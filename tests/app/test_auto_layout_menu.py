@@ -39,8 +39,8 @@ def open_on_cpu(window: MainWindow, qtbot: QtBot, folder: Path) -> Edit:
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
     edit = Edit(single_device(model.n_layers, CPU_ID), ContextSettings())
     (folder / "rig.json").write_bytes(encode_rig(rig))
-    with qtbot.waitSignal(window.session.rig_keeper.rig_changed):
-        window.session.rig_keeper.open_rig(folder / "rig.json")
+    with qtbot.waitSignal(window.session.rig.live.rig_changed):
+        window.session.rig.files.open(folder / "rig.json")
     window.session.document.open(model, rig, edit)
     window.session.model_changed.emit(model)
     return edit
@@ -56,7 +56,7 @@ def test_without_a_model_there_is_nothing_to_lay_out(window: MainWindow) -> None
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_layout_is_found_told_and_undone(strategy: str, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
     before = open_on_cpu(window, qtbot, tmp_path)
-    with qtbot.waitSignal(window.session.notice, timeout=20_000) as told:
+    with qtbot.waitSignal(window.session.notices.given, timeout=20_000) as told:
         window.actions_by_name[f"auto_{strategy}"].trigger()
     found = window.session.document.edit
     assert found is not None

@@ -28,6 +28,7 @@ from engine.runner.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.auto_wishes import AutoWishes
+from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import PinToggle
 from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins
 
@@ -56,8 +57,8 @@ def show_model(window: MainWindow, qtbot: QtBot, folder: Path) -> ModelFile:
     path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
     (folder / "rig.json").write_bytes(encode_rig(rig))
-    with qtbot.waitSignal(window.session.rig_keeper.rig_changed):
-        window.session.rig_keeper.open_rig(folder / "rig.json")
+    with qtbot.waitSignal(window.session.rig.live.rig_changed):
+        window.session.rig.files.open(folder / "rig.json")
     layout = make_layout(16, [CPU_ID] * 4 + ["CUDA0"] * 12)
     window.session.document.open(model, rig, Edit(layout, ContextSettings()))
     window.session.model_changed.emit(model)
@@ -192,14 +193,13 @@ def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot
 
 def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
     first = open_window()
-    keeper = first.session.rig_keeper
-    with qtbot.waitSignal(keeper.rig_changed):
-        keeper.set_limits(CPU_ID, 8 << 30, 3 << 30)
+    with qtbot.waitSignal(first.session.rig.live.rig_changed):
+        first.session.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
     first.close()
-    second = open_window().session.rig_keeper
-    with qtbot.waitSignal(second.rig_changed, timeout=20_000):
-        second.refresh()
-    assert (second.rig.host.cap_bytes, second.rig.host.margin_bytes) == (8 << 30, 3 << 30)
+    second = open_window().session.rig
+    with qtbot.waitSignal(second.live.rig_changed, timeout=20_000):
+        second.search.refresh()
+    assert (second.live.rig.host.cap_bytes, second.live.rig.host.margin_bytes) == (8 << 30, 3 << 30)
 
 
 def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
@@ -209,7 +209,7 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     layouts = window.session.auto_layouts
     layouts.toggle_pin(PinToggle((4, 5)))
     layouts.set_wishes(AutoWishes(off=frozenset({"CUDA0"})))
-    with qtbot.waitSignal(window.session.notice, timeout=20_000) as told:
+    with qtbot.waitSignal(window.session.notices.given, timeout=20_000) as told:
         layouts.use("fewest")
     assert told.args is not None
     assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text

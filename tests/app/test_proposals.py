@@ -79,7 +79,7 @@ def test_a_proposal_is_not_for_another_model(
     window: MainWindow, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
 ) -> None:
     window.session.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
-    with qtbot.waitSignal(window.session.notice) as told:
+    with qtbot.waitSignal(window.session.notices.given) as told:
         window.session.apply_proposal(0)
     assert told.args is not None
     assert "open that model first" in told.args[0].text

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QComboBox
 from pytestqt.qtbot import QtBot
 
 from app import dialogs
@@ -53,8 +53,8 @@ def open_window(qtbot: QtBot, qapp: QApplication, folder: Path) -> MainWindow:
     opened = MainWindow(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
     qtbot.addWidget(opened)
     opened.show()
-    with qtbot.waitSignal(opened.session.rig_keeper.rig_changed, timeout=LONG_MS):
-        opened.session.rig_keeper.open_rig(folder / "rig.json")
+    with qtbot.waitSignal(opened.session.rig.live.rig_changed, timeout=LONG_MS):
+        opened.session.rig.files.open(folder / "rig.json")
     with qtbot.waitSignal(opened.session.model_changed, timeout=LONG_MS):
         opened.session.open_model(folder / "m.gguf")
     return opened
@@ -86,15 +86,17 @@ def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: MainWindow)
     assert "trained with, 4096 tokens" in dialog.rows.line("n_ctx")
     # Cards have no kernel for heads of 16.
     assert "off: Not all of it can be done" in window.settings_bar.context_editor.flash_box.toolTip()
-    dialog.load_mode_box.setCurrentText("none")
-    dialog.load_mode_box.activated.emit(0)
+    box = dialog.controls["load_mode"].widgets[0]
+    assert isinstance(box, QComboBox)
+    box.setCurrentText("none")
+    box.activated.emit(0)
     preview = window.session.document.preview
     assert preview is not None
     assert preview.report.context is not None
     assert preview.report.context.load_mode == "none"
     assert dialog.rows.line("load_mode").startswith("Chosen")
     window.actions_by_name["undo"].trigger()
-    assert dialog.load_mode_box.currentText() == "auto"
+    assert box.currentText() == "auto"
 
 
 def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
@@ -158,7 +160,7 @@ def test_files_are_chosen_counted_undone_and_kept(
 def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
     window: MainWindow, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS) as told:
+    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS) as told:
         window.session.side_files.add_adapter(folder / "mmproj.gguf")
     assert told.args[0].text.startswith("mmproj.gguf: is a projector, not a LoRA adapter")
     assert names(window) == []
@@ -181,7 +183,7 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
 ) -> None:
     with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
         window.session.side_files.choose_projector(folder / "mmproj.gguf")
-    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS):
+    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS):
         window.session.auto_layouts.use("fewest")
     preview = window.session.document.preview
     assert preview is not None

@@ -12,15 +12,16 @@ from pytestqt.qtbot import QtBot
 
 from app.document import Edit
 from app.loading import ModelState
+from app.notices import Notice
 from app.open_model import OpenModel
 from app.session import Session
 from app.settings import Settings
-from app.status_line import Notice
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from widgets.devices.limits import DeviceLimits
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion
 
 DEADLINE_MS = 60_000
@@ -54,7 +55,7 @@ class Bench:
             name: write_tiny_llama(folder / f"{name}.gguf", n_layers=N_LAYERS, seed=seed, n_ctx_train=1 << 17)
             for seed, name in enumerate(("ada", "bob"))
         }
-        session.notice.connect(self.notices.append)
+        session.notices.given.connect(self.notices.append)
         session.loader.question_changed.connect(self.questions.append)
         session.loader.memory_return.waiting_changed.connect(self.waits.append)
 
@@ -62,8 +63,8 @@ class Bench:
         self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
 
     def start_lab(self, caps_bytes: Sequence[int]) -> None:
-        self.session.rig_keeper.start_lab(caps_bytes)
-        self.wait(lambda: len(self.session.rig_keeper.rig.devices) == len(caps_bytes))
+        self.session.rig.lab.start(caps_bytes)
+        self.wait(lambda: len(self.session.rig.live.rig.devices) == len(caps_bytes))
 
     def open(self, name: str, device: str = CPU_ID, context: ContextSettings = CONTEXT) -> OpenModel:
         """Make a model current, and put all of it on one device."""
@@ -214,20 +215,20 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
 
 
 def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Bench) -> None:
-    keeper = bench.session.rig_keeper
-    keeper.start()
+    memory = bench.session.rig.live.memory
+    bench.session.rig.start()
     bench.start_lab([128 * MIB])
     ada = bench.load("ada", "RPC0", LONG)
     assert ada.held is not None
     held_bytes = ada.held.held_bytes["RPC0"]
-    bench.wait(lambda: keeper.memory.free_bytes.get("RPC0", 128 * MIB) < 128 * MIB - held_bytes // 2)
+    bench.wait(lambda: memory.free_bytes.get("RPC0", 128 * MIB) < 128 * MIB - held_bytes // 2)
     bob = bench.open("bob", "RPC0")
     bench.session.loader.load()
     bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
     assert bench.waits == ["Waiting for memory to come back on RPC0"]
     assert bench.session.loader.is_waiting
     bench.wait_for(bob, ModelState.READY)
-    assert keeper.memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
+    assert memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
 
 
 def make_room_for_one(bench: Bench) -> None:
@@ -236,7 +237,7 @@ def make_room_for_one(bench: Bench) -> None:
     preview = bench.session.document.preview
     assert preview is not None
     need_bytes = preview.report.rows[-1].need_bytes
-    bench.session.rig_keeper.set_limits(CPU_ID, need_bytes * 3 // 2, 0)
+    bench.session.rig.limits.set(DeviceLimits(CPU_ID, need_bytes * 3 // 2, 0))
 
 
 def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:

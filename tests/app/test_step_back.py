@@ -10,9 +10,9 @@ from pytestqt.qtbot import QtBot
 
 from app.document import Edit
 from app.loading import ModelState
+from app.notices import Notice
 from app.session import Session
 from app.settings import Settings
-from app.status_line import Notice
 from engine.fit.proposals import Proposal
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
@@ -33,8 +33,8 @@ def session(qtbot: QtBot, tmp_path: Path) -> Iterator[Session]:
     opened.prober.close()
     opened.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
     path = write_tiny_llama(tmp_path / "wide.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536)
-    opened.rig_keeper.start_lab([28 * MIB])
-    wait(qtbot, lambda: len(opened.rig_keeper.rig.devices) == 1)
+    opened.rig.lab.start([28 * MIB])
+    wait(qtbot, lambda: len(opened.rig.live.rig.devices) == 1)
     opened.open_model(path)
     wait(qtbot, lambda: opened.document.model is not None)
     opened.document.replace(ASKED, "test")
@@ -107,7 +107,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     assert edit is not None
     proposal = Proposal("Unload wide", edit.layout, edit.context, "CPU 1 MiB less", "unload", unload="wide")
     notices: list[Notice] = []
-    session.notice.connect(notices.append)
+    session.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:
         patch.setattr(session.loading, "proposals", (proposal,))
         patch.setattr(session.loading, "proposals_model", session.document.model)

@@ -12,9 +12,8 @@ from engine.runner.protocol import DeviceMemoryReadings
 from engine.session.driver import News
 from engine.session.session import ModelSession
 from engine.session.snapshot import Phase, Snapshot
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 30.0
-"""Far beyond what any of this takes; only a hang meets it."""
 LOOK_S = 0.05
 
 

@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings, FlashAttention
-from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
 from engine.memory.compute_graph.chains import Chains
 from engine.memory.compute_graph.devices import backends_of
@@ -169,7 +168,7 @@ class ComputeForecast:
         """Return the walk for these devices in this order, as far as possible an earlier one."""
         traits = tuple(placement.traits.get(entry) for entry in placement.entries)
         pinned = placement.leading == 0 or batch.n_tokens < self._context.offload_batch
-        key = (placement.entries, traits, placement.overrides, placement.pipeline, batch, pinned, self._whole)
+        key = (placement.entries, traits, placement.pipeline, batch, pinned, self._whole)
         found = self._walks.get(key)
         if found is None:
             if len(self._walks) >= _MOST_WALKS:
@@ -182,25 +181,18 @@ class ComputeForecast:
                 offload_batch=self._context.offload_batch,
             )
             pins = {name: place for place, name in enumerate(names)} if pinned else {}
-            chains = self._chains_of(placement.overrides, self._left_out(placement), batch, pinned=pinned)
+            chains = self._chains_of(self._left_out(placement), batch, pinned=pinned)
             found = self._walks[key] = Walk(chains, scheduler, pins, whole=self._whole)
         return found
 
-    def _chains_of(
-        self,
-        overrides: tuple[TensorOverride, ...],
-        left_out: dict[str, frozenset[str]],
-        batch: Batch,
-        *,
-        pinned: bool,
-    ) -> Chains:
-        key = (overrides, tuple(left_out.items()), batch, pinned)
+    def _chains_of(self, left_out: dict[str, frozenset[str]], batch: Batch, *, pinned: bool) -> Chains:
+        key = (tuple(left_out.items()), batch, pinned)
         found = self._chains.get(key)
         if found is None:
             if len(self._chains) >= _MOST_WALKS:
                 self._chains.clear()
             lends = bool(self._context.op_offload)
-            found = self._chains[key] = Chains(self._tables, batch, overrides, left_out, pinned=pinned, lends=lends)
+            found = self._chains[key] = Chains(self._tables, batch, left_out, pinned=pinned, lends=lends)
         return found
 
 

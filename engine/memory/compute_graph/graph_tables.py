@@ -2,20 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, pairwise
+from typing import Literal
 
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.architectures import Architecture
 from engine.memory.compute_graph.facts import Weights, block_weights, global_weights
 from engine.memory.compute_graph.families import Family, build_graph, find_family
-from engine.memory.compute_graph.homes import homes
+from engine.memory.compute_graph.homes import memory_of
 from engine.memory.compute_graph.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.memory.kernels import Kernels, find_unsupported
+from engine.memory.override_weights import usable_rules
+
+_MOST_PATTERNS = 4096
+
+Sizes = Literal["none", "moved", "all"]
+"""Whose bytes tell layers apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What stands for all layers that make the same graph: one of them (-1: what is in no layer), and the memories that
+    overrides take weights of it to, by name."""
+
+    layer: int
+    moved: Mapping[str, str]
 
 
 class GraphTables:
@@ -56,6 +73,10 @@ class GraphTables:
         self._try_graph(model)
         self._model, self._architecture = model, architecture
         self._without_kernel: dict[Kernels, frozenset[str]] = {"all": frozenset()}
+        self.variants: list[Variant] = []
+        """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
+        self._numbers: dict[object, int] = {}
+        self._matching: dict[str, tuple[str, ...]] = {}
 
     def without_kernel(self, kernels: Kernels) -> frozenset[str]:
         """Return the names of the weights that a device with these kernels leaves to the host."""
@@ -94,18 +115,49 @@ class GraphTables:
         self.units: tuple[tuple[int, int], ...] = tuple(_units([kind in silent for kind in self.kinds]))
         """First and last layer of each part of the graph that can stand for itself, without what follows the last."""
 
-    def alike(self, overrides: tuple[TensorOverride, ...], *, by_size: bool) -> tuple[int, ...]:
-        """Return for each layer the first one that makes the same graph, with weights in the same places under
-        `overrides` and, `by_size`, of the same bytes: a device that borrows weights from the host makes room for them.
+    def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
+        """Return for each layer the number of its variant: layers have the same if they make the same graph, with
+        weights in the same places under `overrides`. A device that borrows weights from the host makes room for them:
+        for those that lie there `sizes` tell layers apart too.
         """
-        known: dict[object, int] = {}
-        home = homes(overrides, {})
+        moved = self._moved(overrides)
         found = []
         for index, (kind, weights) in enumerate(zip(self.kinds, self.weights, strict=True)):
-            moved = tuple(home(facts, "") for facts in weights.values()) if overrides else ()
-            sizes = tuple(facts.n_bytes for facts in weights.values()) if by_size else ()
-            found.append(known.setdefault((kind, moved, sizes), index))
+            here = [facts for facts in weights.values() if facts.name in moved] if moved else []
+            counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
+            places = (
+                tuple(moved[facts.name] if facts.name in moved else "" for facts in weights.values()) if here else ()
+            )
+            key = (kind, places, tuple(facts.n_bytes for facts in counted))
+            found.append(self._variant(key, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)
+
+    def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
+        """Return the number of the variant of what is in no layer."""
+        moved = self._moved(overrides)
+        here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
+        return self._variant(("outer", *here.items()), -1, here)
+
+    def _variant(self, key: object, layer: int, moved: Mapping[str, str]) -> int:
+        found = self._numbers.setdefault(key, len(self.variants))
+        if found == len(self.variants):
+            self.variants.append(Variant(layer, moved))
+        return found
+
+    def _moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
+        """Return the memories of weights that overrides take somewhere, by name: the first rule decides."""
+        found: dict[str, str] = {}
+        for regex, device in reversed(usable_rules(overrides)):
+            names = self._matching.get(regex.pattern)
+            if names is None:
+                if len(self._matching) >= _MOST_PATTERNS:
+                    self._matching.clear()
+                weights = chain(self.outer.values(), *(weights.values() for weights in self.weights))
+                names = self._matching[regex.pattern] = tuple(
+                    facts.name for facts in weights if regex.search(facts.name)
+                )
+            found.update(dict.fromkeys(names, memory_of(device)))
+        return found
 
     @property
     def n_trunk(self) -> int:

@@ -15,7 +15,7 @@ from engine.memory.compute_graph.sections import FarReachError, Key, Section
 
 _MOST_REMEMBERED = 20000
 
-SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool]
+SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
 """See `Chains.section`."""
 
 Places = tuple[tuple[Key, int], ...]

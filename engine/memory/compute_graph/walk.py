@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from dataclasses import dataclass, field
 
 from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.chains import Chains
 from engine.memory.compute_graph.scheduler import HOST, Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError
 from engine.memory.compute_graph.simulation import SectionName, Simulation, Stop
 from engine.memory.placement import Placement
 
+_MOST_OVERRIDES = 64
+
 Part = tuple[str, int, int]
 """Device, first and last layer."""
+
+
+@dataclass(slots=True)
+class _Stops:
+    """Stops of layouts with the same overrides: of units amid a part by device, of others by unit and devices, and of
+    the output by devices. `outer` is the variant of what is in no layer."""
+
+    overrides: tuple[TensorOverride, ...]
+    outer: int
+    alike: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    uniform: dict[str, tuple[Stop, ...]] = field(default_factory=dict)
+    mixed: dict[tuple[int, tuple[str, ...]], Stop] = field(default_factory=dict)
+    ends: dict[tuple[tuple[str, ...], str], Stop] = field(default_factory=dict)
 
 
 class Walk:
@@ -27,9 +44,7 @@ class Walk:
         self._firsts = [first for first, _ in self._units]
         self._lasts = [last for _, last in self._units]
         self._simulation = Simulation(scheduler, chains.section)
-        self._uniform: dict[str, tuple[Stop, ...]] = {}
-        self._mixed: dict[tuple[int, tuple[str, ...]], Stop] = {}
-        self._ends: dict[tuple[tuple[str, ...], str], Stop] = {}
+        self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
         self._places: dict[str, Place] = {}
         self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
 
@@ -54,9 +69,19 @@ class Walk:
     def _ready(self, placement: Placement) -> tuple[Simulation, list[Stop]]:
         parts = self._parts(placement)
         if not self._whole:
-            return self._simulation, self._stops(parts, placement.output_device)
-        section = self._chains.whole(parts, self._pins, placement.output_device)
-        return Simulation(self._scheduler, lambda _: section), [Stop(("whole", (), (), (), True), ())]
+            return self._simulation, self._stops(self._known_stops(placement), parts, placement.output_device)
+        section = self._chains.whole(parts, self._pins, placement.output_device, placement.overrides)
+        return Simulation(self._scheduler, lambda _: section), [Stop(("whole", (), (), (), True, 0), ())]
+
+    def _known_stops(self, placement: Placement) -> _Stops:
+        """Return the stops for the overrides of `placement`, as far as they were found before."""
+        found = self._stops_of.get(placement.overrides)
+        if found is None:
+            if len(self._stops_of) >= _MOST_OVERRIDES:
+                self._stops_of.clear()
+            outer = self._chains.tables.outside(placement.overrides)
+            found = self._stops_of[placement.overrides] = _Stops(placement.overrides, outer)
+        return found
 
     def _parts(self, placement: Placement) -> list[Part]:
         """Return the layers before those of multi-token prediction, by device."""
@@ -67,7 +92,7 @@ class Walk:
 
     # ------------------------------------------------------------------ stops
 
-    def _stops(self, parts: list[Part], output: str) -> list[Stop]:
+    def _stops(self, known: _Stops, parts: list[Part], output: str) -> list[Stop]:
         """Return a stop for each unit of layers and one for the output: those amid a part are as they always are."""
         if not self._units:
             raise FarReachError
@@ -76,43 +101,45 @@ class Walk:
             amid = bisect_left(self._firsts, first) + 1 if first else 0
             end = bisect_right(self._lasts, last)
             for unit in range(len(stops), min(amid, end)):
-                stops.append(self._mixed_stop(unit, parts))
+                stops.append(self._mixed_stop(known, unit, parts))
             if end > len(stops):
-                stops += self._uniform_stops(device)[len(stops) : end]
-        stops.append(self._end(parts, output))
+                stops += self._uniform_stops(known, device)[len(stops) : end]
+        stops.append(self._end(known, parts, output))
         return stops
 
-    def _mixed_stop(self, unit: int, parts: list[Part]) -> Stop:
+    def _mixed_stop(self, known: _Stops, unit: int, parts: list[Part]) -> Stop:
         """Return the stop of a unit that has more than one device, counting that of the unit before."""
         start = self._firsts[unit - 1] if unit else 0
         devices = _devices(parts, start, self._lasts[unit])
-        found = self._mixed.get((unit, devices))
+        found = known.mixed.get((unit, devices))
         if found is None:
             places = tuple(self._place(device) for device in devices)
-            found = self._mixed[unit, devices] = self._stop(unit, self._alike(start, devices), places)
+            found = known.mixed[unit, devices] = self._stop(known, unit, self._alike(known, start, devices), places)
         return found
 
-    def _uniform_stops(self, device: str) -> tuple[Stop, ...]:
-        found = self._uniform.get(device)
+    def _uniform_stops(self, known: _Stops, device: str) -> tuple[Stop, ...]:
+        found = known.uniform.get(device)
         if found is None:
-            place, kinds = self._place(device), tuple(self._chains.alike(device))
+            place, kinds = self._place(device), self._alike_on(known, device)
             # Most layers are like others, and so are their stops.
-            known: dict[tuple[tuple[int, ...], int, bool], Stop] = {}
+            equal: dict[tuple[tuple[int, ...], int, bool], Stop] = {}
             stops = []
             for unit, (first, last) in enumerate(self._units):
                 start = self._firsts[unit - 1] if unit else 0
                 layers, is_last = kinds[start : last + 1], self._is_last(unit)
-                stop = known.get((layers, first - start, is_last))
+                stop = equal.get((layers, first - start, is_last))
                 if stop is None:
-                    stop = known[layers, first - start, is_last] = self._stop(unit, layers, (place,) * len(layers))
+                    stop = self._stop(known, unit, layers, (place,) * len(layers))
+                    equal[layers, first - start, is_last] = stop
                 stops.append(stop)
-            found = self._uniform[device] = tuple(stops)
+            found = known.uniform[device] = tuple(stops)
         return found
 
-    def _stop(self, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]) -> Stop:
+    def _stop(self, known: _Stops, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]) -> Stop:
         behind = self._units[unit][0] - (self._firsts[unit - 1] if unit else 0)
         left_out = tuple(place.left_out for place in places)
-        return self._same(("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit)), places)
+        name = ("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit), known.outer)
+        return self._same(name, places)
 
     def _is_last(self, unit: int) -> bool:
         return self._lasts[unit] == self._chains.tables.n_trunk - 1
@@ -121,21 +148,28 @@ class Walk:
         """Return the one stop for these places."""
         return self._known.setdefault((name, places), Stop(name, places))
 
-    def _end(self, parts: list[Part], output: str) -> Stop:
+    def _end(self, known: _Stops, parts: list[Part], output: str) -> Stop:
         start, last = self._units[-1]
         devices = _devices(parts, start, self._chains.tables.n_trunk - 1)
-        found = self._ends.get((devices, output))
+        found = known.ends.get((devices, output))
         if found is None:
-            layers = self._alike(start, devices)
+            layers = self._alike(known, start, devices)
             places = tuple(self._place(device) for device in (*devices, output))
             left_out = tuple(place.left_out for place in places)
             behind = last - start + 1
-            found = self._same(("end", layers[:behind], layers[behind:], left_out, True), places)
-            self._ends[devices, output] = found
+            found = self._same(("end", layers[:behind], layers[behind:], left_out, True, known.outer), places)
+            known.ends[devices, output] = found
         return found
 
-    def _alike(self, start: int, devices: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(self._chains.alike(device)[start + number] for number, device in enumerate(devices))
+    def _alike(self, known: _Stops, start: int, devices: tuple[str, ...]) -> tuple[int, ...]:
+        return tuple(self._alike_on(known, device)[start + number] for number, device in enumerate(devices))
+
+    def _alike_on(self, known: _Stops, device: str) -> tuple[int, ...]:
+        """Return the variant of each layer on a device."""
+        found = known.alike.get(device)
+        if found is None:
+            found = known.alike[device] = self._chains.alike(device, known.overrides)
+        return found
 
     def _place(self, device: str) -> Place:
         found = self._places.get(device)

@@ -33,7 +33,7 @@ def _buffer_bytes(graph: Graph) -> int:
     cpu = Backend(HOST, True, 32, lambda _: True, frozenset(), False, lambda tensor: tensor.n_bytes)
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
     section = whole(graph)
-    return Simulation(scheduler, lambda _: section).sizes([Stop(("whole", (), (), (), True), ())])[HOST]
+    return Simulation(scheduler, lambda _: section).sizes([Stop(("whole", (), (), (), True, 0), ())])[HOST]
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:

@@ -16,7 +16,8 @@ from engine.runner.protocol import Generate
 from engine.session.snapshot import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job, worker_device
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, serve_peer
+from tests.support.patience import DEADLINE_S
+from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.session_log import SessionLog
 
 
@@ -28,6 +29,7 @@ def answers_once() -> AbstractContextManager[str]:
         receive(client, HELLO_BYTES)
         if next(turns) == 0:
             client.sendall(ANSWER)
+            answer_questions(client)
         with suppress(ConnectionResetError):
             client.recv(1)
 
@@ -69,14 +71,14 @@ def test_a_generation_called_after_the_model_was_lost_is_refused() -> None:
 
     def hold_up(_: object) -> None:
         told.set()
-        go_on.wait(30)
+        go_on.wait(DEADLINE_S)
 
     with SessionLog(fake_worker_argv("lost_after_query")) as log, answers_once() as attic:
         log.on_device_memory = hold_up
         log.session.load(make_job([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.session.query_device_memory()
-        assert told.wait(30)
+        assert told.wait(DEADLINE_S)
         log.wait_until(lambda: not any("supervisor" in thread.name for thread in threading.enumerate()), quietly=True)
         with pytest.raises(ArgumentError, match="load one first"):
             log.session.ask(Generate(prompt="x"))

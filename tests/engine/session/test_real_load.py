@@ -30,6 +30,7 @@ from engine.session.snapshot import Phase
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
 N_LAYERS = 8
@@ -256,7 +257,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         assert owner.stdout is not None
         child = psutil.Process(int(owner.stdout.readline()))
         owner.kill()
-    _, alive = psutil.wait_procs([child], timeout=30)
+    _, alive = psutil.wait_procs([child], timeout=DEADLINE_S)
     assert alive == []
 
 

@@ -23,6 +23,7 @@ from engine.session.snapshot import Phase
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job, worker_device
+from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 from tests.support.session_log import SessionLog
 
@@ -396,7 +397,7 @@ def test_an_idle_model_does_not_stall() -> None:
         while time.monotonic() < until_s:
             arrived.clear()
             log.session.query_device_memory()
-            assert arrived.wait(10)
+            assert arrived.wait(DEADLINE_S)
         assert log.session.snapshot.is_ready
 
 
@@ -498,7 +499,7 @@ def test_receivers_that_fail_do_not_stop_the_session(caplog: pytest.LogCaptureFi
     session = ModelSession(fail, argv=fake_worker_argv("normal"))
     try:
         session.load(make_job())
-        assert over.wait(30)
+        assert over.wait(DEADLINE_S)
     finally:
         session.close()
     assert "receiver of a session's news failed" in caplog.text

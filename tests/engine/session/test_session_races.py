@@ -20,6 +20,7 @@ from engine.runner.protocol import Generate
 from engine.session.snapshot import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.jobs import make_job
+from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
 N_LOADS = 8
@@ -137,7 +138,7 @@ def test_close_from_several_threads_and_from_an_event(make: Make) -> None:
 
     log.on_event = close_inside
     log.session.load(make())
-    assert closed_inside.wait(30)
+    assert closed_inside.wait(DEADLINE_S)
     closers = [threading.Thread(target=log.session.close) for _ in range(3)]
     for closer in closers:
         closer.start()

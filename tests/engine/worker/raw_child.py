@@ -25,8 +25,7 @@ from engine.runner.protocol import (
     Serving,
     StageProgress,
 )
-
-DEADLINE_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 class RawChild:

@@ -36,7 +36,7 @@ from tests.support.strategies import rigs
 from tests.support.truth import truth_model
 
 CONTEXT = ContextSettings(n_ctx=4096)
-MODELS = ("dense 8B", "dense 70B", "mixture")
+MODELS = ("dense 8B", pytest.param("dense 70B", marks=pytest.mark.exhaustive), "mixture")
 
 
 @cache

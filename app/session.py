@@ -15,7 +15,7 @@ from app.background import Background
 from app.calibrator import Calibrator
 from app.conversation import Conversation
 from app.demo import ensure_demo
-from app.document import Edit, LayoutDocument
+from app.document import LayoutDocument
 from app.loader import Loader
 from app.loading import Loading, ModelState, StepBack
 from app.notices import Notices
@@ -33,12 +33,12 @@ from engine.devices.device import Rig
 from engine.errors import EngineError, LayoutError
 from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
-from engine.fit.loaded_models import needs_reload
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
 from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
 
@@ -136,6 +136,10 @@ class Session(QObject):
             return
 
         def apply(document: LayoutFile) -> None:
+            if self.document.model is not model:
+                shown = f"{path.name} was opened for {model.name}, and another model is shown"
+                self._tell(LayoutError(f"{shown}. Go back to that one and open it again."))
+                return
             self.document.set_edit(document.layout, document.context, f"open {path.name}")
 
         self.background.run(
@@ -226,16 +230,16 @@ class Session(QObject):
     def _on_samples(self) -> None:
         for model in self.models.all:
             if model.loading.state is ModelState.READY and model.holds_remote:
-                model.loading.bridge.query_device_memory()
+                model.loading.bridge.session.query_device_memory()
 
     def _on_rig_changed(self, rig: Rig) -> None:
-        edit, file, before = self.document.edit, self.document.model, self.document.preview
-        other_devices = before is not None and before.rig.ids != rig.ids
+        before = self.document.plan
         untouched = self.document.is_untouched and self.models.current.held is None
-        if other_devices and untouched and edit is not None and file is not None:
+        if before is not None and before.rig.ids != rig.ids and untouched:
             # Nobody has touched the proposal, and it was made for other devices.
-            layout = initial_layout(file, rig, edit.context, edit.side_files)
-            self.document.open(file, rig, replace(edit, layout=layout))
+            edit = before.edit
+            layout = initial_layout(before.model, rig, edit.context, edit.side_files)
+            self.document.open(before.model, rig, replace(edit, layout=layout))
         else:
             self.document.set_rig(rig)
 
@@ -243,11 +247,9 @@ class Session(QObject):
 
     @property
     def is_edited(self) -> bool:
-        """Whether the edited layout is not the one that is loaded of the current model."""
+        """Whether what is edited is not what is loaded of the current model."""
         edit, loaded = self.document.edit, self.loading.loaded
-        return (
-            loaded is not None and edit is not None and needs_reload(loaded, edit.layout, edit.context, edit.side_files)
-        )
+        return loaded is not None and edit is not None and loaded.edit != edit
 
     def apply_proposal(self, index: int) -> None:
         """Change layout and settings to a proposal, as one step of undo; it is not loaded yet."""
@@ -261,7 +263,7 @@ class Session(QObject):
         if proposal.unload:
             self._unload_named(proposal.unload)
             return
-        self.document.set_edit(proposal.layout, proposal.context, proposal.text)
+        self.document.replace(proposal.edit, proposal.text)
         asked = "; the engine is asked now" if self.rig.live.is_real else ""
         self._say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
 
@@ -312,11 +314,11 @@ class Session(QObject):
 
     def _may_probe(self) -> bool:
         """What is loaded of the model holds its memory, others hold their workers, and a rig file cannot be asked."""
-        preview = self.document.preview
-        if preview is None or self.loading.state is not ModelState.EMPTY or not self.rig.live.is_real:
+        plan = self.document.plan
+        if plan is None or self.loading.state is not ModelState.EMPTY or not self.rig.live.is_real:
             return False
-        used = used_devices(preview.layout)
-        return not any(each.is_rpc and each.holdings for each in preview.rig.devices if each.id in used)
+        used = used_devices(plan.edit.layout)
+        return not any(each.is_rpc and each.holdings for each in plan.rig.devices if each.id in used)
 
     # ------------------------------------------------------------------ telling
 

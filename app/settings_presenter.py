@@ -74,16 +74,14 @@ class SettingsPresenter(QObject):
 
     def refresh(self) -> None:
         """Show the settings of the model on the table."""
-        dialog, preview, model = self.dialog, self._session.document.preview, self._session.document.model
+        dialog, plan = self.dialog, self._session.document.plan
         if dialog is None:
             return
-        dialog.setEnabled(preview is not None)
-        if preview is None or model is None:
+        dialog.setEnabled(plan is not None)
+        if plan is None:
             return
-        report = preview.report
-        refused = refused_cache_types(model, report.context or preview.context)
-        dialog.set_settings(preview.context, report.decisions, refused)
-        dialog.set_side_files(_names(preview.side_files), _places(preview.rig), report.decisions)
+        dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
+        dialog.set_side_files(_names(plan.edit.side_files), _places(plan.rig), plan.decisions)
         dialog.set_loaded(loaded_text(self._session.loading.loaded))
 
 

@@ -75,16 +75,16 @@ class SpeedKeeper(QObject):
         file, loaded, rig = model.file, model.loading.loaded, self._live.rig
         if file is None or loaded is None:
             return
-        used = {*loaded.layout.devices, *(override.device for override in loaded.layout.overrides)}
+        used = {*loaded.edit.layout.devices, *(override.device for override in loaded.edit.layout.overrides)}
         if not used <= set(rig.ids):
             return
 
         def predict() -> float:
             speeds = replace(self.known_speeds(rig), ratios={})
-            return predict_layout(ModelMemory(file), rig, loaded.layout, loaded.context, speeds).middle_s
+            return predict_layout(ModelMemory(file), rig, loaded.edit.layout, loaded.edit.context, speeds).middle_s
 
         def learn(predicted_s: float) -> None:
-            name = layout_class(loaded.layout, rig)
+            name = layout_class(loaded.edit.layout, rig)
             rate = event.generation_tokens_per_second
             self._keep(self.book.with_answer(name, predicted_s, event.generated_tokens, rate))
             self.compared.emit()

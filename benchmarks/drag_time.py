@@ -23,6 +23,8 @@ from engine.fit.preview import PreviewTables, make_preview
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
 from engine.units import GIB
 from tests.support.truth import MODEL_NAMES, truth_model
 
@@ -56,7 +58,7 @@ def has_experts(model: ModelFile) -> bool:
 def milliseconds(layout: Layout, tables: PreviewTables, rig: Rig, context: ContextSettings) -> float:
     """Return how long one step of a drag takes."""
     begun = time.thread_time()
-    make_preview(tables, rig, layout, context)
+    make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
     return (time.thread_time() - begun) * 1000
 
 

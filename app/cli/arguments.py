@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from app.cli.auto_options import add_auto_arguments
 from app.cli.settings_options import add_settings_arguments, positive
 from engine.errors import ArgumentError
-from engine.runner.job import DEFAULT_RETRIES
+from engine.runner.load_order import DEFAULT_RETRIES
 from engine.units import parse_size
 
 LATER_COMMANDS = ("export", "bench", "chat")
@@ -86,6 +86,7 @@ def make_parser() -> Parser:
     load = add("load", "load a layout and, with --prompt, generate")
     _add_layout_arguments(load)
     load.add_argument("--prompt", metavar="TEXT")
+    load.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
     load.add_argument(
         "--retry",
         type=positive,
@@ -117,6 +118,9 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
     add_auto_arguments(command)
     add_settings_arguments(command)
+    command.add_argument(
+        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
+    )
 
 
 def _add_rig_commands(rig: argparse.ArgumentParser) -> None:

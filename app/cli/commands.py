@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 from app.cli import exit_codes
-from app.cli.inputs import PlanInputs, read_inputs
+from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_line, print_text, say
 from app.paths import self_test_path, speeds_path
 from app.speed_test import measured_book, speed_lines
@@ -13,13 +13,12 @@ from engine.demo.writer import write_demo_model
 from engine.devices.rig_file import encode_rig
 from engine.errors import BusyError, UnreachableError
 from engine.fit.plan_document import plan_document, plan_text
-from engine.fit.preview import make_report
-from engine.fit.report import FitReport
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.gguf.reader import read_model
 from engine.memory.inspect import inspect_document, inspect_text
+from engine.plan.plan import Plan
 from engine.rigs.search import find_devices
-from engine.runner.probe import probe_report
+from engine.runner.probe import probe
 
 
 def run_inspect(options: Namespace) -> int:
@@ -46,33 +45,31 @@ def run_devices(options: Namespace) -> int:
 
 def run_plan(options: Namespace) -> int:
     """Print the forecast of a layout."""
-    inputs = read_inputs(options)
-    asked = (inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
-    report = make_report(*asked)
-    broken = bool(report.violations)
-    if not broken and options.probe:
-        report = probe_report(*asked)
-    elif not broken and report.probe_only is not None:
-        report = _probed_or_known(inputs, report)
+    asked = read_inputs(options)
+    plan = asked.plan
+    if not plan.violations and options.probe:
+        plan = probe(plan)
+    elif not plan.violations and plan.report.probe_only is not None:
+        plan = _probed_or_known(plan)
     if options.json:
-        print_document(plan_document(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
+        print_document(plan_document(plan, asked.explanation))
     else:
-        print_line(plan_text(inputs.model, inputs.layout, inputs.context, report, inputs.explanation))
-    if broken:
+        print_line(plan_text(plan, asked.explanation))
+    if plan.violations:
         return exit_codes.ARGUMENT
-    return exit_codes.OK if report.fits else exit_codes.DOES_NOT_FIT
+    return exit_codes.OK if plan.report.fits else exit_codes.DOES_NOT_FIT
 
 
-def _probed_or_known(inputs: PlanInputs, report: FitReport) -> FitReport:
+def _probed_or_known(plan: Plan) -> Plan:
     """Return what the engine says; where the devices of a rig file are not here, or held by a load, what is known."""
     try:
-        return probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
+        return probe(plan)
     except BusyError:
-        return report
+        return plan
     except UnreachableError as error:
         if error.endpoint is not None:
             raise
-        return report
+        return plan
 
 
 def run_demo(options: Namespace) -> int:

@@ -39,8 +39,11 @@ def print_document(document: object) -> None:
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed."""
-    print_line(json.dumps(msgspec.to_builtins(event), separators=(",", ":"), ensure_ascii=False))
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
+    document = msgspec.to_builtins(event)
+    if document.get("request", 0) is None:
+        del document["request"]
+    print_line(json.dumps(document, separators=(",", ":"), ensure_ascii=False))
 
 
 def print_line(text: str) -> None:

@@ -127,5 +127,4 @@ class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
 
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
 RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
-GenerationEnding = Done | OutOfMemory | Failed | Crashed
 AnyEvent = Progress | Attempt | Reading | Token | LoadEnding | RequestEnding

@@ -126,7 +126,7 @@ def _ending(turn: Turn, run: RequestRun, message: LastWord | Failure | Allocatio
         case Failure():
             ending = failed_event(message)
         case AllocationFailure():
-            ending = out_of_memory_event(turn.child.job.rig, message, generating=True)
+            ending = out_of_memory_event(turn.child.plan.rig, message, generating=True)
         case _:
             ending = Answered(request=run.id, answer=message)
     return msgspec.structs.replace(ending, request=run.id)

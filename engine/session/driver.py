@@ -16,6 +16,7 @@ from functools import partial
 
 from engine.cancellation import CancelToken
 from engine.errors import ArgumentError
+from engine.plan.requests import environment
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.runner.events import AnyEvent
 from engine.runner.outcome import ProcessOutcome
@@ -109,7 +110,8 @@ class Driver:
         except Exception:
             _log.exception("the machine failed with %s", type(event).__name__)
             self._state, wanted = advance(before, inputs.Bug())
-        snapshot = self.snapshot if self._state is before else snapshot_of(self._state)
+        number = self.snapshot.number + 1
+        snapshot = self.snapshot if self._state is before else snapshot_of(self._state, number)
         shown = None if snapshot == self.snapshot else snapshot
         self.snapshot = snapshot
         if shown is not None or wanted or is_message or self._state.is_over:
@@ -210,7 +212,7 @@ class Driver:
             partial(self._on_child_ended, effect.child),
             argv=self._options.argv,
             stall_timeout_s=self._options.stall_timeout_s,
-            environment=effect.job.environment(),
+            environment=environment(effect.plan),
         )
         # There is one at a time: the one before has ended, and what was meant for it has been done.
         self._children = {effect.child: child}

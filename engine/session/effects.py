@@ -8,19 +8,20 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.fit.step_back import Tried
+from engine.plan.plan import Plan
 from engine.runner import protocol
 from engine.runner.events import AnyEvent, OutOfMemory
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 
 # ------------------------------------------------------------------ children
 
 
 @dataclass(frozen=True, slots=True)
 class StartChild:
-    """Start a child for `job` and send it `request`. It is watched for silence until `Watch` says otherwise."""
+    """Start a child for `plan` and send it `request`. It is watched for silence until `Watch` says otherwise."""
 
     child: int
-    job: LoadJob
+    plan: Plan
     request: protocol.Load
 
 
@@ -57,10 +58,10 @@ class KillChild:
 
 @dataclass(frozen=True, slots=True)
 class Prepare:
-    """Check the layout and make the request of it: `Prepared` or `Refused`."""
+    """Check the plan and make the request of it: `Prepared` or `Refused`."""
 
     ticket: int
-    job: LoadJob
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +69,7 @@ class Forecast:
     """Say what the devices will hold: `Forecasted`. `ask_engine`: by a probe, where that can be."""
 
     ticket: int
-    job: LoadJob
+    plan: Plan
     ask_engine: bool
 
 
@@ -77,7 +78,7 @@ class Choose:
     """Choose the layout after all that were tried for `asked`: `Chosen`."""
 
     ticket: int
-    asked: LoadJob
+    asked: LoadOrder
     tried: tuple[Tried, ...]
 
 
@@ -91,10 +92,10 @@ class Greet:
 
 @dataclass(frozen=True, slots=True)
 class Explain:
-    """Find proposals and ask the engine about them: `Explained`. No rows in `tried`: nobody has made them yet."""
+    """Find proposals and ask the engine about them: `Explained`."""
 
     ticket: int
-    asked: LoadJob
+    plan: Plan
     tried: tuple[Tried, ...]
     ending: OutOfMemory
 

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from engine.devices.endpoint import Greeting
 from engine.devices.holder import MemoryHolder
 from engine.fit.proposals import Proposal
-from engine.fit.report import DeviceRow
 from engine.fit.step_back import Step
+from engine.plan.plan import Plan
 from engine.runner import protocol
 from engine.runner.events import Failed
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.outcome import ProcessOutcome
 
 # ------------------------------------------------------------------ commands
@@ -20,9 +20,9 @@ from engine.runner.outcome import ProcessOutcome
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Load `job`, after what runs has been stopped; refused when closed."""
+    """Load what `order` says, after what runs has been stopped; refused when closed."""
 
-    job: LoadJob
+    order: LoadOrder
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,15 +66,16 @@ Command = Load | Ask | StopRequest | StopAll | Unload | Close | QueryMemory
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """The layout can be loaded, with this request."""
+    """The plan can be loaded, with this request. It is given back with tables of its own, and its forecast made."""
 
     ticket: int
+    plan: Plan
     request: protocol.Load
 
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The layout cannot be loaded."""
+    """The plan cannot be loaded."""
 
     ticket: int
     ending: Failed
@@ -82,10 +83,10 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Forecasted:
-    """What each device will hold, as well as that can be told."""
+    """The plan with what each device will hold, as well as that can be told."""
 
     ticket: int
-    rows: tuple[DeviceRow, ...]
+    plan: Plan
     fits: bool
 
 

@@ -10,9 +10,10 @@ import msgspec
 
 from engine.fit.step_back import Step as NextLayout
 from engine.fit.step_back import Tried, layout_words, shortage_words
+from engine.plan.plan import Plan
 from engine.runner.events import Attempt, Cancelled, Failed, LoadEnding, OutOfMemory
-from engine.runner.greeter import Greetings
-from engine.runner.job import LoadJob
+from engine.runner.greetings import Greetings
+from engine.runner.load_order import LoadOrder
 from engine.runner.protocol import (
     AllocationFailure,
     AnyMessage,
@@ -33,9 +34,9 @@ from engine.session.turn import Turn
 INTERNAL_FAILURE = Failed(kind="internal", message="An internal error ended this. The log has the details.")
 
 
-def begin(turn: Turn, job: LoadJob) -> None:
+def begin(turn: Turn, order: LoadOrder) -> None:
     """Begin a load; nothing else runs."""
-    turn.change(load=LoadRun(job, job), last=None, has_failed=False)
+    turn.change(load=LoadRun(order, order.plan), last=None, has_failed=False)
     _tell_beginning(turn)
     _prepare(turn)
 
@@ -68,7 +69,7 @@ def conclude(turn: Turn, ending: LoadEnding) -> None:
     elif not isinstance(ending, OutOfMemory):
         _finish(turn, ending)
     else:
-        tried = Tried(load.job.layout, load.rows, refusal_of(ending), load.tenths)
+        tried = Tried(load.plan.edit.layout, load.plan.forecast, refusal_of(ending), load.tenths)
         turn.change_load(ending=ending)
         _note(turn, outcome_words(ending))
         _choose_after(turn, tried)
@@ -117,27 +118,27 @@ def take_work(turn: Turn, answer: inputs.Work) -> None:
 
 
 def _prepare(turn: Turn) -> None:
-    turn.await_work(Step.PREPARING, partial(effects.Prepare, job=turn.load.job))
+    turn.await_work(Step.PREPARING, partial(effects.Prepare, plan=turn.load.plan))
 
 
 def _take_prepared(turn: Turn, answer: inputs.Prepared) -> None:
     load = turn.load
-    turn.change_load(request=answer.request)
+    turn.change_load(plan=answer.plan, base=load.base or answer.plan, request=answer.request)
     if load.is_real or not load.asked.retry.retries:
         _greet(turn)
     else:
-        _try(turn, load.job, FIRST_REASON)
+        _try(turn, answer.plan, FIRST_REASON)
 
 
-def _try(turn: Turn, job: LoadJob, reason: str, tenths: int = 0) -> None:
+def _try(turn: Turn, plan: Plan, reason: str, tenths: int = 0) -> None:
     """Begin with a layout: what does the engine say?"""
-    attempt = LoadAttempt(len(turn.load.attempts) + 1, job.layout, reason)
-    turn.change_load(job=job, tenths=tenths, is_real=False, attempts=(*turn.load.attempts, attempt))
-    turn.tell(Attempt(number=attempt.number, layout=layout_words(job.layout), reason=reason))
+    attempt = LoadAttempt(len(turn.load.attempts) + 1, plan.edit.layout, reason)
+    turn.change_load(plan=plan, tenths=tenths, is_real=False, attempts=(*turn.load.attempts, attempt))
+    turn.tell(Attempt(number=attempt.number, layout=layout_words(plan.edit.layout), reason=reason))
     held = turn.state.child
-    rig_endpoints = {device.endpoint for device in job.rig.devices if device.endpoint is not None}
-    can_ask = held is None or held.job.used_endpoints().keys().isdisjoint(rig_endpoints)
-    turn.await_work(Step.FORECASTING, partial(effects.Forecast, job=job, ask_engine=can_ask))
+    rig_endpoints = {device.endpoint for device in plan.rig.devices if device.endpoint is not None}
+    can_ask = held is None or held.plan.used_endpoints.keys().isdisjoint(rig_endpoints)
+    turn.await_work(Step.FORECASTING, partial(effects.Forecast, plan=plan, ask_engine=can_ask))
 
 
 def _take_forecast(turn: Turn, answer: inputs.Forecasted) -> None:
@@ -145,11 +146,11 @@ def _take_forecast(turn: Turn, answer: inputs.Forecasted) -> None:
         _note(turn, "Cancelled.", loaded=False)
         _finish(turn, Cancelled(stage="fit"))
         return
-    turn.change_load(rows=answer.rows)
+    turn.change_load(plan=answer.plan)
     if answer.fits:
         _load_really(turn)
     else:
-        _choose_after(turn, Tried(turn.load.job.layout, answer.rows, tenths=turn.load.tenths))
+        _choose_after(turn, Tried(answer.plan.edit.layout, answer.plan.forecast, tenths=turn.load.tenths))
 
 
 def _choose_after(turn: Turn, tried: Tried) -> None:
@@ -158,7 +159,7 @@ def _choose_after(turn: Turn, tried: Tried) -> None:
     turn.change_load(latest=tried)
     history = (*load.tried, tried)
     if load.attempts and len(load.attempts) <= load.asked.retry.retries:
-        turn.await_work(Step.CHOOSING, partial(effects.Choose, asked=load.asked, tried=history))
+        turn.await_work(Step.CHOOSING, partial(effects.Choose, asked=load.asked.with_plan(_base(turn)), tried=history))
     else:
         _take_choice(turn, None)
 
@@ -178,13 +179,19 @@ def _take_choice(turn: Turn, step: NextLayout | None) -> None:
     if only_forecast:
         _note(turn, f"Not loaded: the engine's plan is short on {shortage_words(tried.rows)}.", loaded=False)
     outcome = turn.load.attempts[-1].outcome
-    turn.change_load(request=None, rows=(), ending=None)
-    _try(turn, replace(load.asked, layout=step.layout), f"{outcome} Moved: {step.change}.", step.tenths)
+    turn.change_load(request=None, ending=None)
+    _try(turn, _base(turn).with_layout(step.layout), f"{outcome} Moved: {step.change}.", step.tenths)
 
 
 def _explain(turn: Turn) -> None:
     load, ending = turn.load, out_of_memory_ending(turn.load)
-    turn.await_work(Step.EXPLAINING, partial(effects.Explain, asked=load.asked, tried=load.tried, ending=ending))
+    turn.await_work(Step.EXPLAINING, partial(effects.Explain, plan=_base(turn), tried=load.tried, ending=ending))
+
+
+def _base(turn: Turn) -> Plan:
+    """Return the plan that was asked for, as it may be planned with."""
+    assert turn.load.base is not None
+    return turn.load.base
 
 
 # ------------------------------------------------------------------ one layout, for real
@@ -207,8 +214,8 @@ def _load_really(turn: Turn) -> None:
 
 def _greet(turn: Turn) -> None:
     """Ask the layout's workers; those that what is loaded holds serve nobody else, and are asked after its end."""
-    endpoints = tuple(turn.load.job.used_endpoints())
-    held = turn.state.child.job.used_endpoints() if turn.state.child is not None else {}
+    endpoints = tuple(turn.load.plan.used_endpoints)
+    held = turn.state.child.plan.used_endpoints if turn.state.child is not None else {}
     turn.change_load(unchecked=tuple(each for each in endpoints if each in held))
     _greet_now(turn, tuple(each for each in endpoints if each not in held))
 
@@ -221,7 +228,7 @@ def _greet_now(turn: Turn, endpoints: tuple[str, ...]) -> None:
 
 
 def _take_greetings(turn: Turn, greetings: Greetings) -> None:
-    refused = refusal(greetings, turn.load.job.used_endpoints())
+    refused = refusal(greetings, turn.load.plan.used_endpoints)
     if refused is not None:
         conclude(turn, refused)
     elif turn.state.child is not None:
@@ -242,8 +249,8 @@ def _start(turn: Turn) -> None:
     load, number = turn.load, turn.number()
     assert load.request is not None
     turn.change_load(step=Step.LOADING)
-    turn.change(child=Child(number, load.job))
-    turn.do(effects.StartChild(number, load.job, load.request))
+    turn.change(child=Child(number, load.plan))
+    turn.do(effects.StartChild(number, load.plan, load.request))
 
 
 def take_message(turn: Turn, message: AnyMessage) -> None:
@@ -259,7 +266,7 @@ def take_message(turn: Turn, message: AnyMessage) -> None:
         case LoadedModel() if load.ending is None:
             _become_ready(turn, message)
         case AllocationFailure():
-            _keep_ending(turn, out_of_memory_event(load.job.rig, message))
+            _keep_ending(turn, out_of_memory_event(load.plan.rig, message))
         case Failure():
             _keep_ending(turn, failed_event(message))
         case Stopped():
@@ -283,12 +290,10 @@ def _keep_ending(turn: Turn, ending: LoadEnding) -> None:
 def _become_ready(turn: Turn, message: LoadedModel) -> None:
     load = turn.load
     assert load.request is not None
-    event = loaded_event(load.job, message)
-    if load.rows:
-        event = msgspec.structs.replace(event, forecast=load.rows)
+    event = loaded_event(load.plan, message)
     turn.change(
         loaded=LoadedInfo(
-            job=load.job,
+            order=load.asked.with_plan(load.plan),
             n_ctx=message.n_ctx,
             n_ctx_seq=message.n_ctx_seq,
             slots=message.slots,
@@ -299,7 +304,7 @@ def _become_ready(turn: Turn, message: LoadedModel) -> None:
             kv_devices=message.kv_devices,
             context=load.request.context,
             measured=event.devices,
-            forecast=event.forecast,
+            forecast=load.plan.forecast,
         ),
         context_used=None,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
+from engine.plan.plan import Plan
 from engine.runner.events import Crashed, Failed, Stage
-from engine.runner.greeter import Greetings
-from engine.runner.job import LoadJob
+from engine.runner.greetings import Greetings
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.reports import crash_event, lost_event
 from engine.session import answers, effects, loads
@@ -14,14 +14,14 @@ from engine.session.state import Loss, Step
 from engine.session.turn import Turn
 
 
-def diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, job: LoadJob) -> None:
+def diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, plan: Plan) -> None:
     """Find out which device is to blame, where one can be, and end with that what the child was for."""
-    endpoints = tuple(job.used_endpoints())
+    endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
         _end(turn, crash_event(outcome))
         return
     ticket = turn.number()
-    turn.change(loss=Loss(ticket, outcome, stage, job))
+    turn.change(loss=Loss(ticket, outcome, stage, plan))
     if turn.state.load is not None:
         turn.change_load(step=Step.DIAGNOSING)
     if turn.state.closing:
@@ -35,7 +35,7 @@ def take_greetings(turn: Turn, greetings: Greetings) -> None:
     loss = turn.state.loss
     assert loss is not None
     turn.change(loss=None)
-    _end(turn, lost_event(loss.outcome, loss.stage, loss.job.used_endpoints(), greetings))
+    _end(turn, lost_event(loss.outcome, loss.stage, loss.plan.used_endpoints, greetings))
 
 
 def cut_short(turn: Turn) -> None:

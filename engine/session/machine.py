@@ -78,7 +78,7 @@ def _take_load(turn: Turn, command: inputs.Load) -> None:
     if turn.state.closing:
         raise ArgumentError("The runner is closed and loads nothing any more.")
     _forget_waiting(turn)
-    turn.change(waiting=command.job)
+    turn.change(waiting=command.order)
     _stop_what_runs(turn)
 
 
@@ -117,9 +117,9 @@ def _settle(turn: Turn) -> None:
     elif turn.child.ending:
         return
     if turn.state.waiting is not None:
-        job = turn.state.waiting
+        order = turn.state.waiting
         turn.change(waiting=None)
-        loads.begin(turn, job)
+        loads.begin(turn, order)
 
 
 # ------------------------------------------------------------------ what the driver reports
@@ -148,12 +148,12 @@ def _take_child_end(turn: Turn, event: inputs.ChildEnded) -> None:
         turn.change(stop_timer=None)
     if turn.state.load is not None:
         stage = turn.load.mark.stage
-        loads.take_child_end(turn, partial(losses.diagnose, turn, outcome, stage, child.job))
+        loads.take_child_end(turn, partial(losses.diagnose, turn, outcome, stage, child.plan))
     elif turn.state.requests and child.killed and outcome.reason is EndReason.STOPPED:
         turn.change(has_failed=True)
         answers.end_all(turn, partial(answers.killed_ending, turn.state))
     elif turn.state.requests or not child.ending:
-        losses.diagnose(turn, outcome, None, child.job)
+        losses.diagnose(turn, outcome, None, child.plan)
 
 
 def _take_work(turn: Turn, answer: inputs.Work) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.probe_cache import ProbeCache
 from engine.runner.proposal_checks import LIMIT_S
 from engine.runner.protocol import AnyModelRequest
@@ -47,8 +47,8 @@ class ModelSession:
         """How it stands now; what was called before is in it."""
         return self._driver.snapshot
 
-    def load(self, job: LoadJob) -> None:
-        """Load `job`, or what its retries allow. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+    def load(self, order: LoadOrder) -> None:
+        """Load `order`, or what its retries allow. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
         Nothing runs: begins; what is loaded stays until a layout has been checked, the workers that it does not hold
         have answered, and it is loaded for real. Else what runs is stopped and gets its ending, then this begins; of
@@ -57,7 +57,7 @@ class ModelSession:
         Raises:
             ArgumentError: after `close`.
         """
-        self._driver.take(inputs.Load(job))
+        self._driver.take(inputs.Load(order))
 
     def ask(self, request: AnyModelRequest) -> int:
         """Ask the loaded model, also while it answers others; return the number that its events will carry.

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.fit.proposals import Proposal
 from engine.runner.events import LoadEnding, Stage
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.session.attempts import LoadAttempt
 from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 
@@ -28,15 +28,19 @@ class Phase(Enum):
 class Pending:
     """A load that was asked for and has not ended. `waits`: why it has not begun, or does not go on; empty: it runs."""
 
-    job: LoadJob
+    order: LoadOrder
     waits: str = ""
+    cancelled: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
     """One moment. `stage` is that of the load that runs; `attempts`, `ending` and `proposals` are of the last load,
     the one that runs included; `context_used` in tokens, after the last answer; `holds_child` until it has gone.
+    `number` grows: of two moments the one with the greater number is the later.
     """
+
+    number: int = field(default=0, compare=False)
 
     phase: Phase = Phase.STOPPED
     loaded: LoadedInfo | None = None
@@ -48,6 +52,7 @@ class Snapshot:
     requests: tuple[RequestRun, ...] = ()
     context_used: int | None = None
     holds_child: bool = False
+    is_unloading: bool = False
 
     @property
     def is_ready(self) -> bool:
@@ -60,10 +65,11 @@ class Snapshot:
         return None if self.loaded is None else self.loaded.n_ctx_seq
 
 
-def snapshot_of(state: State) -> Snapshot:
+def snapshot_of(state: State, number: int = 0) -> Snapshot:
     """Return what may be read of `state`."""
     load, last = state.load, state.last
     return Snapshot(
+        number=number,
         phase=_phase(state),
         loaded=state.loaded,
         pending=_pending(state),
@@ -74,6 +80,7 @@ def snapshot_of(state: State) -> Snapshot:
         requests=state.requests,
         context_used=state.context_used,
         holds_child=state.child is not None,
+        is_unloading=state.unload_wanted or state.closing,
     )
 
 
@@ -102,7 +109,7 @@ def _pending(state: State) -> Pending | None:
     if state.load is None:
         return None
     waits = "what was loaded before is being freed" if state.load.step is Step.REPLACING else ""
-    return Pending(state.load.asked, waits)
+    return Pending(state.load.asked, waits, state.load.cancelled)
 
 
 def _why_it_waits(state: State) -> str:

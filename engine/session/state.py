@@ -9,8 +9,9 @@ from engine.fit.proposals import Proposal
 from engine.fit.report import DeviceRow
 from engine.fit.step_back import Tried
 from engine.layout.context_settings import ContextSettings
+from engine.plan.plan import Plan
 from engine.runner.events import LoadEnding, OutOfMemory, Stage
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.outcome import ProcessOutcome
 from engine.runner.protocol import AnyModelRequest, Load
 from engine.session.attempts import LoadAttempt
@@ -22,13 +23,13 @@ STOP_TIMEOUT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class LoadedInfo:
-    """What is loaded: the job whose layout it was in the end, and what its child and its devices told.
+    """What is loaded: the order, with the plan that it was in the end, and what its child and its devices told.
 
     `context` is what was used; `flash_attention` None: the engine did not tell. `n_ctx` is what all `slots` hold
     together, `n_ctx_seq` what one request may take of it. `measured` and `forecast` have a row for each device.
     """
 
-    job: LoadJob
+    order: LoadOrder
     n_ctx: int
     n_ctx_seq: int
     slots: int
@@ -51,7 +52,7 @@ class Child:
     """
 
     id: int
-    job: LoadJob
+    plan: Plan
     greeted: bool = False
     ending: bool = False
     killed: bool = False
@@ -82,22 +83,24 @@ class Step(Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """The load that runs. `asked` is what was asked for, `job` the layout that is being tried for it.
+    """The load that runs. `asked` is what was asked for, `plan` what is being tried for it.
+
+    `base` is the plan that was asked for, with tables that nobody else plans with; None until that is there.
 
     `ticket` is that of the work that it waits for, None where it waits for a child. `is_real`: the layout is to be
     loaded, whatever is forecast for it. `unchecked` are workers that what was loaded before still holds. `ending` is
     kept until the child has gone or the proposals are there.
     """
 
-    asked: LoadJob
-    job: LoadJob
+    asked: LoadOrder
+    plan: Plan
+    base: Plan | None = None
     step: Step = Step.PREPARING
     ticket: int | None = None
     mark: StageMark = field(default_factory=StageMark)
     request: Load | None = None
     is_real: bool = False
     unchecked: tuple[str, ...] = ()
-    rows: tuple[DeviceRow, ...] = ()
     tenths: int = 0
     latest: Tried | None = None
     tried: tuple[Tried, ...] = ()
@@ -150,7 +153,7 @@ class Loss:
     ticket: int
     outcome: ProcessOutcome
     stage: Stage | None
-    job: LoadJob
+    plan: Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,7 +170,7 @@ class State:
     loaded: LoadedInfo | None = None
     context_used: int | None = None
     load: LoadRun | None = None
-    waiting: LoadJob | None = None
+    waiting: LoadOrder | None = None
     requests: tuple[RequestRun, ...] = ()
     stop_timer: int | None = None
     loss: Loss | None = None

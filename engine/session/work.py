@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
 from engine.errors import EngineError
-from engine.fit.preview import make_report
-from engine.fit.report import DeviceRow, FitReport
+from engine.fit.report import FitReport
 from engine.fit.step_back import step_back
-from engine.memory.model_memory import ModelMemory
+from engine.plan.plan import Plan
+from engine.plan.requests import load_request
 from engine.runner.events import Failed
-from engine.runner.greeter import greetings_of
-from engine.runner.job import LoadJob
+from engine.runner.greetings import greetings_of
 from engine.runner.probe import Probes
 from engine.runner.probe_cache import ProbeCache
 from engine.runner.proposal_checks import LIMIT_S, ProposalCheck, missing_bytes
@@ -51,40 +50,34 @@ class Workshop:
                 return self._explain(work, cancel)
 
     def _prepare(self, work: effects.Prepare) -> inputs.Work:
+        # Others plan on while this one is loaded: its tables are its own.
+        plan = work.plan.with_own_tables()
         try:
-            return inputs.Prepared(work.ticket, work.job.load_request())
+            request = load_request(plan)
         except EngineError as error:
             return inputs.Refused(work.ticket, Failed(kind=error.kind, message=error.summary()))
+        # Made here, where it may take its time; the machine has none.
+        assert plan.forecast
+        return inputs.Prepared(work.ticket, plan, request)
 
     def _forecast(self, work: effects.Forecast, cancel: CancelToken) -> inputs.Work:
-        rows = self._probed(work.job, cancel) if work.ask_engine else None
-        if rows is None and not cancel.cancelled:
-            rows = _estimated(work.job)
-        return inputs.Forecasted(work.ticket, rows or (), rows is not None and FitReport(rows).fits)
+        plan = self._probed(work.plan, cancel) if work.ask_engine else work.plan
+        return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
 
-    def _probed(self, job: LoadJob, cancel: CancelToken) -> tuple[DeviceRow, ...] | None:
-        """Return the engine's own forecast; None where it cannot be asked, for a load says why."""
+    def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
+        """Return `plan` with the engine's own forecast; as it is where the engine cannot be asked: a load says why."""
         try:
             with Probes(cache=self.cache, argv=self.argv, cancel=cancel) as probes:
-                return probes.rows(job)
+                return probes.probed(plan)
         except EngineError:
-            return None
+            return plan
 
     def _choose(self, work: effects.Choose) -> inputs.Work:
-        job = work.asked
-        memory, constraints = ModelMemory(job.model), job.retry.constraints
-        step = step_back(memory, job.rig, job.context, work.tried, constraints, job.side_files)
-        return inputs.Chosen(work.ticket, step)
+        return inputs.Chosen(work.ticket, step_back(work.asked.plan, work.tried, work.asked.retry.constraints))
 
     def _explain(self, work: effects.Explain, cancel: CancelToken) -> inputs.Work:
-        job, limit_s = work.asked, self.proposal_limit_s
-        tried = tuple(each if each.rows else replace(each, rows=_estimated(job)) for each in work.tried)
-        missing = missing_bytes(tried)
+        plan, limit_s = work.plan, self.proposal_limit_s
         with Probes(cache=self.cache, timeout_s=limit_s, argv=self.argv, cancel=cancel) as probes:
-            proposals = ProposalCheck(job, ModelMemory(job.model), missing, probes, cancel, limit_s).run()
-        device = job.rig.device(work.ending.device)
+            proposals = ProposalCheck(plan, missing_bytes(work.tried), probes, cancel, limit_s).run()
+        device = plan.rig.device(work.ending.device)
         return inputs.Explained(work.ticket, proposals, () if device is None else self.holders(device))
-
-
-def _estimated(job: LoadJob) -> tuple[DeviceRow, ...]:
-    return make_report(ModelMemory(job.model), job.rig, job.layout, job.context, job.side_files).rows

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.runner.protocol import AllocationFailure
+from engine.runner.protocol import AllocationFailure, Message
 from engine.runner.protocol import Failure as FailureMessage
-from engine.runner.protocol import Message
 
 
 class EndOfRequest(Exception):

@@ -9,7 +9,6 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.main_window import MainWindow
 from app.settings import Settings
 from app.theme import Theme
@@ -19,6 +18,7 @@ from engine.fit.strategies.catalogue import STRATEGIES
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 

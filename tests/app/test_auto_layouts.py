@@ -11,7 +11,6 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.main_window import MainWindow
 from app.paths import speeds_path
 from app.settings import Settings
@@ -23,7 +22,9 @@ from engine.fit.speed_book import read_speed_book
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import make_layout
+from engine.layout.layout import make_layout, single_device
+from engine.layout.layout_file import LayoutFile, write_layout
+from engine.plan.edit import Edit
 from engine.runner.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -167,7 +168,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     session, model = window.session, window.session.models.current
     model.file = file
     edit = edit_of(window)
-    model.loading.loaded = LoadedLayout(edit.layout, edit.context, (), ())
+    model.loading.loaded = LoadedLayout(edit, (), ())
     answer = Done(
         prompt_tokens=4, generated_tokens=64, prompt_tokens_per_second=100.0, generation_tokens_per_second=7.0,
         stop_reason="end_of_text",
@@ -214,3 +215,65 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     assert told.args is not None
     assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text
     assert edit_of(window) == before
+
+
+def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    session = window.session
+    session.auto_layouts.use("fewest")
+    session.document.set_context(ContextSettings(n_ctx=2048))
+    edited = edit_of(window)
+    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+        pass
+    assert told.args is not None
+    assert "settings were changed" in told.args[0].text
+    assert told.args[0].bad
+    assert edit_of(window) == edited
+
+
+def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    model = show_model(window, qtbot, tmp_path)
+    session, edit = window.session, edit_of(window)
+    session.auto_layouts.use("fewest")
+    session.document.open(replace(model, name="another"), session.rig.live.rig, edit)
+    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+        pass
+    assert told.args is not None
+    assert f"it is for {model.name}" in told.args[0].text
+    assert edit_of(window) == edit
+
+
+def test_what_was_found_is_taken_where_only_layers_were_moved(
+    open_window: OpenWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000) as told:
+        window.session.auto_layouts.use("fewest")
+        window.session.document.set_layout(single_device(16, CPU_ID), "gather")
+    assert told.args is not None
+    assert edit_of(window).layout == told.args[0].layout != single_device(16, CPU_ID)
+
+
+def test_a_layout_file_is_for_the_model_that_it_was_opened_for(
+    open_window: OpenWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    model = show_model(window, qtbot, tmp_path)
+    session, edit = window.session, edit_of(window)
+    path = tmp_path / "layout.json"
+    write_layout(path, LayoutFile(model.name, single_device(16, CPU_ID), ContextSettings(n_ctx=2048)))
+    session.open_layout(path)
+    session.document.open(replace(model, name="another"), session.rig.live.rig, edit)
+    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+        pass
+    assert told.args is not None
+    assert f"layout.json was opened for {model.name}" in told.args[0].text
+    assert told.args[0].bad
+    assert edit_of(window) == edit
+    session.document.open(model, session.rig.live.rig, edit)
+    session.open_layout(path)
+    qtbot.waitUntil(lambda: edit_of(window).layout == single_device(16, CPU_ID))
+    assert edit_of(window).context.n_ctx == 2048

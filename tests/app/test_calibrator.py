@@ -14,20 +14,15 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.calibration import read_calibration
 from engine.fit.report import make_row
-from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.runner.events import Loaded
-from engine.runner.job import LoadJob
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
-from tests.support.jobs import N_LAYERS, made_up_model
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, pci_bus_id="0000:01:00.0")
 RIG = Rig((CARD,), make_host("host", 8 * GIB))
 FORECAST = (make_row(CARD, DeviceMemory(weights_bytes=GIB, overhead_bytes=400 * MIB), Grade.ESTIMATED),)
 MEASURED = (make_row(CARD, DeviceMemory(weights_bytes=GIB), Grade.MEASURED),)
-JOB = LoadJob(made_up_model(), RIG, single_device(N_LAYERS, "CUDA0"), ContextSettings(), FORECAST)
 EVENT = Loaded(devices=MEASURED, forecast=FORECAST)
 
 
@@ -47,7 +42,7 @@ def test_a_load_is_learned_from_kept_and_reset(qtbot: QtBot, background: Backgro
     calibrator = Calibrator(live, background, path)
     live.samples_arrived.emit(sample(MIB))
     calibrator.begin(nothing_loaded=True)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     assert calibrator.calibration.overhead_bytes(CARD) is None
     live.samples_arrived.emit(sample(GIB + 601 * MIB))
     assert calibrator.calibration.overhead_bytes(CARD) == 600 * MIB
@@ -64,14 +59,14 @@ def test_a_load_over_another_model_tells_nothing_of_a_card(
     calibrator = Calibrator(live := LiveRig(), background, tmp_path / "calibration.json")
     live.samples_arrived.emit(sample(GIB))
     calibrator.begin(nothing_loaded=False)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     live.samples_arrived.emit(sample(2 * GIB))
     calibrator.begin(nothing_loaded=True)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     calibrator.forget()
     live.samples_arrived.emit(sample(4 * GIB))
     calibrator.begin(nothing_loaded=True, forecast_is_whole=False)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     live.samples_arrived.emit(sample(6 * GIB))
     assert calibrator.calibration.overheads == {}
 
@@ -79,13 +74,11 @@ def test_a_load_over_another_model_tells_nothing_of_a_card(
 def test_devices_are_corrected_as_they_come(qtbot: QtBot, background: Background, tmp_path: Path) -> None:
     calibrator = Calibrator(live := LiveRig(), background, tmp_path / "calibration.json")
     calibrator.begin(nothing_loaded=True)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     live.samples_arrived.emit(())
     host = make_row(live.rig.host, DeviceMemory(weights_bytes=GIB), Grade.ESTIMATED)
     taken = make_row(live.rig.host, DeviceMemory(weights_bytes=GIB + 7 * MIB), Grade.MEASURED)
-    calibrator.finish(
-        LoadJob(JOB.model, live.rig, JOB.layout, JOB.context, (host,)), Loaded(devices=(taken,), forecast=(host,))
-    )
+    calibrator.finish(live.rig, Loaded(devices=(taken,), forecast=(host,)))
     with qtbot.waitSignal(live.rig_changed):
         live.samples_arrived.emit(())
     assert live.rig.host.overhead_bytes == 7 * MIB

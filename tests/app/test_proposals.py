@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
 from app.main_window import MainWindow
 from app.settings import Settings
@@ -19,9 +19,10 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
+from engine.plan.plan import make_plan
 from engine.runner.events import OutOfMemory
-from engine.runner.job import LoadJob
-from engine.runner.load_loop import LoadLoop
+from engine.runner.load_order import LoadOrder
 from engine.units import MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -49,15 +50,15 @@ def proposals(window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
     session, model = window.session, model_in(tmp_path, "model.gguf")
     session.document.open(model, RIG, EDIT)
-    found = propose(model, RIG, EDIT.layout, EDIT.context, {"CUDA0": 100 * MIB})
+    found = propose(make_plan(model, RIG, EDIT), {"CUDA0": 100 * MIB})
     event = OutOfMemory(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
-    with monkeypatch.context() as patch:
-        patch.setattr(LoadLoop, "proposals", found)
-        patch.setattr(session.loading, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
-        session.loading.bridge.out_of_memory.emit(event)
+    loading = session.loading
+    monkeypatch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
+    loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
+    loading.bridge.out_of_memory.emit(event)
     return found
 
 
@@ -67,7 +68,7 @@ def test_each_button_applies_its_proposal_as_one_step(window: MainWindow, propos
     assert len(shown.buttons) == len(proposals) > 2
     for button, proposal in zip(shown.buttons, proposals, strict=True):
         button.click()
-        assert document.edit == Edit(proposal.layout, proposal.context)
+        assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
         assert window.session.loading.state is ModelState.EMPTY
         document.undo_group.undo()

@@ -20,6 +20,7 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
@@ -101,10 +102,10 @@ def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: MainWindow)
 
 def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
     used = ContextSettings(n_ctx=16384, type_v="q8_0", load_mode="mmap", threads=6, threads_batch=8)
-    layout = Layout(4, (Run("CPU", 0, 3),), "CPU")
+    edit = Edit(Layout(4, (Run("CPU", 0, 3),), "CPU"), ContextSettings())
     assert loaded_text(None) == ""
-    assert loaded_text(LoadedLayout(layout, ContextSettings(), (), ())) == ""
-    assert loaded_text(LoadedLayout(layout, ContextSettings(), (), (), used=used, flash_attention=True)) == (
+    assert loaded_text(LoadedLayout(edit, (), ())) == ""
+    assert loaded_text(LoadedLayout(edit, (), (), used=used, flash_attention=True)) == (
         "Loaded with 16\u202f384 tokens, cache f16 and q8_0, flash attention on, load mode mmap, "
         "6 threads, 8 for prompts, op_offload on."
     )

@@ -10,7 +10,6 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
 from app.notices import Notice
 from app.open_model import OpenModel
@@ -19,6 +18,7 @@ from app.settings import Settings
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits
@@ -105,7 +105,7 @@ def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
     session.document.edit_settled.disconnect()  # No probes: the processes here are workers and models.
     yield Bench(qtbot, session, clock, tmp_path)
     session.close()
-    assert not children()
+    assert not children(), [each.cmdline() for each in children()]
 
 
 def children() -> set[psutil.Process]:
@@ -168,12 +168,32 @@ def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -
     bench.load("bob")
     assert bench.load("ada", context=ContextSettings(n_ctx=256)) is ada
     assert ada.loading.loaded is not None
-    assert ada.loading.loaded.context.n_ctx == 256
+    assert ada.loading.loaded.edit.context.n_ctx == 256
     assert bench.loaded_names == ["ada", "bob"]
     loaded = ada.loading.loaded
     bench.session.loader.load()
     assert ada.loading.state is ModelState.READY
     assert ada.loading.loaded is loaded
+
+
+def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(bench: Bench) -> None:
+    ada = bench.load("ada", context=LONG)
+    lost: list[object] = []
+    ada.loading.answer_lost.connect(lost.append)
+    ada.conversation.send("hello")
+    bench.open("ada", context=CONTEXT)
+    (child,) = children()
+    child.suspend()  # It is to fail before it has stopped.
+    bench.session.loader.load()
+    assert ada.loading.state is ModelState.LOADING
+    pending = ada.loading.snapshot.pending
+    assert pending is not None
+    assert pending.waits == "an answer is being stopped"
+    child.kill()
+    bench.wait(lambda: bool(lost))
+    bench.wait_for(ada, ModelState.READY)
+    assert ada.loading.loaded is not None
+    assert ada.loading.loaded.edit.context == CONTEXT
 
 
 def test_only_one_model_is_loaded_at_a_time(bench: Bench) -> None:

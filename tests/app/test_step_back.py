@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
 from app.notices import Notice
 from app.session import Session
@@ -16,9 +16,12 @@ from app.settings import Settings
 from engine.fit.proposals import Proposal
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.memory.side_files import SideFiles, read_adapter
+from engine.plan.edit import Edit
 from engine.runner.events import Attempt, OutOfMemory
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.side_models import write_tiny_lora
 
 DEADLINE_MS = 60_000
 N_LAYERS = 8
@@ -55,13 +58,31 @@ def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(session: Se
     loaded, edit = session.loading.loaded, session.document.edit
     assert loaded is not None
     assert edit is not None
-    assert loaded.layout == edit.layout != ASKED.layout
+    assert loaded.edit.layout == edit.layout != ASKED.layout
     assert edit.context == CONTEXT
     assert not session.is_edited
     assert len(attempts) >= 2
     session.document.undo_group.undo()
     assert session.document.edit == ASKED
     assert session.is_edited
+
+
+def test_what_is_loaded_beside_the_model_stays(session: Session, qtbot: QtBot, tmp_path: Path) -> None:
+    model = session.document.model
+    assert model is not None
+    adapter = read_adapter(write_tiny_lora(tmp_path / "lora.gguf", model), model, 0.5)
+    asked = replace(ASKED, side_files=SideFiles(None, (adapter,)))
+    session.document.replace(asked, "test")
+    session.settings.step_back(True)
+    session.loader.load()
+    wait(qtbot, lambda: session.loading.state is ModelState.READY)
+    loaded = session.loading.loaded
+    assert loaded is not None
+    assert loaded.edit.layout != asked.layout
+    assert loaded.edit.side_files == asked.side_files
+    assert session.document.edit == loaded.edit
+    session.document.undo_group.undo()
+    assert session.document.edit == asked
 
 
 def test_nothing_else_is_tried_where_that_is_not_allowed(session: Session, qtbot: QtBot) -> None:
@@ -105,7 +126,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     wait(qtbot, lambda: session.models.current is not first)
     edit = session.document.edit
     assert edit is not None
-    proposal = Proposal("Unload wide", edit.layout, edit.context, "CPU 1 MiB less", "unload", unload="wide")
+    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload="wide")
     notices: list[Notice] = []
     session.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:

@@ -15,11 +15,11 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
 from engine.runner.events import AnyEvent, Loaded
-from engine.runner.job import LoadJob
 from engine.runner.lab import LabRig
 from engine.session.snapshot import Phase
 from engine.units import MIB
 from tests.support.models import write_tiny_llama, write_tiny_moe
+from tests.support.orders import order_of
 from tests.support.session_log import SessionLog
 
 
@@ -84,9 +84,9 @@ def random_trials(
 
 def load(trial: Trial) -> AnyEvent:
     """Load the layout for real and free it again; return how the load ended."""
-    job = LoadJob(trial.memory.model, trial.rig, trial.result.layout, trial.result.context)
+    order = order_of(trial.memory, trial.rig, trial.result.layout, trial.result.context)
     with SessionLog() as log:
-        log.session.load(job)
+        log.session.load(order)
         ending = log.wait_for_endings(1)[0]
         log.session.unload()
         log.wait_until(lambda: log.session.snapshot.phase in (Phase.STOPPED, Phase.FAILED))

@@ -15,7 +15,7 @@ from engine.runner.events import Crashed, Failed, Loaded
 from engine.runner.protocol import Generate
 from engine.session.snapshot import Phase
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job, worker_device
+from tests.support.orders import make_order, worker_device
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.session_log import SessionLog
@@ -38,9 +38,9 @@ def answers_once() -> AbstractContextManager[str]:
 
 def test_a_load_called_during_the_search_is_loaded() -> None:
     with SessionLog(fake_worker_argv("rpc_lost")) as log, answers_once() as attic:
-        log.session.load(make_job([worker_device("attic", attic)]))
+        log.session.load(make_order([worker_device("attic", attic)]))
         log.wait_for_phase(Phase.STOPPING)
-        log.session.load(make_job())
+        log.session.load(make_order())
         lost, second = log.wait_for_endings(2)
     assert isinstance(lost, Failed)
     assert lost.kind == "unreachable"
@@ -51,7 +51,7 @@ def test_a_load_called_during_the_search_is_loaded() -> None:
 
 def test_a_generation_called_as_the_model_is_lost_ends_once() -> None:
     with SessionLog(fake_worker_argv("lost_after_query")) as log, answers_once() as attic:
-        log.session.load(make_job([worker_device("attic", attic)]))
+        log.session.load(make_order([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.session.query_device_memory()
         log.session.ask(Generate(prompt="x"))  # The child goes down before it reads this.
@@ -75,7 +75,7 @@ def test_a_generation_called_after_the_model_was_lost_is_refused() -> None:
 
     with SessionLog(fake_worker_argv("lost_after_query")) as log, answers_once() as attic:
         log.on_device_memory = hold_up
-        log.session.load(make_job([worker_device("attic", attic)]))
+        log.session.load(make_order([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.session.query_device_memory()
         assert told.wait(DEADLINE_S)
@@ -96,7 +96,7 @@ def test_endpoints_that_cannot_be_asked_are_an_ending(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "socketpair", no_descriptors)
     with SessionLog(fake_worker_argv("normal")) as log:
-        log.session.load(make_job([worker_device("attic", "127.0.0.1:9")]))
+        log.session.load(make_order([worker_device("attic", "127.0.0.1:9")]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"

@@ -9,7 +9,7 @@ import pytest
 
 from engine.errors import ArgumentError
 from engine.runner.events import AnyEvent, Attempt, Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Token
-from engine.runner.job import LoadJob, RetryPolicy
+from engine.runner.load_order import LoadOrder, RetryPolicy
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import (
     AnyMessage,
@@ -26,7 +26,7 @@ from engine.session.machine import advance
 from engine.session.snapshot import Phase, Snapshot, snapshot_of
 from engine.session.state import RequestState, State
 from tests.engine.session.world import LOAD_REQUEST, LOADED, generated, refused_memory
-from tests.support.jobs import make_job, worker_device
+from tests.support.orders import make_order, worker_device
 
 STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
 KILLED = ProcessOutcome(EndReason.ITSELF, signal=9)
@@ -65,10 +65,15 @@ class Story:
         assert self.state.load.ticket is not None
         return self.state.load.ticket
 
-    def loaded(self, job: LoadJob | None = None) -> Story:
+    def prepared(self) -> None:
+        """The layout may be loaded."""
+        assert self.state.load is not None
+        self.put(inputs.Prepared(self.ticket, self.state.load.plan, LOAD_REQUEST))
+
+    def loaded(self, order: LoadOrder | None = None) -> Story:
         """Load a model that needs no worker."""
-        self.put(inputs.Load(job or make_job()))
-        self.put(inputs.Prepared(self.ticket, LOAD_REQUEST))
+        self.put(inputs.Load(order or make_order()))
+        self.prepared()
         self.said(LOADED)
         assert self.snapshot.phase is Phase.READY
         self.events.clear()
@@ -83,7 +88,7 @@ class Story:
 
 def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_job()))
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_order()))
     assert story.snapshot.pending is not None
     assert story.snapshot.pending.waits == "an answer is being stopped"
     story.said(Failure(kind="internal", message="No.", request=0))
@@ -95,7 +100,7 @@ def test_a_load_that_waits_behind_an_answer_that_fails_is_not_forgotten() -> Non
 
 def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() -> None:
     story = Story().loaded()
-    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_job()))
+    story.put(inputs.Ask(Generate(prompt="x")), inputs.Load(make_order()))
     story.ended(KILLED)
     assert [type(each) for each in story.endings] == [Crashed]
     assert story.endings[0].request == 0  # type: ignore[union-attr]
@@ -105,8 +110,8 @@ def test_a_load_that_waits_behind_an_answer_whose_child_dies_is_not_forgotten() 
 def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_are_asked() -> None:
     story = Story().loaded()
     before = story.snapshot.loaded
-    story.put(inputs.Load(make_job([worker_device("attic", ENDPOINT)])))
-    story.put(inputs.Prepared(story.ticket, LOAD_REQUEST))
+    story.put(inputs.Load(make_order([worker_device("attic", ENDPOINT)])))
+    story.prepared()
     assert story.snapshot.loaded is before
     assert isinstance(story.done[-1], effects.Greet)
     story.put(inputs.StopAll())
@@ -117,11 +122,11 @@ def test_what_is_loaded_stays_while_the_new_layout_is_checked_and_its_workers_ar
 
 def test_a_second_load_takes_the_place_of_the_one_that_waits() -> None:
     story = Story()
-    first, second, third = make_job(), make_job(), make_job()
-    story.put(inputs.Load(first), inputs.Prepared(1, LOAD_REQUEST), inputs.Load(second), inputs.Load(third))
+    first, second, third = make_order(), make_order(), make_order()
+    story.put(inputs.Load(first), inputs.Prepared(1, first.plan, LOAD_REQUEST), inputs.Load(second), inputs.Load(third))
     assert story.endings == [Cancelled(stage="header")]
     assert story.snapshot.pending is not None
-    assert story.snapshot.pending.job is third
+    assert story.snapshot.pending.order is third
     assert story.snapshot.pending.waits == "the load before it is being stopped"
     story.ended(STOPPED)
     assert [type(each) for each in story.endings] == [Cancelled, Cancelled]
@@ -168,9 +173,9 @@ def test_a_child_that_is_lost_with_requests_under_way_ends_each_of_them() -> Non
 
 def test_retries_go_on_until_a_layout_loads() -> None:
     story = Story()
-    job = replace(make_job(), retry=RetryPolicy(2))
-    story.put(inputs.Load(job), inputs.Prepared(1, LOAD_REQUEST))
-    story.put(inputs.Forecasted(story.ticket, (), fits=False))
+    order = replace(make_order(), retry=RetryPolicy(2))
+    story.put(inputs.Load(order), inputs.Prepared(1, order.plan, LOAD_REQUEST))
+    story.put(inputs.Forecasted(story.ticket, order.plan, fits=False))
     story.put(inputs.Chosen(story.ticket, None))  # Nothing else to try: a forecast refuses nothing.
     assert isinstance(story.done[-1], effects.StartChild)
     story.said(refused_memory(None))
@@ -192,7 +197,7 @@ def test_retries_go_on_until_a_layout_loads() -> None:
 def test_a_request_is_refused_where_no_model_is_ready(moment: str) -> None:
     story = Story() if moment == "nothing loaded" else Story().loaded()
     if moment == "loading":
-        story.put(inputs.Load(make_job()))
+        story.put(inputs.Load(make_order()))
     elif moment == "unloading":
         story.put(inputs.Unload())
     elif moment == "closed":

@@ -22,7 +22,7 @@ from engine.session.session import ModelSession
 from engine.session.snapshot import Phase
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job, worker_device
+from tests.support.orders import make_order, worker_device
 from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 from tests.support.session_log import SessionLog
@@ -34,7 +34,7 @@ def fake(mode: str, argument: str = "", **options: Any) -> SessionLog:
 
 def test_load_generate_unload() -> None:
     with fake("normal") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded)
         assert [(row.id, row.need_bytes) for row in loaded.devices] == [("CPU", 10 * MIB)]
@@ -69,7 +69,7 @@ def test_load_generate_unload() -> None:
 
 def test_progress_begins_before_the_child_and_never_goes_back() -> None:
     with fake("normal") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
     progress = [(event.stage, event.fraction) for event in log.events if isinstance(event, Progress)]
     assert progress == [
@@ -99,7 +99,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
     mode: str, signal_number: int | None, exit_code: int | None, words: str
 ) -> None:
     with fake(mode) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed)
         assert (ending.signal, ending.exit_code) == (signal_number, exit_code)
@@ -121,7 +121,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
 )
 def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> None:
     with fake(mode) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
@@ -132,7 +132,7 @@ def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> Non
 @pytest.mark.parametrize("mode", ["silent", "deaf", "stubborn"])
 def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
     with fake(mode, stall_timeout_s=0.4) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "stalled"
@@ -142,14 +142,14 @@ def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
 def test_progress_renews_the_stall_timeout() -> None:
     # A child may take a second to come up where the machine is busy.
     with fake("slow", stall_timeout_s=2.0) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_until(lambda: len(log.events) > 120)  # 2.4 s of ticks at least
         assert log.endings == []
 
 
 def test_a_program_that_is_not_there() -> None:
     with SessionLog(["/no/such/program"]) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
@@ -158,25 +158,25 @@ def test_a_program_that_is_not_there() -> None:
 
 def test_a_failure_is_told_when_the_child_is_gone_and_the_next_load_works(tmp_path: Path) -> None:
     with fake("failure_once", str(tmp_path / "marker")) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert ending == Failed(kind="model_file", message="The file is no model.")
         assert psutil.Process().children() == []
-        log.session.load(make_job())
+        log.session.load(make_order())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_the_last_word_counts_more_than_a_crash_after_it() -> None:
     with fake("failure_then_crash") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         assert log.wait_for_endings(1) == [Failed(kind="model_file", message="The file is no model.")]
     assert len(log.endings) == 1
 
 
 def test_out_of_memory_names_device_stage_and_bytes() -> None:
     with fake("out_of_memory") as log, rpc_server() as endpoint:
-        job = make_job([worker_device("RPC0", endpoint, 256 * MIB)])
-        log.session.load(job)
+        order = make_order([worker_device("RPC0", endpoint, 256 * MIB)])
+        log.session.load(order)
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, OutOfMemory)
     assert (ending.stage, ending.device, ending.requested_bytes) == ("context", "RPC0", 300 * MIB)
@@ -191,7 +191,7 @@ def test_out_of_memory_names_device_stage_and_bytes() -> None:
 
 def test_cancel_before_a_hello() -> None:
     with fake("silent") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_event(Progress, stage="fit")
         log.session.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
@@ -201,7 +201,7 @@ def test_cancel_before_a_hello() -> None:
 @pytest.mark.parametrize(("mode", "stage"), [("slow", "read"), ("deaf", "allocate"), ("stubborn", "allocate")])
 def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: Stage) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_event(Progress, stage=stage)
         log.session.stop()
         log.session.stop()
@@ -213,7 +213,7 @@ def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: 
 
 def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
     with fake("late") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_event(Progress, stage="allocate")
         log.session.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="allocate")]
@@ -225,7 +225,7 @@ def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
 def test_cancel_at_any_moment_leaves_one_ending(mode: str) -> None:
     with fake(mode) as log:
         for turn in range(4):
-            log.session.load(make_job())
+            log.session.load(make_order())
             if turn:
                 log.wait_until(partial(_has_more_events, log, 3 * turn))
             log.session.stop()
@@ -242,7 +242,7 @@ def test_stop_without_anything_running_does_nothing() -> None:
     with fake("normal") as log:
         log.session.stop()
         log.session.unload()
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.stop()
         log.session.ask(Generate(prompt="x"))
@@ -254,10 +254,10 @@ def test_stop_without_anything_running_does_nothing() -> None:
 
 def test_a_load_replaces_what_is_loaded() -> None:
     with fake("normal") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         (first,) = psutil.Process().children()
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(2)
         (second,) = psutil.Process().children()
         assert first.pid != second.pid
@@ -266,9 +266,9 @@ def test_a_load_replaces_what_is_loaded() -> None:
 
 def test_a_refused_load_leaves_what_is_loaded() -> None:
     with fake("normal") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
-        log.session.load(make_job(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
+        log.session.load(make_order(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
         refused = log.wait_for_endings(2)[1]
         assert isinstance(refused, Failed)
         assert refused.kind == "layout"
@@ -280,10 +280,10 @@ def test_a_refused_load_leaves_what_is_loaded() -> None:
 
 def test_of_several_loads_the_last_remains() -> None:
     with fake("slow") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_event(Progress, stage="read")
-        log.session.load(make_job())
-        log.session.load(make_job())
+        log.session.load(make_order())
+        log.session.load(make_order())
         log.wait_for_endings(2)
         log.wait_for_phase(Phase.LOADING)
         log.session.stop()
@@ -293,11 +293,11 @@ def test_of_several_loads_the_last_remains() -> None:
 
 def test_loading_while_generating_ends_both_properly() -> None:
     with fake("endless") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
-        log.session.load(make_job())
+        log.session.load(make_order())
         endings = log.wait_for_endings(3)
     assert [type(ending) for ending in endings] == [Loaded, Done, Loaded]
     assert isinstance(endings[1], Done)
@@ -310,7 +310,7 @@ def test_loading_while_generating_ends_both_properly() -> None:
 @pytest.mark.parametrize("mode", ["endless", "flood"])
 def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
     with fake(mode) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -323,7 +323,7 @@ def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
 
 def test_requests_end_one_by_one_as_they_are_stopped() -> None:
     with fake("endless") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         first, second, third = (log.session.ask(Generate(prompt="x")) for _ in range(3))
         log.wait_for_event(Token, request=first)
@@ -342,7 +342,7 @@ def test_requests_end_one_by_one_as_they_are_stopped() -> None:
 @pytest.mark.parametrize("mode", ["deaf_generate", "deaf_flood", "stubborn_generate"])
 def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -356,7 +356,7 @@ def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
 
 def test_a_crash_while_generating_is_its_ending() -> None:
     with fake("killed_generate") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         ending = log.wait_for_endings(2)[1]
@@ -370,7 +370,7 @@ def test_a_crash_while_generating_is_its_ending() -> None:
 
 def test_a_failed_generation_leaves_the_model() -> None:
     with fake("failing_generate") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         log.session.ask(Generate(prompt="x"))
         assert log.wait_for_endings(2)[1] == Failed(kind="internal", message="No room in the batch.", request=0)
@@ -379,7 +379,7 @@ def test_a_failed_generation_leaves_the_model() -> None:
 
 def test_a_model_lost_while_idle_is_told_once() -> None:
     with fake("dies_idle") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         loaded, lost = log.wait_for_endings(2)
         assert isinstance(loaded, Loaded)
         assert isinstance(lost, Crashed)
@@ -391,7 +391,7 @@ def test_an_idle_model_does_not_stall() -> None:
     arrived = threading.Event()
     with fake("normal", stall_timeout_s=2.0) as log:
         log.on_device_memory = lambda readings: arrived.set()
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_endings(1)
         until_s = time.monotonic() + 2.5  # longer than the stall timeout
         while time.monotonic() < until_s:
@@ -408,7 +408,7 @@ def test_a_refused_endpoint_refuses_the_load() -> None:
     with socket.socket() as bound, fake("normal") as log:
         bound.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can have the port, and it refuses
         endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
-        log.session.load(make_job([worker_device("attic", endpoint)]))
+        log.session.load(make_order([worker_device("attic", endpoint)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -418,7 +418,7 @@ def test_a_refused_endpoint_refuses_the_load() -> None:
 
 def test_cancel_while_an_endpoint_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
-        log.session.load(make_job([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.session.load(make_order([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
         log.wait_for_event(Progress, stage="fit")
         log.session.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
@@ -426,7 +426,7 @@ def test_cancel_while_an_endpoint_is_silent() -> None:
 
 def test_a_busy_endpoint_is_busy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
-        log.session.load(make_job([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.session.load(make_order([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "busy"
@@ -435,7 +435,7 @@ def test_a_busy_endpoint_is_busy() -> None:
 
 def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
     with fake("rpc_lost") as log, rpc_server() as alive, rpc_server(answers=1) as gone:
-        log.session.load(make_job([worker_device("RPC0", alive), worker_device("attic", gone)]))
+        log.session.load(make_order([worker_device("RPC0", alive), worker_device("attic", gone)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -445,7 +445,7 @@ def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
 
 def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
     with rpc_server() as first, rpc_server() as second, fake("rpc_unreachable", second) as log:
-        log.session.load(make_job([worker_device("RPC0", first), worker_device("attic", second)]))
+        log.session.load(make_order([worker_device("RPC0", first), worker_device("attic", second)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -458,7 +458,7 @@ def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
 @pytest.mark.parametrize("mode", ["silent", "slow", "deaf", "stubborn"])
 def test_close_while_loading_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
-    log.session.load(make_job())
+    log.session.load(make_order())
     log.wait_for_event(Progress, stage="fit" if mode == "silent" else "allocate")
     log.session.close()
     log.session.close()
@@ -469,7 +469,7 @@ def test_close_while_loading_leaves_nothing(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["endless", "flood", "deaf_flood", "stubborn_generate"])
 def test_close_while_generating_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
-    log.session.load(make_job())
+    log.session.load(make_order())
     log.wait_for_endings(1)
     log.session.ask(Generate(prompt="x"))
     log.wait_for_event(Token)
@@ -483,7 +483,7 @@ def test_close_before_anything_and_calls_after_it() -> None:
     log.session.stop()
     log.session.unload()
     with pytest.raises(ArgumentError):
-        log.session.load(make_job())
+        log.session.load(make_order())
 
 
 def test_receivers_that_fail_do_not_stop_the_session(caplog: pytest.LogCaptureFixture) -> None:
@@ -498,7 +498,7 @@ def test_receivers_that_fail_do_not_stop_the_session(caplog: pytest.LogCaptureFi
 
     session = ModelSession(fail, argv=fake_worker_argv("normal"))
     try:
-        session.load(make_job())
+        session.load(make_order())
         assert over.wait(DEADLINE_S)
     finally:
         session.close()
@@ -515,19 +515,19 @@ def test_a_bug_of_ours_is_an_ending_and_the_next_load_works(
     with fake("normal") as log:
         with monkeypatch.context() as patch:
             patch.setattr("engine.session.loads.loaded_event", fail)
-            log.session.load(make_job())
+            log.session.load(make_order())
             (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
         assert "ZeroDivisionError" in caplog.text
-        log.session.load(make_job())
+        log.session.load(make_order())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
     assert len(log.endings) == 2
 
 
 def test_the_child_leads_a_process_group_of_its_own() -> None:
     with fake("slow") as log:
-        log.session.load(make_job())
+        log.session.load(make_order())
         log.wait_for_event(Progress, stage="read")
         (child,) = psutil.Process().children()
         assert os.getpgid(child.pid) == child.pid != os.getpgid(0)

@@ -15,26 +15,26 @@ import pytest
 
 from engine.errors import ArgumentError
 from engine.runner.events import Done, Loaded
-from engine.runner.job import LoadJob, RetryPolicy
+from engine.runner.load_order import LoadOrder, RetryPolicy
 from engine.runner.protocol import Generate
 from engine.session.snapshot import Phase
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job
+from tests.support.orders import make_order
 from tests.support.patience import DEADLINE_S
 from tests.support.session_log import SessionLog
 
 N_LOADS = 8
 
-Make = Callable[[], LoadJob]
+Make = Callable[[], LoadOrder]
 
 
-def stepping_back() -> LoadJob:
-    return replace(make_job(), retry=RetryPolicy(3))
+def stepping_back() -> LoadOrder:
+    return replace(make_order(), retry=RetryPolicy(3))
 
 
-@pytest.fixture(params=[make_job, stepping_back])
+@pytest.fixture(params=[make_order, stepping_back])
 def make(request: pytest.FixtureRequest) -> Make:
-    """What makes the jobs that are loaded."""
+    """What makes the orders that are loaded."""
     made: Make = request.param
     return made
 
@@ -42,9 +42,9 @@ def make(request: pytest.FixtureRequest) -> Make:
 class Users:
     """One thread loads, one generates as soon as it can, one interferes; all react to what the session tells."""
 
-    def __init__(self, log: SessionLog, make_job: Make, seed: int) -> None:
+    def __init__(self, log: SessionLog, make_order: Make, seed: int) -> None:
         self.log = log
-        self.make_job = make_job
+        self.make_order = make_order
         self.random = random.Random(seed)
         self.generations = 0
         self.loads_done = False
@@ -52,7 +52,7 @@ class Users:
     def load(self) -> None:
         for _ in range(N_LOADS):
             seen = len(self.log.endings)
-            self.log.session.load(self.make_job())
+            self.log.session.load(self.make_order())
             if self.random.random() < 0.8:
                 self.log.wait_until(partial(self._told_more, endings=seen))
         self.loads_done = True

@@ -13,6 +13,7 @@ from engine.fit.step_back import Step as NextLayout
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
 from engine.layout.layout import single_device
+from engine.plan.plan import Plan
 from engine.runner.events import (
     Answered,
     AnyEvent,
@@ -27,7 +28,7 @@ from engine.runner.events import (
     Reading,
     Token,
 )
-from engine.runner.job import LoadJob, RetryPolicy
+from engine.runner.load_order import LoadOrder, RetryPolicy
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import (
     AllocationFailure,
@@ -52,20 +53,20 @@ from engine.session import effects, inputs
 from engine.session.machine import advance
 from engine.session.snapshot import Phase, snapshot_of
 from engine.session.state import State
-from tests.support.jobs import N_LAYERS, make_job, worker_device
+from tests.support.orders import N_LAYERS, make_order, worker_device
 
 T = TypeVar("T")
 Choose = Callable[[Sequence[T]], T]
 
 AT_REST = (Phase.STOPPED, Phase.FAILED, Phase.READY)
 _ATTIC, _CELLAR = worker_device("attic", "192.0.2.1:50052"), worker_device("cellar", "192.0.2.2:50052")
-_PLAIN = make_job()
-_JOBS = (
+_PLAIN = make_order()
+_ORDERS = (
     _PLAIN,
-    make_job([_ATTIC]),
-    make_job([_ATTIC, _CELLAR]),
+    make_order([_ATTIC]),
+    make_order([_ATTIC, _CELLAR]),
     replace(_PLAIN, retry=RetryPolicy(2)),
-    replace(make_job([_ATTIC, _CELLAR]), retry=RetryPolicy(2)),
+    replace(make_order([_ATTIC, _CELLAR]), retry=RetryPolicy(2)),
 )
 LOAD_REQUEST = Load(
     path="made-up.gguf",
@@ -90,7 +91,7 @@ _STOPPED = ProcessOutcome(EndReason.STOPPED, exit_code=0)
 class ChildFacts:
     """A child that was started and has not ended."""
 
-    job: LoadJob
+    plan: Plan
     asked_to_end: bool = False
     killed: bool = False
 
@@ -111,7 +112,7 @@ class World:
     open_loads: int = 0
     open_requests: set[int] = field(default_factory=set)
     ended_requests: list[int] = field(default_factory=list)
-    prepared: list[LoadJob] = field(default_factory=list)
+    prepared: list[Plan] = field(default_factory=list)
     greeted: set[str] = field(default_factory=set)
     loss_to_tell: bool = False
     unload_wanted: bool = False
@@ -120,11 +121,11 @@ class World:
 
     # ------------------------------------------------------------------ what may happen
 
-    def load(self, choose: Choose[LoadJob]) -> None:
-        self._load(choose(_JOBS))
+    def load(self, choose: Choose[LoadOrder]) -> None:
+        self._load(choose(_ORDERS))
 
-    def _load(self, job: LoadJob) -> None:
-        if self.put(inputs.Load(job)):
+    def _load(self, order: LoadOrder) -> None:
+        if self.put(inputs.Load(order)):
             self.open_loads += 1
             self._check()
         else:
@@ -252,10 +253,10 @@ class World:
             case effects.Prepare():
                 if not good:
                     return inputs.Refused(ticket, Failed(kind="layout", message="It breaks a rule."))
-                self.prepared.append(work.job)
-                return inputs.Prepared(ticket, LOAD_REQUEST)
+                self.prepared.append(work.plan)
+                return inputs.Prepared(ticket, work.plan, LOAD_REQUEST)
             case effects.Forecast():
-                return inputs.Forecasted(ticket, (), fits=good)
+                return inputs.Forecasted(ticket, work.plan, fits=good)
             case effects.Choose():
                 layout = single_device(N_LAYERS, ("attic", "cellar", "CPU")[len(work.tried) % 3])
                 return inputs.Chosen(ticket, NextLayout(layout, 0, "something") if good else None)
@@ -281,9 +282,9 @@ class World:
                 assert not self.closed, "nothing starts after close"
                 assert not self.children, "one child at a time"
                 assert effect.child not in self.gone
-                assert any(effect.job is each for each in self.prepared), "a layout is checked before it is loaded"
-                assert self.greeted.issuperset(effect.job.used_endpoints())
-                self.children[effect.child] = ChildFacts(effect.job)
+                assert any(effect.plan is each for each in self.prepared), "a layout is checked before it is loaded"
+                assert self.greeted.issuperset(effect.plan.used_endpoints)
+                self.children[effect.child] = ChildFacts(effect.plan)
                 self.unload_wanted = self.had_bug = False
             case effects.Send() | effects.Watch():
                 assert not self._facts(effect.child).asked_to_end
@@ -322,11 +323,11 @@ class World:
         assert not facts.asked_to_end
         facts.asked_to_end = True
         load = self.state.load
-        if load is None or load.job is facts.job or self.unload_wanted or self.had_bug:
+        if load is None or load.plan is facts.plan or self.unload_wanted or self.had_bug:
             return
         # What was loaded stays until the new layout is tried for real.
-        assert any(load.job is each for each in self.prepared)
-        assert self.greeted.issuperset(load.job.used_endpoints().keys() - facts.job.used_endpoints().keys())
+        assert any(load.plan is each for each in self.prepared)
+        assert self.greeted.issuperset(load.plan.used_endpoints.keys() - facts.plan.used_endpoints.keys())
 
     def _hear(self, event: AnyEvent) -> None:
         self.seen[type(event).__name__] += 1

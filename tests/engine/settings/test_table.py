@@ -71,7 +71,7 @@ def test_each_value_survives_a_file_and_an_option(setting: Setting) -> None:
 @pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
 @pytest.mark.parametrize("wrong", ["", "maybe", "0", "-1", str(1 << 40), "1.5"])
 def test_what_is_no_value_is_refused_in_one_sentence(setting: Setting, wrong: str) -> None:
-    with pytest.raises(ValueError, match="is not|are too many") as raised:
+    with pytest.raises(ValueError, match=r"is not|are too many") as raised:
         setting.kind.typed(wrong)
     assert wrong in str(raised.value)
     file_value: object = int(wrong) if wrong.lstrip("-").isdigit() else wrong

@@ -93,7 +93,7 @@ def greedy_sampler() -> Any:
 
 def extend(batch: Any, tokens: Sequence[int], position: int, sequence: int) -> int:
     """Append tokens; return the place of the last, whose logits are wanted."""
-    place = batch.n_tokens
+    place: int = batch.n_tokens
     for offset, token in enumerate(tokens):
         place = batch.n_tokens
         batch.token[place], batch.pos[place], batch.n_seq_id[place] = token, position + offset, 1

@@ -95,6 +95,7 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 
     _add_layout_arguments(command)
     command.add_argument("--prompt", metavar="TEXT")
+    command.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
     command.add_argument(
         "--retry",
         type=positive,
@@ -113,13 +114,16 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.auto_options import add_auto_arguments
-    from app.cli.settings_options import add_settings_arguments
+    from app.cli.settings_options import add_settings_arguments, positive
 
     command.add_argument("file", type=Path, metavar="FILE")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
     add_auto_arguments(command)
     add_settings_arguments(command)
+    command.add_argument(
+        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
+    )
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:

@@ -40,8 +40,13 @@ def print_document(document: object) -> None:
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed."""
-    print_line(_json(event, separators=(",", ":")))
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
+    import msgspec
+
+    document = msgspec.to_builtins(event)
+    if document.get("request", 0) is None:
+        del document["request"]
+    print_line(_json(document, separators=(",", ":")))
 
 
 def _json(thing: object, **style: Any) -> str:

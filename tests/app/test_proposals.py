@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,8 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
-from engine.runner.client import LoadOrder
 from engine.runner.events import OutOfMemory
-from engine.runner.load_loop import LoadLoop
+from engine.runner.load_order import LoadOrder
 from engine.units import MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -55,10 +55,11 @@ def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
+    loading = desk.loading
     with monkeypatch.context() as patch:
-        patch.setattr(LoadLoop, "proposals", found)
-        patch.setattr(desk.loading, "_pending", LoadOrder(make_plan(model, RIG, EDIT)))
-        desk.loading.bridge.out_of_memory.emit(event)
+        patch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
+        loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
+        loading.bridge.out_of_memory.emit(event)
     return found
 
 

@@ -105,7 +105,7 @@ def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
     desk.document.edit_settled.disconnect()  # No probes: the processes here are workers and models.
     yield Bench(qtbot, desk, clock, tmp_path)
     desk.close()
-    assert not children()
+    assert not children(), [each.cmdline() for each in children()]
 
 
 def children() -> set[psutil.Process]:
@@ -176,19 +176,19 @@ def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -
     assert ada.loading.loaded is loaded
 
 
-def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(bench: Bench) -> None:
     ada = bench.load("ada", context=LONG)
-    lost: list[str] = []
+    lost: list[object] = []
     ada.loading.answer_lost.connect(lost.append)
     ada.conversation.send("hello")
     bench.open("ada", context=CONTEXT)
-    with monkeypatch.context() as patch:
-        patch.setattr(ada.loading.bridge, "stop", lambda: None)  # It is to fail before it has stopped.
-        bench.desk.loader.load()
-    assert ada.loading.state is ModelState.GENERATING
     (child,) = children()
+    child.suspend()  # It is to fail before it has stopped.
+    bench.desk.loader.load()
+    assert ada.loading.state is ModelState.LOADING
+    pending = ada.loading.snapshot.pending
+    assert pending is not None
+    assert pending.waits == "an answer is being stopped"
     child.kill()
     bench.wait(lambda: bool(lost))
     bench.wait_for(ada, ModelState.READY)

@@ -115,7 +115,7 @@ class Answers(QObject):
 
     def _engine_layout(self, _path: str) -> list[list[object]]:
         """The runs that the engine's own log reports for the layers, without the output layer."""
-        loaded = self._window.desk.loading.bridge.runner.loaded
+        loaded = self._window.desk.loading.snapshot.loaded
         assert loaded is not None, "nothing is loaded"
         layout = make_layout(len(loaded.layer_devices) - 1, loaded.layer_devices[:-1])
         return [[run.device, run.first, run.last] for run in layout.runs]

@@ -21,17 +21,18 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.estimate import Grade
-from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runner.lab import LabRig
+from engine.runner.load_order import LoadOrder
 from engine.runner.probe import ProbeRun, probe
 from engine.runner.protocol import Generate
+from engine.session.snapshot import Phase
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
 from tests.support.patience import DEADLINE_S
-from tests.support.runner_log import LoopLog, RunnerLog
+from tests.support.session_log import SessionLog
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -69,17 +70,17 @@ def kill_worker(lab: LabRig, device_id: str) -> None:
 
 
 def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
-        log.runner.load(load_of(model, lab.rig))
+    with SessionLog() as log:
+        log.session.load(load_of(model, lab.rig))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         assert [row.id for row in loaded.devices] == ["RPC0", "RPC1", "CPU"]
         assert all(row.grade is Grade.MEASURED and row.need_bytes > 0 for row in loaded.devices)
-        assert log.runner.loaded is not None
-        assert log.runner.loaded.layer_devices == (*MIXED.assignment(), "RPC1")[: N_LAYERS + 1]
+        assert log.session.snapshot.loaded is not None
+        assert log.session.snapshot.loaded.layer_devices == (*MIXED.assignment(), "RPC1")[: N_LAYERS + 1]
         assert held_bytes(lab, "RPC0") >= loaded.devices[0].weights_bytes + loaded.devices[0].kv_cache_bytes
 
-        log.runner.generate(Generate(prompt="hello", max_tokens=5, seed=1))
+        log.session.ask(Generate(prompt="hello", max_tokens=5, seed=1))
         done = log.wait_for_endings(2)[1]
         assert isinstance(done, Done), done
         assert done.generated_tokens == 5 or done.stop_reason == "end_of_text"
@@ -87,10 +88,10 @@ def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: L
 
 
 def test_a_prompt_in_many_batches_is_no_text(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
-        log.runner.load(load_of(model, lab.rig))
+    with SessionLog() as log:
+        log.session.load(load_of(model, lab.rig))
         log.wait_for_endings(1)
-        log.runner.generate(Generate(prompt="hello " * 30, max_tokens=1, seed=1))
+        log.session.ask(Generate(prompt="hello " * 30, max_tokens=1, seed=1))
         done = log.wait_for_endings(2)[1]
         assert isinstance(done, Done), done
         assert done.prompt_tokens > 150
@@ -98,20 +99,20 @@ def test_a_prompt_in_many_batches_is_no_text(model: ModelFile, lab: LabRig) -> N
 
 
 def test_the_same_workers_again_right_after(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
+    with SessionLog() as log:
         for _ in range(2):
-            log.runner.load(load_of(model, lab.rig))
-        log.runner.load(load_of(model, lab.rig, Layout(N_LAYERS, (Run("RPC1", 0, 7),), "RPC1")))
+            log.session.load(load_of(model, lab.rig))
+        log.session.load(load_of(model, lab.rig, Layout(N_LAYERS, (Run("RPC1", 0, 7),), "RPC1")))
         endings = log.wait_for_endings(3)
         assert [type(ending) for ending in endings] == [Cancelled, Cancelled, Loaded]
-        log.runner.load(load_of(model, lab.rig))
+        log.session.load(load_of(model, lab.rig))
         assert isinstance(log.wait_for_endings(4)[3], Loaded)
 
 
 def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 19)
-    with LoopLog() as log:
-        log.runner.load(load_of(model, lab.rig, context=large))
+    with SessionLog() as log:
+        log.session.load(load_of(model, lab.rig, context=large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.stage == "context"
@@ -122,18 +123,18 @@ def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> No
         assert {row.id for row in ending.allocated} == {"RPC0", "RPC1", "CPU"}
         assert any(row.weights_bytes > 0 for row in ending.allocated)
         assert ending.device in ending.message
-        proposals = log.runner.proposals
+        proposals = log.session.snapshot.proposals
         assert ending.proposals == tuple(proposal.text for proposal in proposals)
         assert "Shorten the context" in " ".join(ending.proposals)
         for number, proposal in enumerate(proposals, 2):
-            log.runner.load(load_of(model, lab.rig, proposal.edit.layout, proposal.edit.context))
+            log.session.load(load_of(model, lab.rig, proposal.edit.layout, proposal.edit.context))
             assert isinstance(log.wait_for_endings(number)[-1], Loaded), proposal.text
-        assert log.runner.proposals == ()
+        assert log.session.snapshot.proposals == ()
 
 
 @pytest.mark.parametrize("stage", ["fit", "allocate", "read", "context", "warm_up"])
 def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str) -> None:
-    with RunnerLog() as log:
+    with SessionLog() as log:
         killed = False
 
         def look() -> bool:
@@ -143,11 +144,11 @@ def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str
                 kill_worker(lab, "RPC1")
             return killed and len(log.endings) == 1
 
-        log.runner.load(load_of(model, lab.rig))
+        log.session.load(load_of(model, lab.rig))
         log.wait_until(look)
         (ending,) = log.endings
         if isinstance(ending, Loaded):  # The kill came too late for the load; then the next use tells.
-            log.runner.generate(Generate(prompt="x", max_tokens=4))
+            log.session.ask(Generate(prompt="x", max_tokens=4))
             ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Failed), ending
         assert ending.kind == "unreachable"
@@ -157,24 +158,24 @@ def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str
 
 
 def test_a_worker_killed_while_generating(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
-        log.runner.load(load_of(model, lab.rig))
+    with SessionLog() as log:
+        log.session.load(load_of(model, lab.rig))
         log.wait_for_endings(1)
-        log.runner.generate(Generate(prompt="hello", max_tokens=200))
+        log.session.ask(Generate(prompt="hello", max_tokens=200))
         log.wait_for_event(Token)
         kill_worker(lab, "RPC0")
         ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Failed), ending
         assert ending.kind == "unreachable"
         assert "RPC0" in ending.message
-        assert log.runner.state is RunnerState.FAILED
+        assert log.session.snapshot.phase is Phase.FAILED
     assert len(log.endings) == 2
 
 
 def test_a_worker_gone_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
     kill_worker(lab, "RPC0")
-    with RunnerLog() as log:
-        log.runner.load(load_of(model, lab.rig))
+    with SessionLog() as log:
+        log.session.load(load_of(model, lab.rig))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -184,8 +185,8 @@ def test_a_worker_gone_between_plan_and_load(model: ModelFile, lab: LabRig) -> N
 def test_a_local_device_gone_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
     gone = replace(lab.rig.devices[0], id="CUDA5", backend="CUDA", endpoint=None, pci_bus_id="0000:41:00.0")
     layout = Layout(N_LAYERS, (Run("CUDA5", 0, 7),), "CUDA5")
-    with RunnerLog() as log:
-        log.runner.load(load_of(model, replace(lab.rig, devices=(gone,)), layout))
+    with SessionLog() as log:
+        log.session.load(load_of(model, replace(lab.rig, devices=(gone,)), layout))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -195,34 +196,34 @@ def test_a_local_device_gone_between_plan_and_load(model: ModelFile, lab: LabRig
 def test_a_file_gone_between_plan_and_load(model: ModelFile) -> None:
     moved = replace(model, paths=(Path("/no/such/model.gguf"),))
     layout = Layout(N_LAYERS, (Run("CPU", 0, 7),), "CPU")
-    with RunnerLog() as log, LabRig([32 * MIB]) as lab:
-        log.runner.load(load_of(moved, lab.rig, layout))
+    with SessionLog() as log, LabRig([32 * MIB]) as lab:
+        log.session.load(load_of(moved, lab.rig, layout))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "model_file"
 
 
 def test_the_child_killed_while_generating_frees_the_workers(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
-        log.runner.load(load_of(model, lab.rig))
+    with SessionLog() as log:
+        log.session.load(load_of(model, lab.rig))
         log.wait_for_endings(1)
-        log.runner.generate(Generate(prompt="hello", max_tokens=200))
+        log.session.ask(Generate(prompt="hello", max_tokens=200))
         log.wait_for_event(Token)
         workers = {lab.pid("RPC0"), lab.pid("RPC1")}
         (child,) = [each for each in psutil.Process().children() if each.pid not in workers]
         child.kill()
         assert getattr(log.wait_for_endings(2)[1], "signal", None) == signal.SIGKILL
-        log.runner.load(load_of(model, lab.rig))
+        log.session.load(load_of(model, lab.rig))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
 def test_close_while_generating(model: ModelFile, lab: LabRig) -> None:
-    log = RunnerLog()
-    log.runner.load(load_of(model, lab.rig))
+    log = SessionLog()
+    log.session.load(load_of(model, lab.rig))
     log.wait_for_endings(1)
-    log.runner.generate(Generate(prompt="hello", max_tokens=200))
+    log.session.ask(Generate(prompt="hello", max_tokens=200))
     log.wait_for_event(Token)
-    log.runner.close()
+    log.session.close()
     assert [type(ending) for ending in log.endings] == [Loaded, Done]
 
 
@@ -234,7 +235,8 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "from engine.layout.layout import Layout, Run\n"
         "from engine.devices.device import Rig, make_host\n"
         "from engine.layout.context_settings import ContextSettings\n"
-        "from engine.runner.client import LoadOrder, Runner\n"
+        "from engine.runner.load_order import LoadOrder\n"
+        "from engine.session.session import ModelSession\n"
         "from engine.plan.edit import Edit\n"
         "from engine.plan.plan import make_plan\n"
         "from engine.runner.events import Loaded, Token\n"
@@ -242,15 +244,15 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "import psutil\n"
         "def take(event):\n"
         "    if isinstance(event, Loaded):\n"
-        "        runner.generate(Generate(prompt='hello'))\n"
+        "        session.ask(Generate(prompt='hello'))\n"
         "    if isinstance(event, Token) and not told:\n"
         "        told.append(print(psutil.Process().children()[0].pid, flush=True))\n"
         "told = []\n"
-        "runner = Runner(take)\n"
+        "session = ModelSession(take)\n"
         f"layout = Layout({N_LAYERS}, (Run('CPU', 0, {N_LAYERS - 1}),), 'CPU')\n"
         "rig = Rig((), make_host('host', 1 << 33))\n"
         "context = ContextSettings(n_ctx=65536, threads=1, threads_batch=1)\n"
-        "runner.load(LoadOrder(make_plan(read_model(Path(sys.argv[1])), rig, Edit(layout, context))))\n"
+        "session.load(LoadOrder(make_plan(read_model(Path(sys.argv[1])), rig, Edit(layout, context))))\n"
         "threading.Event().wait()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
@@ -266,8 +268,8 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
 def test_a_probe_says_what_the_load_then_measures(model: ModelFile, lab: LabRig) -> None:
     order = load_of(model, lab.rig)
     probed = probe(order.plan).forecast
-    with RunnerLog() as log:
-        log.runner.load(order)
+    with SessionLog() as log:
+        log.session.load(order)
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded)
     assert [(row.id, row.grade) for row in probed] == [(row.id, Grade.PROBED) for row in loaded.devices]

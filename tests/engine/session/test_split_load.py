@@ -23,7 +23,7 @@ from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
-from tests.support.runner_log import RunnerLog
+from tests.support.session_log import SessionLog
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -58,8 +58,8 @@ def held_bytes(lab: LabRig, device_id: str) -> int:
 
 
 def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         first, second, host = loaded.devices
@@ -79,14 +79,14 @@ def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: 
         for kind in ("weights_bytes", "kv_cache_bytes", "recurrent_bytes"):
             assert [getattr(row, kind) for row in forecast] == [getattr(row, kind) for row in loaded.devices], kind
 
-        log.runner.generate(Generate(prompt="hello", max_tokens=5, seed=1))
+        log.session.ask(Generate(prompt="hello", max_tokens=5, seed=1))
         done = log.wait_for_endings(2)[1]
         assert isinstance(done, Done), done
 
 
 def test_leading_layers_on_the_host_take_their_cache_there(model: ModelFile, lab: LabRig) -> None:
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1, leading=3), CONTEXT))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1, leading=3), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         first, second, host = loaded.devices
@@ -96,8 +96,8 @@ def test_leading_layers_on_the_host_take_their_cache_there(model: ModelFile, lab
 
 def test_the_member_that_refuses_is_named(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 15)
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), large))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert (ending.device, ending.stage) == ("RPC1", "context")
@@ -107,14 +107,14 @@ def test_the_member_that_refuses_is_named(model: ModelFile, lab: LabRig) -> None
         assert placed["RPC1"].weights_bytes > 0
         assert placed["RPC1"].kv_cache_bytes == 0
         # the workers are free again
-        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), CONTEXT))
+        log.session.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), CONTEXT))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_feed_forward_weights_may_be_elsewhere(model: ModelFile, lab: LabRig) -> None:
     layout = replace(tensor_layout(lab, 1, 1), overrides=(Override("CPU", part="ffn", first=0, last=3),))
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, layout, msgspec.structs.replace(CONTEXT, load_mode="none")))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, layout, msgspec.structs.replace(CONTEXT, load_mode="none")))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         moved_bytes = sum(block.ffn_bytes for block in model.blocks[:4])
@@ -124,8 +124,8 @@ def test_feed_forward_weights_may_be_elsewhere(model: ModelFile, lab: LabRig) ->
 def test_a_probe_has_the_members_compute_buffers(model: ModelFile, lab: LabRig) -> None:
     order = order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT)
     *members, host = probe(order.plan).forecast
-    with RunnerLog() as log:
-        log.runner.load(order)
+    with SessionLog() as log:
+        log.session.load(order)
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
     assert host.grade is Grade.PROBED

@@ -16,15 +16,15 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.client import LoadOrder
 from engine.runner.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
 from engine.runner.lab import LabRig
+from engine.runner.load_order import LoadOrder
 from engine.runner.protocol import Generate
 from engine.units import GIB, MIB
 from tests.support.faulty_children import build_slow_disk, with_limited_memory, with_slow_disk
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
-from tests.support.runner_log import RunnerLog
+from tests.support.session_log import SessionLog
 
 N_LAYERS = 4
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1, load_mode="none")
@@ -55,8 +55,8 @@ def load_of(model: ModelFile, rig: Rig = RIG, device: str = CPU_ID, **settings: 
 
 
 def ending_of(order: LoadOrder, argv: Sequence[str] | None = None, **options: float) -> AnyEvent:
-    with RunnerLog(argv, **options) as log:
-        log.runner.load(order)
+    with SessionLog(argv, **options) as log:
+        log.session.load(order)
         (ending,) = log.wait_for_endings(1)
         return ending
 
@@ -113,16 +113,16 @@ def test_a_file_that_became_shorter_is_named(path: Path, tmp_path: Path, load_mo
 def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, tmp_path: Path) -> None:
     copy = tmp_path / "cut.gguf"
     copy.write_bytes(path.read_bytes())
-    with RunnerLog() as log:
-        log.runner.load(load_of(read_model(copy), load_mode="mmap"))
+    with SessionLog() as log:
+        log.session.load(load_of(read_model(copy), load_mode="mmap"))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         os.truncate(copy, 4096)
-        log.runner.generate(Generate(prompt="hello", max_tokens=4))
+        log.session.ask(Generate(prompt="hello", max_tokens=4))
         ending = log.wait_for_endings(2)[1]
         assert isinstance(ending, Crashed), ending
         assert "became shorter while it was mapped" in ending.message
         copy.write_bytes(path.read_bytes())
-        log.runner.load(load_of(read_model(copy)))
+        log.session.load(load_of(read_model(copy)))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
@@ -137,13 +137,13 @@ def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, 
 def test_host_memory_that_is_refused_is_out_of_memory(
     model: ModelFile, limit_bytes: int, settings: dict[str, Any], stage: str
 ) -> None:
-    with RunnerLog(with_limited_memory(limit_bytes)) as log:
-        log.runner.load(load_of(model, **settings))
+    with SessionLog(with_limited_memory(limit_bytes)) as log:
+        log.session.load(load_of(model, **settings))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert (ending.device, ending.stage) == (CPU_ID, stage)
         assert ending.requested_bytes > 100 * MIB
-        log.runner.load(load_of(model))
+        log.session.load(load_of(model))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
@@ -159,22 +159,22 @@ def test_a_context_beyond_all_memory_ends_in_a_sentence(model: ModelFile) -> Non
 def test_a_cap_that_shrinks_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
     planned = Rig(tuple(replace(each, total_bytes=GIB, free_bytes=GIB) for each in lab.rig.devices), lab.rig.host)
     order = load_of(model, planned, "RPC0", n_ctx=1 << 19)
-    with RunnerLog() as log:
-        log.runner.load(order)
+    with SessionLog() as log:
+        log.session.load(order)
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.device == "RPC0"
         assert ending.requested_bytes > 64 * MIB
-        log.runner.load(load_of(model, lab.rig, "RPC0"))
+        log.session.load(load_of(model, lab.rig, "RPC0"))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_text_beyond_the_context_is_an_ending_and_the_model_stays(model: ModelFile) -> None:
-    with RunnerLog() as log:
-        log.runner.load(load_of(model))
+    with SessionLog() as log:
+        log.session.load(load_of(model))
         log.wait_for_endings(1)
-        log.runner.generate(Generate(prompt="word " * 2000, max_tokens=1))
+        log.session.ask(Generate(prompt="word " * 2000, max_tokens=1))
         refused = log.wait_for_endings(2)[1]
         assert isinstance(refused, Failed | Done), refused
-        log.runner.generate(Generate(prompt="word", max_tokens=1))
+        log.session.ask(Generate(prompt="word", max_tokens=1))
         assert isinstance(log.wait_for_endings(3)[2], Done)

@@ -12,13 +12,13 @@ from engine.devices.device import Rig, make_host
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
-from engine.runner.client import RunnerState
 from engine.runner.events import Done, Loaded
 from engine.runner.protocol import Generate
+from engine.session.snapshot import Phase
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
-from tests.support.runner_log import RunnerLog
+from tests.support.session_log import SessionLog
 
 N_CYCLES = 100
 WARM_CYCLES = 10
@@ -43,14 +43,14 @@ def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
     )
     process = psutil.Process()
     first, warm_bytes = held(), 0
-    with RunnerLog() as log:
+    with SessionLog() as log:
         for cycle in range(N_CYCLES):
-            log.runner.load(order)
+            log.session.load(order)
             assert isinstance(log.wait_for_endings(1)[-1], Loaded)
-            log.runner.generate(Generate(prompt="x", max_tokens=1))
+            log.session.ask(Generate(prompt="x", max_tokens=1))
             assert isinstance(log.wait_for_endings(2)[-1], Done)
-            log.runner.unload()
-            log.wait_for_state(RunnerState.STOPPED)
+            log.session.unload()
+            log.wait_for_phase(Phase.STOPPED)
             # the child's threads see its end, then they end themselves
             log.wait_until(lambda: not any("worker-" in each.name for each in threading.enumerate()), quietly=True)
             if cycle == 0:
@@ -59,7 +59,7 @@ def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
                 gc.collect()
                 warm_bytes = process.memory_info().rss
             log.events.clear()
-            log.states.clear()
+            log.phases.clear()
         assert held() == first
         gc.collect()
         assert process.memory_info().rss <= warm_bytes * MAX_GROWTH

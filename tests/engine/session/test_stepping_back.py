@@ -23,7 +23,6 @@ from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
 from engine.plan.plan import Plan
-from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import (
     AnyEvent,
     Attempt,
@@ -37,14 +36,15 @@ from engine.runner.events import (
     Token,
 )
 from engine.runner.lab import LabRig
-from engine.runner.load_order import RetryPolicy
+from engine.runner.load_order import LoadOrder, RetryPolicy
 from engine.runner.protocol import Generate
+from engine.session.snapshot import Phase
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.models import write_tiny_llama
 from tests.support.orders import make_order, order_of, worker_device
 from tests.support.rpc_peers import rpc_server
-from tests.support.runner_log import LoopLog
+from tests.support.session_log import SessionLog
 
 N_LAYERS = 8
 CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
@@ -92,11 +92,11 @@ def attempts_of(events: list[AnyEvent]) -> list[Attempt]:
 
 
 def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model: ModelFile, small_lab: LabRig) -> None:
-    with LoopLog() as log:
-        log.runner.load(load_of(model, promising(small_lab)))
+    with SessionLog() as log:
+        log.session.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
-        log_of_attempts = log.runner.attempts
+        log_of_attempts = log.session.snapshot.attempts
         layouts = [each.layout for each in log_of_attempts]
         assert len(layouts) > 1
         assert len(set(layouts)) == len(layouts)
@@ -104,24 +104,24 @@ def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model:
         assert log_of_attempts[0].loaded
         assert "RPC0 refused" in log_of_attempts[0].outcome
         assert log_of_attempts[-1].outcome == "Loaded."
-        assert log.runner.loaded is not None
-        assert log.runner.loaded.order.plan.edit.layout == layouts[-1]
-        assert log.runner.loaded.layer_devices == (*layouts[-1].assignment(), layouts[-1].output_device)
+        assert log.session.snapshot.loaded is not None
+        assert log.session.snapshot.loaded.order.plan.edit.layout == layouts[-1]
+        assert log.session.snapshot.loaded.layer_devices == (*layouts[-1].assignment(), layouts[-1].output_device)
         told = attempts_of(log.events)
         assert [each.number for each in told] == list(range(1, len(layouts) + 1))
         assert all(before.outcome in after.reason for before, after in zip(log_of_attempts, told[1:], strict=False))
-        assert log.runner.proposals == ()
-        assert RunnerState.FAILED not in log.states
-        log.runner.generate(Generate(prompt="hello", max_tokens=3, seed=1))
+        assert log.session.snapshot.proposals == ()
+        assert Phase.FAILED not in log.phases
+        log.session.ask(Generate(prompt="hello", max_tokens=3, seed=1))
         assert isinstance(log.wait_for_endings(2)[1], Done)
 
 
 def test_a_layout_whose_probe_does_not_fit_is_not_loaded(model: ModelFile, small_lab: LabRig) -> None:
-    with LoopLog() as log:
-        log.runner.load(load_of(model, small_lab.rig))
+    with SessionLog() as log:
+        log.session.load(load_of(model, small_lab.rig))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
-        first, *_, last = log.runner.attempts
+        first, *_, last = log.session.snapshot.attempts
         assert not first.loaded
         assert "short on RPC0 by" in first.outcome
         assert last.loaded
@@ -130,49 +130,49 @@ def test_a_layout_whose_probe_does_not_fit_is_not_loaded(model: ModelFile, small
 
 
 def test_the_shares_of_mode_tensor_step_back(model: ModelFile) -> None:
-    with LabRig([64 * MIB, 12 * MIB]) as lab, LoopLog() as log:
+    with LabRig([64 * MIB, 12 * MIB]) as lab, SessionLog() as log:
         split = with_shares(layout_in_mode(ALL_ON_FIRST, "tensor", lab.rig), (("RPC0", 1.0), ("RPC1", 4.0)))
-        log.runner.load(load_of(model, promising(lab), split))
+        log.session.load(load_of(model, promising(lab), split))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
-        assert log.runner.loaded is not None
-        found = log.runner.loaded.order.plan.edit.layout
+        assert log.session.snapshot.loaded is not None
+        found = log.session.snapshot.loaded.order.plan.edit.layout
         assert found.split_mode == "tensor"
-        assert len(log.runner.attempts) > 1
+        assert len(log.session.snapshot.attempts) > 1
         shares = dict(found.tensor_split)
         assert shares["RPC0"] > shares["RPC1"] > 0
 
 
 def test_what_never_fits_ends_with_a_report(model: ModelFile, small_lab: LabRig) -> None:
     rig = with_host(promising(small_lab, 64 * MIB), MIB)
-    with LoopLog(holders=lambda device: (MemoryHolder(pid=7, name=f"on {device.id}", held_bytes=5),)) as log:
-        log.runner.load(load_of(model, rig, make_layout(N_LAYERS, ["RPC0"] * 4 + ["RPC1"] * 4)))
+    with SessionLog(holders=lambda device: (MemoryHolder(pid=7, name=f"on {device.id}", held_bytes=5),)) as log:
+        log.session.load(load_of(model, rig, make_layout(N_LAYERS, ["RPC0"] * 4 + ["RPC1"] * 4)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.holders == (MemoryHolder(pid=7, name=f"on {ending.device}", held_bytes=5),)
-        layouts = [each.layout for each in log.runner.attempts]
+        layouts = [each.layout for each in log.session.snapshot.attempts]
         assert len(set(layouts)) == len(layouts) <= RETRIES.retries + 1
-        assert "refused" in log.runner.attempts[-1].outcome
-        assert log.runner.state is RunnerState.FAILED
-        assert ending.proposals == tuple(each.text for each in log.runner.proposals)
+        assert "refused" in log.session.snapshot.attempts[-1].outcome
+        assert log.session.snapshot.phase is Phase.FAILED
+        assert ending.proposals == tuple(each.text for each in log.session.snapshot.proposals)
 
 
 def test_retries_that_are_used_up_end_with_a_report(model: ModelFile, small_lab: LabRig) -> None:
-    with LoopLog() as log:
-        log.runner.load(load_of(model, promising(small_lab), retry=RetryPolicy(retries=1)))
+    with SessionLog() as log:
+        log.session.load(load_of(model, promising(small_lab), retry=RetryPolicy(retries=1)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
-        assert len(log.runner.attempts) == 2
-        assert log.runner.proposals
+        assert len(log.session.snapshot.attempts) == 2
+        assert log.session.snapshot.proposals
 
 
 def test_pinned_layers_stay_where_they_are(model: ModelFile, small_lab: LabRig) -> None:
     pinned = RetryPolicy(10, Constraints(pins=(Pin("RPC0", 3, 4),), off=frozenset({"RPC1"})))
-    with LoopLog() as log:
-        log.runner.load(load_of(model, promising(small_lab), retry=pinned))
+    with SessionLog() as log:
+        log.session.load(load_of(model, promising(small_lab), retry=pinned))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
-        for attempt in log.runner.attempts:
+        for attempt in log.session.snapshot.attempts:
             assert attempt.layout.device_of(3) == attempt.layout.device_of(4) == "RPC0"
             assert "RPC1" not in attempt.layout.devices
 
@@ -183,35 +183,35 @@ def test_pinned_layers_stay_where_they_are(model: ModelFile, small_lab: LabRig) 
 def test_without_retries_one_layout_is_tried_and_what_helps_is_asked_of_the_engine(
     model: ModelFile, small_lab: LabRig
 ) -> None:
-    with LoopLog() as log:
-        log.runner.load(load_of(model, small_lab.rig, retry=RetryPolicy()))
+    with SessionLog() as log:
+        log.session.load(load_of(model, small_lab.rig, retry=RetryPolicy()))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert attempts_of(log.events) == []
-        assert log.runner.attempts == ()
-        proposals = log.runner.proposals
+        assert log.session.snapshot.attempts == ()
+        proposals = log.session.snapshot.proposals
         assert proposals
         assert ending.proposals == tuple(each.text for each in proposals)
         assert {each.grade for each in proposals} == {Grade.PROBED}
         for number, proposal in enumerate(proposals, 2):
-            log.runner.load(LoadOrder(Plan(ModelMemory(model), small_lab.rig, proposal.edit)))
+            log.session.load(LoadOrder(Plan(ModelMemory(model), small_lab.rig, proposal.edit)))
             assert isinstance(log.wait_for_endings(number)[-1], Loaded), proposal.text
-        assert log.runner.proposals == ()
+        assert log.session.snapshot.proposals == ()
 
 
 @pytest.mark.parametrize("how", ["limit", "stop"])
 def test_proposals_that_cannot_be_asked_in_time_are_shown_as_estimated(model: ModelFile, how: str) -> None:
     """The fake engine never answers a probe: nobody has to wait for it."""
     options = {"proposal_limit_s": 0.3} if how == "limit" else {}
-    with rpc_server() as endpoint, LoopLog(fake_worker_argv("out_of_memory", "deaf_to_probes"), **options) as log:
+    with rpc_server() as endpoint, SessionLog(fake_worker_argv("out_of_memory", "deaf_to_probes"), **options) as log:
         rig = Rig((worker_device("RPC0", endpoint, 512 * MIB),), make_order().plan.rig.host)
-        log.runner.load(load_of(model, rig, retry=RetryPolicy()))
+        log.session.load(load_of(model, rig, retry=RetryPolicy()))
         if how == "stop":
             log.wait_until(lambda: any(each.name.startswith("probe-") for each in threading.enumerate()), quietly=True)
-            log.runner.stop()
+            log.session.stop()
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
-        assert {each.grade for each in log.runner.proposals} == {Grade.ESTIMATED}
+        assert {each.grade for each in log.session.snapshot.proposals} == {Grade.ESTIMATED}
         assert ending.proposals
 
 
@@ -220,55 +220,55 @@ def test_proposals_that_cannot_be_asked_in_time_are_shown_as_estimated(model: Mo
 
 @pytest.mark.parametrize("number", [1, 2, 3])
 def test_a_load_is_cancelled_at_any_attempt(model: ModelFile, small_lab: LabRig, number: int) -> None:
-    with LoopLog() as log:
+    with SessionLog() as log:
 
         def stop(event: AnyEvent) -> None:
             if isinstance(event, Attempt) and event.number == number:
-                log.runner.stop()
+                log.session.stop()
 
         log.on_event = stop
-        log.runner.load(load_of(model, promising(small_lab)))
+        log.session.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Cancelled), ending
-        assert len(log.runner.attempts) == number
-        log.wait_until(lambda: log.runner.state in (RunnerState.STOPPED, RunnerState.FAILED), quietly=True)
+        assert len(log.session.snapshot.attempts) == number
+        log.wait_until(lambda: log.session.snapshot.phase in (Phase.STOPPED, Phase.FAILED), quietly=True)
     assert len(log.endings) == 1
 
 
 @pytest.mark.parametrize("stage", ["allocate", "read", "context"])
 def test_a_load_is_cancelled_inside_an_attempt(model: ModelFile, small_lab: LabRig, stage: str) -> None:
-    with LoopLog() as log:
+    with SessionLog() as log:
 
         def stop(event: AnyEvent) -> None:
             if isinstance(event, Progress) and event.stage == stage:
-                log.runner.stop()
+                log.session.stop()
 
         log.on_event = stop
-        log.runner.load(load_of(model, promising(small_lab)))
+        log.session.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Cancelled | Loaded), ending  # A stop may come too late for a small model.
     assert len(log.endings) == 1
 
 
 def test_of_loads_that_meet_the_last_is_loaded(model: ModelFile, small_lab: LabRig) -> None:
-    with LoopLog() as log:
+    with SessionLog() as log:
         for _ in range(3):
-            log.runner.load(load_of(model, promising(small_lab)))
-        log.runner.load(load_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
+            log.session.load(load_of(model, promising(small_lab)))
+        log.session.load(load_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
         endings = log.wait_for_endings(4)
         assert [type(each) for each in endings] == [Cancelled, Cancelled, Cancelled, Loaded]
-        assert log.runner.is_ready
+        assert log.session.snapshot.is_ready
 
 
 def test_a_load_waits_for_the_answer_and_comes_after_its_end(model: ModelFile, small_lab: LabRig) -> None:
-    with LoopLog() as log:
-        log.runner.load(load_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
+    with SessionLog() as log:
+        log.session.load(load_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
         log.wait_for_endings(1)
-        log.runner.generate(Generate(prompt="hello", max_tokens=200))
+        log.session.ask(Generate(prompt="hello", max_tokens=200))
         log.wait_for_event(Token)
-        log.runner.load(load_of(model, small_lab.rig))
+        log.session.load(load_of(model, small_lab.rig))
         with pytest.raises(ArgumentError, match="being loaded"):
-            log.runner.generate(Generate(prompt="too soon"))
+            log.session.ask(Generate(prompt="too soon"))
         endings = log.wait_for_endings(3)
         assert [type(each) for each in endings] == [Loaded, Done, Loaded]
         done = log.events.index(endings[1])
@@ -278,25 +278,25 @@ def test_a_load_waits_for_the_answer_and_comes_after_its_end(model: ModelFile, s
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_close_in_an_attempt(model: ModelFile, small_lab: LabRig, number: int) -> None:
-    log = LoopLog()
-    log.runner.load(load_of(model, promising(small_lab)))
+    log = SessionLog()
+    log.session.load(load_of(model, promising(small_lab)))
     log.wait_for_event(Attempt, number=number)
-    log.runner.close()
+    log.session.close()
     assert len(log.endings) == 1
     with pytest.raises(ArgumentError, match="closed"):
-        log.runner.load(load_of(model, promising(small_lab)))
+        log.session.load(load_of(model, promising(small_lab)))
 
 
 def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab: LabRig) -> None:
     workers = {small_lab.pid("RPC0"), small_lab.pid("RPC1")}
-    with LoopLog() as log:
+    with SessionLog() as log:
         killed: list[int] = []
 
         def kill(event: AnyEvent) -> None:
             if (
                 isinstance(event, Progress)
                 and event.stage == "allocate"
-                and len(log.runner.attempts) == 2
+                and len(log.session.snapshot.attempts) == 2
                 and not killed
             ):
                 killed.extend(each.pid for each in psutil.Process().children() if each.pid not in workers)
@@ -304,16 +304,16 @@ def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab:
                     os.kill(pid, signal.SIGKILL)
 
         log.on_event = kill
-        log.runner.load(load_of(model, promising(small_lab)))
+        log.session.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed), ending
         assert ending.signal == signal.SIGKILL
-        assert "SIGKILL" in log.runner.attempts[-1].outcome
+        assert "SIGKILL" in log.session.snapshot.attempts[-1].outcome
     assert len(log.endings) == 1
 
 
 def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
-    with LabRig([9 * MIB, 9 * MIB]) as lab, LoopLog() as log:
+    with LabRig([9 * MIB, 9 * MIB]) as lab, SessionLog() as log:
 
         def kill(event: AnyEvent) -> None:
             if isinstance(event, Attempt) and event.number == 2:
@@ -322,7 +322,7 @@ def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
                 os.kill(pid, signal.SIGKILL)
 
         log.on_event = kill
-        log.runner.load(load_of(model, promising(lab), make_layout(N_LAYERS, ["RPC0"] * 7 + ["CPU"])))
+        log.session.load(load_of(model, promising(lab), make_layout(N_LAYERS, ["RPC0"] * 7 + ["CPU"])))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed), ending
         assert ending.kind == "unreachable"
@@ -333,48 +333,48 @@ def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
 
 
 def test_load_generate_unload_as_a_runner_does() -> None:
-    with LoopLog(fake_worker_argv("normal")) as log:
-        log.runner.load(make_order())
+    with SessionLog(fake_worker_argv("normal")) as log:
+        log.session.load(make_order())
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
-        log.runner.generate(Generate(prompt="Hello"))
+        log.session.ask(Generate(prompt="Hello"))
         assert isinstance(log.wait_for_endings(2)[1], Done)
-        assert (log.runner.context_size, log.runner.context_used) == (512, 7)
-        log.runner.unload()
-        log.wait_for_state(RunnerState.STOPPED)
-        log.wait_until(lambda: log.states[-1] is RunnerState.STOPPED)
-    assert log.states == [
-        RunnerState.STARTING,
-        RunnerState.LOADING,
-        RunnerState.READY,
-        RunnerState.GENERATING,
-        RunnerState.READY,
-        RunnerState.STOPPING,
-        RunnerState.STOPPED,
+        assert (log.session.snapshot.context_size, log.session.snapshot.context_used) == (512, 7)
+        log.session.unload()
+        log.wait_for_phase(Phase.STOPPED)
+        log.wait_until(lambda: log.phases[-1] is Phase.STOPPED)
+    assert log.phases == [
+        Phase.STARTING,
+        Phase.LOADING,
+        Phase.READY,
+        Phase.ANSWERING,
+        Phase.READY,
+        Phase.STOPPING,
+        Phase.STOPPED,
     ]
 
 
 def test_a_model_lost_right_after_it_was_loaded_is_told_after_that() -> None:
-    with LoopLog(fake_worker_argv("dies_idle")) as log:
-        log.runner.load(make_order())
+    with SessionLog(fake_worker_argv("dies_idle")) as log:
+        log.session.load(make_order())
         endings = log.wait_for_endings(2)
         assert [type(each) for each in endings] == [Loaded, Crashed]
-        log.wait_for_state(RunnerState.FAILED)
+        log.wait_for_phase(Phase.FAILED)
 
 
 @pytest.mark.parametrize("mode", ["failure", "killed"])
 def test_other_ends_are_not_tried_again(mode: str) -> None:
-    with LoopLog(fake_worker_argv(mode)) as log:
-        log.runner.load(replace(make_order(), retry=RETRIES))
+    with SessionLog(fake_worker_argv(mode)) as log:
+        log.session.load(replace(make_order(), retry=RETRIES))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed | Crashed)
-        assert len(log.runner.attempts) == 1
+        assert len(log.session.snapshot.attempts) == 1
 
 
 def test_a_layout_that_breaks_a_rule_is_refused_at_once() -> None:
     order = make_order(layout=make_layout(4, ["CUDA7"] * 4))
-    with LoopLog(fake_worker_argv("normal")) as log:
-        log.runner.load(replace(order, retry=RETRIES))
+    with SessionLog(fake_worker_argv("normal")) as log:
+        log.session.load(replace(order, retry=RETRIES))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert "CUDA7" in ending.message
-        assert log.runner.attempts == ()
+        assert log.session.snapshot.attempts == ()

@@ -16,15 +16,15 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles, read_adapter, read_projector
-from engine.runner.client import LoadOrder
 from engine.runner.events import Loaded
 from engine.runner.lab import LabRig
+from engine.runner.load_order import LoadOrder
 from engine.runner.probe import probe
 from engine.runner.protocol import OFFLOAD_VARIABLE
 from engine.units import GIB, KIB, MIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of
-from tests.support.runner_log import RunnerLog
+from tests.support.session_log import SessionLog
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 
 LAYOUT = Layout(4, (Run(CPU_ID, 0, 1), Run("RPC0", 2, 3)), "RPC0")
@@ -58,8 +58,8 @@ def test_what_is_forecast_with_files_beside_the_model_is_measured(
 ) -> None:
     plan = plan_of(model, lab.rig, LAYOUT, CONTEXT, side_files)
     forecast, probed = plan.report, probe(plan).report
-    with RunnerLog() as log:
-        log.runner.load(LoadOrder(plan))
+    with SessionLog() as log:
+        log.session.load(LoadOrder(plan))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     measured = [row.weights_bytes for row in loaded.devices]
@@ -75,18 +75,18 @@ def test_a_context_left_to_us_is_loaded_as_it_was_decided(model: ModelFile, lab:
     asked = ContextSettings(n_ctx=AUTO_CONTEXT, n_ubatch=64)
     report = make_report(model, lab.rig, LAYOUT, asked)
     assert report.context is not None
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, LAYOUT, asked))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, LAYOUT, asked))
         (loaded,) = log.wait_for_endings(1)
-        size = log.runner.context_size
+        size = log.session.snapshot.context_size
     assert isinstance(loaded, Loaded), loaded
     assert size == report.context.n_ctx == 4096
     assert [row.kv_cache_bytes for row in loaded.devices] == [row.kv_cache_bytes for row in report.rows]
 
 
 def test_everything_on_the_cpu_is_read_and_not_mapped(model: ModelFile) -> None:
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), CONTEXT))
+    with SessionLog() as log:
+        log.session.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     (host,) = loaded.devices
@@ -101,8 +101,8 @@ def test_a_chosen_threshold_is_in_the_childs_environment(
 ) -> None:
     context = ContextSettings(n_ctx=256, n_ubatch=64, threads=1, op_offload_min_batch=tokens)
     before = children()
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), context))
+    with SessionLog() as log:
+        log.session.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), context))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         (child,) = children() - before
         assert environment_of(child).get(OFFLOAD_VARIABLE) == said
@@ -130,10 +130,10 @@ def test_flash_attention_is_what_was_decided(
     )
     model, context = read_model(path), msgspec.structs.replace(CONTEXT, **changes)
     report = make_report(model, lab.rig, LAYOUT, context)
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, LAYOUT, context))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, LAYOUT, context))
         (ending,) = log.wait_for_endings(1)
-        loaded = log.runner.loaded
+        loaded = log.session.snapshot.loaded
     decided = next(each for each in report.decisions if each.setting == "flash_attn")
     if report.violations:
         assert not isinstance(ending, Loaded)

@@ -15,7 +15,7 @@ from engine.runner.lab import LabRig
 from engine.units import MIB
 from tests.support.models import write_tiny_moe
 from tests.support.orders import order_of
-from tests.support.runner_log import RunnerLog
+from tests.support.session_log import SessionLog
 
 N_LAYERS = 6
 KINDS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "output_bytes")
@@ -53,8 +53,8 @@ def test_overridden_weights_are_where_they_were_asked_and_forecast(
 ) -> None:
     document = parse_layout(DOCUMENT.format(overrides=overrides, load_mode=load_mode), n_layers=N_LAYERS)
     forecast = make_report(model, lab.rig, document.layout, document.context).rows
-    with RunnerLog() as log:
-        log.runner.load(order_of(model, lab.rig, document.layout, document.context))
+    with SessionLog() as log:
+        log.session.load(order_of(model, lab.rig, document.layout, document.context))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     plain = parse_layout(DOCUMENT.format(overrides="", load_mode=load_mode), n_layers=N_LAYERS)

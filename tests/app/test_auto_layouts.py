@@ -167,7 +167,7 @@ def test_a_search_tells_how_far_it_is_until_it_has_found(open_window: OpenWindow
     window = open_window()
     show_model(window, qtbot, tmp_path)
     told: list[str] = []
-    window.session.auto_layouts.searching.connect(told.append)
+    window.desk.auto_layouts.searching.connect(told.append)
     find(window, qtbot, "fastest")
     assert told[0] == "Finding a layout"
     assert told[1] == "Finding a layout: 1 tried"
@@ -178,7 +178,7 @@ def test_a_search_tells_how_far_it_is_until_it_has_found(open_window: OpenWindow
 def test_a_cancelled_search_changes_nothing(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    before, layouts = edit_of(window), window.session.auto_layouts
+    before, layouts = edit_of(window), window.desk.auto_layouts
     found: list[AutoLayout] = []
     layouts.found.connect(found.append)
     layouts.use("balanced")

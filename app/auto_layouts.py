@@ -233,6 +233,7 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedL
     places = dict(enumerate(layout.assignment()))
     held = {index: device for index in places if (device := pins.device_of(index)) is not None}
     span = range(first, last + 1)
+    # Pinned elsewhere counts as not pinned: the layer has been moved since, and is pinned to where it is now.
     if all(held.get(index) == places[index] for index in span):
         held = {index: device for index, device in held.items() if index not in span}
     else:

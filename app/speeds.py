@@ -76,9 +76,10 @@ class SpeedKeeper(QObject):
             return
         used = {*loaded.edit.layout.devices, *(override.device for override in loaded.edit.layout.overrides)}
         if not used <= set(rig.ids):
-            return
+            return  # The devices are not those of the load any more.
 
         def predict() -> float:
+            # Without what was learnt: how far the bare prediction is off is what is to be learnt.
             speeds = replace(self.known_speeds(rig), ratios={})
             return predict_layout(ModelMemory(file), rig, loaded.edit.layout, loaded.edit.context, speeds).middle_s
 

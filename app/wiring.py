@@ -258,7 +258,6 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     rig, models, document, opener = desk.rig, desk.models, desk.document, desk.opener
     desk.notices.given.connect(main.status_line.show_notice)
     desk.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
-    desk.auto_layouts.searching.connect(lambda what: main.status_line.set_busy("auto layout", what))
     questions = Questions(
         main,
         settings,
@@ -274,6 +273,13 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
         desk.auto_layouts, document, rig.live, opener=opener, editor=main.editor, window=main
     )
     actions = _make_actions(main, desk, questions, views, theme, auto_layout_presenter.show)
+
+    def show_search(what: str) -> None:
+        main.status_line.set_busy("auto layout", what)
+        actions.enable(cancel_auto_layout=bool(what))
+
+    desk.auto_layouts.searching.connect(show_search)
+    show_search("")
     RigPresenter(
         rig.live,
         rig.lab,

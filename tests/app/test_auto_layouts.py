@@ -183,7 +183,9 @@ def test_a_cancelled_search_changes_nothing(open_window: OpenWindow, qtbot: QtBo
     layouts.found.connect(found.append)
     layouts.use("balanced")
     assert "Finding a layout" in window.main.status_line.text()
+    assert window.actions["cancel_auto_layout"].isEnabled()
     window.actions["cancel_auto_layout"].trigger()
+    assert not window.actions["cancel_auto_layout"].isEnabled()
     assert "Finding a layout" not in window.main.status_line.text()
     assert edit_of(window) == before
     find(window, qtbot, "fewest")

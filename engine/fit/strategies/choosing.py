@@ -27,14 +27,15 @@ def fits_plainly(bench: Workbench) -> bool:
     return any(True for _ in whole_layouts(bench)) or any(bench.report(each).fits for each in plain_fillings(bench))
 
 
-def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
-    """Return the first candidate that fits and leaves no more on the CPU than any filling does."""
+def choose(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool = False) -> AutoLayout:
+    """Return the first candidate that fits and leaves no more on the CPU than any filling does; `plain`: than any
+    without overrides."""
     listed: list[Candidate] = []
     for candidate in candidates:
         listed.append(candidate)
         if bench.holds_all(candidate.layout) and bench.report(candidate.layout).fits:
             return AutoLayout(candidate.layout, bench.context, candidate.reason, fits=True)
-    fillings = list(_fillings(bench))
+    fillings = [*_plain_fillings(bench), *(() if plain else _fillings_with_experts(bench))]
     fitting = [each for each in fillings if bench.report(each.layout).fits]
     fitting.sort(key=lambda each: -bench.placed_bytes(each.layout))
     floor_bytes = bench.placed_bytes(fitting[0].layout) if fitting else 0
@@ -45,10 +46,13 @@ def choose(bench: Workbench, candidates: Iterable[Candidate]) -> AutoLayout:
     return AutoLayout(best.layout, bench.context, f"{best.reason} {_why_not(bench, best.layout)}", fits=False)
 
 
-def _fillings(bench: Workbench) -> Iterator[Candidate]:
+def _plain_fillings(bench: Workbench) -> Iterator[Candidate]:
     for layout in plain_fillings(bench):
         reason = "Filling devices one after the other from the last layer leaves least on the CPU here: "
         yield Candidate(layout, f"{reason}{describe_runs(layout)}.{describe_rest(bench, layout)}")
+
+
+def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
     ids = bench.in_layer_order(bench.devices)
     fillings = [fill_with_experts(bench, order) for order in (ids, ids[::-1])]
     for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):

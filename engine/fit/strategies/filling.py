@@ -21,9 +21,9 @@ def whole_layout(bench: Workbench, device: Device) -> Layout | None:
 
 def whole_layouts(bench: Workbench) -> Iterator[tuple[Device, Layout]]:
     """Yield the single devices that hold everything. An integrated one counts only where there is no card."""
-    cards = [device for device in bench.devices if rank(device) != 1]
-    for device in cards or bench.devices:
-        layout = whole_layout(bench, device)
+    has_card = any(rank(device) == 0 for device in bench.devices)
+    for device in bench.devices:
+        layout = None if has_card and rank(device) == 1 else whole_layout(bench, device)
         if layout is not None:
             yield device, layout
 

@@ -73,7 +73,9 @@ class Workbench:
         found = [device for device in _distinct(rig.devices) if self._may_hold(device)]
         found.sort(key=lambda device: (rank(device), -self.usable[device.id]))
         self.devices: tuple[Device, ...] = tuple(found[: MAX_ENTRIES - accelerators])
-        self.overpinned = frozenset(self.shortfalls(self.layout([CPU_ID] * self.n_layers, CPU_ID)))
+        is_free = not self.pinned and self.output is None and not self.side_files
+        on_cpu = self.layout([CPU_ID] * self.n_layers, CPU_ID)
+        self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
 
     def _may_hold(self, device: Device) -> bool:
         return device.kind != "accel" and self.usable[device.id] > 0 and device.id not in self.constraints.off

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
 from engine.fit.preview import make_report
+from engine.fit.strategies.fewest import fewest
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, check_cover
 from engine.layout.rules import violations
@@ -78,7 +79,20 @@ def test_caps_and_margins_are_kept() -> None:
 def test_devices_hold_the_last_layers_and_the_cpu_the_first() -> None:
     layout = _layout(_card("A", 2 * GIB), _card("B", 2 * GIB))
     assert _devices_of(layout) == [CPU_ID, "A", "B"]
-    assert layout.output_device == "B"
+
+
+@pytest.mark.parametrize("gibs", [(8,), (12, 6), (6, 12), (8, 8, 8), (5, 9, 3), (16, 4, 4, 4)])
+@pytest.mark.parametrize("name", ["gemma-2-27b", "llama-3.1-8b"])
+def test_it_is_what_strategy_fewest_finds_for_a_model_without_experts(name: str, gibs: tuple[int, ...]) -> None:
+    memory = ModelMemory(truth_model(name))
+    rig = Rig(tuple(_card(f"G{number}", gib * GIB) for number, gib in enumerate(gibs)), HOST)
+    assert initial_layout(memory, rig, CONTEXT) == fewest(memory, rig, CONTEXT).layout
+
+
+def test_experts_are_not_taken_apart_until_somebody_asks_for_it() -> None:
+    layout = _layout(_card("A", 5 * GIB), _card("B", 5 * GIB), name="qwen3-30b-a3b")
+    assert layout.overrides == ()
+    assert _devices_of(layout) == [CPU_ID, "A", "B"]
 
 
 def test_several_devices_are_filled_evenly() -> None:

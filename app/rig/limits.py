@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import QObject
+
 from app.limit_book import LimitBook
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from widgets.devices.limits import DeviceLimits
 
 
-class LimitSetter:
+class LimitSetter(QObject):
     """Keeps no limits of devices that another run does not have: those of a rig file and the lab's."""
 
-    def __init__(self, live: LiveRig, lab: Lab, book: LimitBook) -> None:
+    def __init__(self, live: LiveRig, lab: Lab, book: LimitBook, parent: QObject | None = None) -> None:
+        super().__init__(parent)
         self._live = live
         self._lab = lab
         self._book = book

@@ -16,6 +16,7 @@ from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
 from engine.memory.member_weights import MemberTables, member_rules
+from engine.memory.override_homes import OverrideHomes
 from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
@@ -43,7 +44,8 @@ class ModelMemory:
         self._graphs: GraphTables | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         self._tables: dict[tuple[object, ...], ContextMemory] = {}
-        self._last_overrides: OverriddenWeights | None = None
+        homes = OverrideHomes(model)
+        self._overridden = OverriddenWeights(self.weights, homes)
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
             self._state = read_state(model)
@@ -52,7 +54,7 @@ class ModelMemory:
             self.unknown = ("state", "compute")
             return
         try:
-            self._graphs = GraphTables(model, *self._state)
+            self._graphs = GraphTables(model, *self._state, homes)
         except MissingNumberError as error:
             self.probe_only = f"{error}; only a probe can tell the compute buffers"
             self.unknown = ("compute",)
@@ -121,10 +123,7 @@ class ModelMemory:
     def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:
         """Return the weights on each device that is not the CPU, and the host's."""
         if placement.overrides:
-            last = self._last_overrides
-            if last is None or last.overrides != placement.overrides:
-                last = self._last_overrides = OverriddenWeights(self.weights, placement.overrides)
-            return last.split(placement, members)
+            return self._overridden.split(placement, members)
         on_device = self.weights.device_bytes(placement)
         if members is not None:
             on_device = dict(zip(placement.entries, members.weight_bytes(placement.leading), strict=True))

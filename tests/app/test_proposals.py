@@ -11,9 +11,9 @@ from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.loading import ModelState
-from app.main_window import MainWindow
 from app.settings import Settings
 from app.theme import Theme
+from app.wiring import WindowParts, make_window
 from engine.fit.proposals import Proposal, propose
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
@@ -32,12 +32,12 @@ EDIT = Edit(single_device(16, "CUDA0"), ContextSettings())
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
-    opened = MainWindow(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened)
-    opened.show()
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
     yield opened
-    opened.close()
+    opened.main.close()
     qapp.setStyleSheet("")
 
 
@@ -46,43 +46,43 @@ def model_in(folder: Path, name: str) -> ModelFile:
 
 
 @pytest.fixture
-def proposals(window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
+def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
     """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
-    session, model = window.session, model_in(tmp_path, "model.gguf")
-    session.document.open(model, RIG, EDIT)
+    desk, model = window.desk, model_in(tmp_path, "model.gguf")
+    desk.document.open(model, RIG, EDIT)
     found = propose(make_plan(model, RIG, EDIT), {"CUDA0": 100 * MIB})
     event = OutOfMemory(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
-    loading = session.loading
+    loading = desk.loading
     monkeypatch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
     loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
     loading.bridge.out_of_memory.emit(event)
     return found
 
 
-def test_each_button_applies_its_proposal_as_one_step(window: MainWindow, proposals: tuple[Proposal, ...]) -> None:
-    document, shown = window.session.document, window.load_report.proposal_list
+def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, proposals: tuple[Proposal, ...]) -> None:
+    document, shown = window.desk.document, window.views.current.report.proposal_list
     assert shown is not None
     assert len(shown.buttons) == len(proposals) > 2
     for button, proposal in zip(shown.buttons, proposals, strict=True):
         button.click()
         assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
-        assert window.session.loading.state is ModelState.EMPTY
+        assert window.desk.loading.state is ModelState.EMPTY
         document.undo_group.undo()
         assert document.edit == EDIT
-    assert window.load_report.plain_text().count("estimated") == len(proposals)
+    assert window.views.current.report.plain_text().count("estimated") == len(proposals)
 
 
 def test_a_proposal_is_not_for_another_model(
-    window: MainWindow, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
+    window: WindowParts, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
 ) -> None:
-    window.session.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
-    with qtbot.waitSignal(window.session.notices.given) as told:
-        window.session.apply_proposal(0)
+    window.desk.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
+    with qtbot.waitSignal(window.desk.notices.given) as told:
+        window.desk.other_layouts.apply_proposal(0)
     assert told.args is not None
     assert "open that model first" in told.args[0].text
     assert told.args[0].bad
-    assert window.session.document.edit == EDIT
+    assert window.desk.document.edit == EDIT

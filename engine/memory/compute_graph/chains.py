@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.families import build_graph
 from engine.memory.compute_graph.graph_tables import GraphTables, Sizes
 from engine.memory.compute_graph.homes import homes, homes_of_variants, in_their_blocks, memory_of
+from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sections import ON_CPU, FarReachError, Marks, Section, memory_at, pin_at, whole
 from engine.memory.compute_graph.simulation import SectionName
 from engine.memory.compute_graph.sketch import Batch, HomeOf, Placed, Sketch
@@ -16,36 +16,27 @@ from engine.memory.compute_graph.sketch import Batch, HomeOf, Placed, Sketch
 
 class Chains:
     """Makes sections. `pinned`: norms are pinned to the device of their layer; `lends`: devices take over operations
-    whose weights are on the host; `left_out`: by device, the names of the weights that it has no kernel for."""
+    whose weights are on the host."""
 
     def __init__(
         self,
         tables: GraphTables,
         batch: Batch,
-        left_out: Mapping[str, frozenset[str]],
         *,
         pinned: bool,
         lends: bool,
     ) -> None:
         self.tables = tables
         self._batch = batch
-        self._left_out = left_out
-        self._sorts = [frozenset(), *dict.fromkeys(left_out.values())]
         self._pinned = pinned
         self._lends = lends
         self._known: dict[SectionName, Section] = {}
 
-    def alike(self, device: str, overrides: tuple[TensorOverride, ...]) -> tuple[int, ...]:
-        """Return the variant of each layer on `device`."""
-        sizes: Sizes = "none"
-        if self._lends:
-            sizes = "all" if self._left_out or device == CPU_ID else "moved"
-        return self.tables.alike(overrides, sizes)
-
-    def left_out(self, device: str) -> int:
-        """Return a number for the weights that `device` has no kernel for, 0 where it has all."""
-        names = self._left_out.get(device)
-        return self._sorts.index(names) if names else 0
+    def sizes_matter(self, memory: str, left_out: int) -> Sizes:
+        """Return whose bytes tell layers apart in this memory of devices of the sort `left_out`."""
+        if not self._lends:
+            return "none"
+        return "all" if left_out or memory == HOST else "moved"
 
     def section(self, name: SectionName) -> Section:
         """Return the section of some layers behind others: `("layers", before, layers, left_out, is_last, outer)`, of
@@ -75,7 +66,7 @@ class Chains:
         home = homes_of_variants(
             {memory: variant.moved for memory, variant in zip(memories, chain, strict=False)},
             self.tables.variants[outer].moved,
-            {memory: self._sorts[sort] for memory, sort in zip(memories, left_out, strict=True)},
+            {memory: self.tables.left_out[sort] for memory, sort in zip(memories, left_out, strict=True)},
         )
         sketch = self._sketch(home)
         placed = [
@@ -96,10 +87,12 @@ class Chains:
         pins: Mapping[str, int],
         output: str,
         overrides: tuple[TensorOverride, ...],
+        sorts: Mapping[str, int],
     ) -> Section:
-        """Return the graph of all layers as one section, given device, first and last layer of each part."""
+        """Return the graph of all layers as one section, given device, first and last layer of each part, and the sort
+        of each memory."""
         memories = [memory_of(device) for device, first, end in parts for _ in range(first, end + 1)]
-        home = homes(overrides, {memory: names for memory, names in self._left_out.items() if names})
+        home = homes(overrides, {memory: self.tables.left_out[sort] for memory, sort in sorts.items() if sort})
         if self.tables.numbers.stacks is not None:
             home = in_their_blocks(home, memories)
         sketch = self._sketch(home)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import pairwise
 from typing import Literal
 
 from engine.gguf.model_file import ModelFile
@@ -18,9 +18,7 @@ from engine.memory.compute_graph.scheduler import HOST
 from engine.memory.compute_graph.sketch import Batch, Placed, Sketch
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.memory.kernels import Kernels, find_unsupported
-from engine.memory.override_weights import usable_rules
-
-_MOST_PATTERNS = 4096
+from engine.memory.override_homes import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
 """Whose bytes tell layers apart."""
@@ -38,7 +36,9 @@ class Variant:
 class GraphTables:
     """What the graphs of one model are made of, whatever the context."""
 
-    def __init__(self, model: ModelFile, hyper: HyperParameters, architecture: Architecture) -> None:
+    def __init__(
+        self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideHomes
+    ) -> None:
         family = find_family(model)
         if family is None:
             raise MissingNumberError(
@@ -72,17 +72,22 @@ class GraphTables:
         self.kinds: tuple[int, ...] = tuple(known.setdefault(shape, len(known)) for shape in shapes)
         self._try_graph(model)
         self._model, self._architecture = model, architecture
-        self._without_kernel: dict[Kernels, frozenset[str]] = {"all": frozenset()}
+        self.left_out: list[frozenset[str]] = [frozenset()]
+        """Names of the weights that devices of a sort have no kernel for; of sort 0 are those that have all."""
+        self._sorts: dict[Kernels, int] = {"all": 0}
         self.variants: list[Variant] = []
         """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
         self._numbers: dict[object, int] = {}
-        self._matching: dict[str, tuple[str, ...]] = {}
+        self._homes = override_homes
 
-    def without_kernel(self, kernels: Kernels) -> frozenset[str]:
-        """Return the names of the weights that a device with these kernels leaves to the host."""
-        found = self._without_kernel.get(kernels)
+    def sort_of(self, kernels: Kernels) -> int:
+        """Return the sort of a device with these kernels, by the weights that it leaves to the host."""
+        found = self._sorts.get(kernels)
         if found is None:
-            found = self._without_kernel[kernels] = find_unsupported(self._model, self._architecture, kernels)
+            names = find_unsupported(self._model, self._architecture, kernels)
+            if names not in self.left_out:
+                self.left_out.append(names)
+            found = self._sorts[kernels] = self.left_out.index(names)
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
@@ -125,9 +130,7 @@ class GraphTables:
         for index, (kind, weights) in enumerate(zip(self.kinds, self.weights, strict=True)):
             here = [facts for facts in weights.values() if facts.name in moved] if moved else []
             counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
-            places = (
-                tuple(moved[facts.name] if facts.name in moved else "" for facts in weights.values()) if here else ()
-            )
+            places = tuple(moved.get(facts.name, "") for facts in weights.values()) if here else ()
             key = (kind, places, tuple(facts.n_bytes for facts in counted))
             found.append(self._variant(key, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)
@@ -145,19 +148,8 @@ class GraphTables:
         return found
 
     def _moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the memories of weights that overrides take somewhere, by name: the first rule decides."""
-        found: dict[str, str] = {}
-        for regex, device in reversed(usable_rules(overrides)):
-            names = self._matching.get(regex.pattern)
-            if names is None:
-                if len(self._matching) >= _MOST_PATTERNS:
-                    self._matching.clear()
-                weights = chain(self.outer.values(), *(weights.values() for weights in self.weights))
-                names = self._matching[regex.pattern] = tuple(
-                    facts.name for facts in weights if regex.search(facts.name)
-                )
-            found.update(dict.fromkeys(names, memory_of(device)))
-        return found
+        """Return the memories of weights that overrides take somewhere, by name."""
+        return {name: memory_of(device) for name, device in self._homes.devices(overrides).items()}
 
     @property
     def n_trunk(self) -> int:

@@ -20,7 +20,8 @@ from tests.support.orders import made_up_model
 
 
 def parsed(*words: str | Path) -> Namespace:
-    return make_parser().parse_args(["load", "model.gguf", *map(str, words)])
+    line = ["load", "model.gguf", *map(str, words)]
+    return make_parser(line).parse_args(line)
 
 
 def done(request: int | None) -> Done:

@@ -63,7 +63,7 @@ def test_a_rig_file_is_opened_and_saved(parts: RigParts, told: list[Notice], wai
     assert read_rig(saved) == read_rig(path)
     parts.files.save(tmp_path / "nowhere" / "rig.json")
     wait(lambda: told[-1].bad)
-    assert "Could not write rig.json" in told[-1].text
+    assert "rig.json: the rig file cannot be written" in told[-1].text
 
 
 def test_a_rig_file_that_cannot_be_read_changes_nothing(

@@ -121,9 +121,6 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
     add_auto_arguments(command)
     add_settings_arguments(command)
-    command.add_argument(
-        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
-    )
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:

@@ -41,20 +41,22 @@ def print_document(document: object) -> None:
 
 def print_event(event: msgspec.Struct) -> None:
     """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
-    import msgspec
-
-    document = msgspec.to_builtins(event)
+    document = _builtins(event)
     if document.get("request", 0) is None:
         del document["request"]
     print_line(_json(document, separators=(",", ":")))
 
 
+def _builtins(thing: object) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(thing)
+
+
 def _json(thing: object, **style: Any) -> str:
     import json
 
-    import msgspec
-
-    return json.dumps(msgspec.to_builtins(thing), ensure_ascii=False, **style)
+    return json.dumps(_builtins(thing), ensure_ascii=False, **style)
 
 
 def print_line(text: str) -> None:

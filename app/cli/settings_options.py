@@ -52,6 +52,9 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
             metavar=setting.kind.placeholder,
             help=_help(setting),
         )
+    command.add_argument(
+        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
+    )
     command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
     command.add_argument("--mmproj-device", metavar="D", help="where it runs; without it, the first card with room")
     command.add_argument(

@@ -56,10 +56,9 @@ def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPat
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
     loading = desk.loading
-    with monkeypatch.context() as patch:
-        patch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
-        loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
-        loading.bridge.out_of_memory.emit(event)
+    monkeypatch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
+    loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
+    loading.bridge.out_of_memory.emit(event)
     return found
 
 

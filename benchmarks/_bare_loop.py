@@ -93,14 +93,14 @@ def greedy_sampler() -> Any:
 
 def extend(batch: Any, tokens: Sequence[int], position: int, sequence: int) -> int:
     """Append tokens; return the place of the last, whose logits are wanted."""
-    place: int = batch.n_tokens
+    begin = int(batch.n_tokens)
     for offset, token in enumerate(tokens):
-        place = batch.n_tokens
+        place = begin + offset
         batch.token[place], batch.pos[place], batch.n_seq_id[place] = token, position + offset, 1
         batch.seq_id[place][0] = sequence
         batch.logits[place] = offset + 1 == len(tokens)
-        batch.n_tokens = place + 1
-    return place
+    batch.n_tokens = begin + len(tokens)
+    return begin + len(tokens) - 1
 
 
 def decode(context: Any, batch: Any) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 
 from engine.devices.device import CPU_ID
-from engine.memory.compute_graph.chains import Chains
-from engine.memory.compute_graph.scheduler import HOST, Place, Scheduler
-from engine.memory.compute_graph.sections import FarReachError
-from engine.memory.compute_graph.simulation import SectionName, Simulation, Stop
+from engine.memory.compute_graph.building.chains import Chains
+from engine.memory.compute_graph.ggml.scheduler import HOST, Place, Scheduler
+from engine.memory.compute_graph.ggml.sections import FarReachError
+from engine.memory.compute_graph.ggml.simulation import SectionName, Simulation, Stop
 from engine.memory.placement import Placement
 
 Part = tuple[str, int, int]

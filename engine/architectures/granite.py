@@ -17,5 +17,15 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(_STYLE, recurrence="recurrent.mamba2"),
     ),
-    "graniteswitch": Architecture(routed=True),
+    "graniteswitch": Architecture(
+        routed=True,
+        graph=GraphRecord(
+            _STYLE,
+            embed="switched.embed_substitutes",
+            layer="switched.switched_layer",
+            attention="switched.switched_attention",
+            before="switched.route",
+            every_layer=True,
+        ),
+    ),
 }

@@ -30,6 +30,9 @@ class GraphRecord(msgspec.Struct, frozen=True):
     style: Style | StyleOfFile = Style()
     """How its layers depart from llama's."""
 
+    embed: Builder | None = None
+    """What makes the embeddings of the tokens, where they are not just looked up."""
+
     layer: Builder = "transformer.decoder_layer"
     """What makes a layer."""
 

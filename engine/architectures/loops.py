@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import LLAMA_GRAPH, GraphRecord
+from engine.architectures.graph_record import GraphRecord
 from engine.architectures.record import Architecture, Records, TensorSplit
 from engine.architectures.style import Style
+from engine.gguf.model_file import ModelFile
+
+
+def _nanbeige(model: ModelFile) -> Style:
+    return Style(bare_runs=bool(model.hyper_parameter("skip_loop_final_norm")))
+
 
 RECORDS: Records = {
     "hrm_text": Architecture(
@@ -13,5 +19,5 @@ RECORDS: Records = {
             Style(bare_norms=True, bare_end=True, late_rows="never"), layer="stacked.stacked_layer", every_layer=True
         ),
     ),
-    "nanbeige": Architecture(looped=True, graph=LLAMA_GRAPH),
+    "nanbeige": Architecture(looped=True, graph=GraphRecord(_nanbeige, layer="looped.looped_layer")),
 }

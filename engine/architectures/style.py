@@ -91,6 +91,9 @@ class Style(msgspec.Struct, frozen=True):
     """Wanted rows are picked behind the last layer, before or behind the last norm, or in the last layer behind the
     norm of attention's output, or never; by default in the last layer right behind attention."""
 
+    bare_runs: bool = False
+    """No norm stands between two runs of all layers."""
+
     bare_end: bool = False
     """No norm stands before the output matrix."""
 

@@ -83,6 +83,9 @@ class ComputeForecast:
 
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
+        if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
+            # Layers that the file does not list go with the last, for which the CPU becomes an entry.
+            placement = replace(placement, entries=(CPU_ID, *placement.entries))
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
             placement.pipeline, tuple(placement.traits.items()),

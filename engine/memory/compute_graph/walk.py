@@ -63,7 +63,10 @@ class Walk:
         end = self._chains.tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
-        return [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+        parts = [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+        device, first, _ = parts[-1]
+        # Runs of all layers after the first go with the last layer.
+        return [*parts[:-1], (device, first, end)]
 
     # ------------------------------------------------------------------ stops
 

@@ -27,7 +27,7 @@ BUILDERS = {
     name
     for record in ARCHITECTURES.values()
     if (graph := record.graph) is not None
-    for name in (graph.layer, graph.attention, graph.recurrence, graph.before, graph.behind, graph.logits)
+    for name in (graph.embed, graph.layer, graph.attention, graph.recurrence, graph.before, graph.behind, graph.logits)
     if name is not None
 }
 

@@ -18,7 +18,6 @@ from tests.support.truth import KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth
 
 SHARE, LOW_BYTES, HIGH_BYTES = 0.03, MIB, 8 * MIB
 """Compute buffers may be this much below or above the engine's, whichever is more."""
-COVERED = tuple(name for name in MODEL_NAMES if "compute" not in ModelMemory(truth_model(name)).unknown)
 STATEFUL = {name for name, record in ARCHITECTURES.items() if record.graph and record.graph.recurrence is not None}
 
 
@@ -45,7 +44,7 @@ def _estimates(name: str) -> list[tuple[TruthCase, dict[str, DeviceMemory]]]:
     ]
 
 
-@pytest.mark.parametrize("name", COVERED)
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_compute_buffers_are_the_engines(name: str) -> None:
     found = _estimates(name)
     assert found

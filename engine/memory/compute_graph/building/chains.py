@@ -9,7 +9,8 @@ from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.building.family import build_graph
 from engine.memory.compute_graph.building.graph_tables import GraphTables
 from engine.memory.compute_graph.building.homes import homes, in_their_blocks
-from engine.memory.compute_graph.building.sketch import Batch, Placed, Sketch
+from engine.memory.compute_graph.building.placed import Placed
+from engine.memory.compute_graph.building.sketch import Batch, Sketch
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.compute_graph.ggml.sections import ON_CPU, FarReachError, Marks, Section, memory_at, pin_at, whole
 from engine.memory.compute_graph.ggml.simulation import SectionName
@@ -86,9 +87,11 @@ class Chains:
         """Return the graph of all layers as one section, given device, first and last layer of each part."""
         memories = [_memory(device) for device, first, end in parts for _ in range(first, end + 1)]
         sketch = self._sketch(self._left_out, memories)
-        last = self.tables.n_trunk - 1
+        last, sources = self.tables.n_trunk - 1, self.tables.sources
         placed = [
-            self._placed(index, _memory(device), pins.get(device, -1), is_last=index == last)
+            self._placed(
+                index, _memory(device), pins.get(device, -1), is_last=index == last, home=memories[sources[index]]
+            )
             for device, first, end in parts
             for index in range(first, end + 1)
         ]
@@ -97,15 +100,15 @@ class Chains:
     def _sketch(self, left_out: Mapping[str, frozenset[str]], memories: Sequence[str] = ()) -> Sketch:
         tables = self.tables
         home = homes(self._overrides, {memory: names for memory, names in left_out.items() if names})
-        if tables.numbers.stacks is not None:
+        if tables.numbers.shares_blocks:
             home = in_their_blocks(home, memories)
         style = tables.family.style
         return Sketch(tables.numbers, style, self._batch, tables.outer, home, ON_CPU, has_cache=tables.has_cache)
 
-    def _placed(self, index: int, memory: str, pin: int, *, is_last: bool) -> Placed:
+    def _placed(self, index: int, memory: str, pin: int, *, is_last: bool, home: str | None = None) -> Placed:
         tables = self.tables
         pin = pin if self._pinned else -1
-        return Placed(tables.layers[index], tables.weights[index], memory, pin, is_last, index)
+        return Placed(tables.layers[index], tables.weights[index], memory, home or memory, pin, is_last, index)
 
 
 def _memory(device: str) -> str:

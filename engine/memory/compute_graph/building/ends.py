@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from engine.memory.compute_graph.building.facts import Weights
-from engine.memory.compute_graph.building.sketch import Placed, Sketch
+from engine.memory.compute_graph.building.placed import Placed
+from engine.memory.compute_graph.building.sketch import Sketch
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
 from engine.memory.compute_graph.ggml.scheduler import HOST
 

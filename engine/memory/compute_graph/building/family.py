@@ -12,11 +12,11 @@ from engine.architectures.graph_record import Builder, GraphRecord
 from engine.architectures.record import Architecture
 from engine.architectures.style import Style
 from engine.gguf.model_file import ModelFile
-from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.compute_graph.building.ends import embed, finish
 from engine.memory.compute_graph.building.inputs import Inputs
 from engine.memory.compute_graph.building.masks import batch_mask, cache_masks, indexer_masks
-from engine.memory.compute_graph.building.sketch import Mixer, Placed, Sketch
+from engine.memory.compute_graph.building.placed import Placed
+from engine.memory.compute_graph.building.sketch import Mixer, Sketch
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
 
 _MODELS = "engine.memory.compute_graph.models"
@@ -31,6 +31,7 @@ class Family:
 
     record: GraphRecord
     style: Style
+    embed: Callable[[Sketch], Tensor] | None
     layer: Step
     attention: Mixer
     recurrence: Mixer | None
@@ -54,6 +55,7 @@ def find_family(model: ModelFile, architecture: Architecture) -> Family | None:
     return Family(
         record=record,
         style=record.style_of(model),
+        embed=_find_optional(record.embed),
         layer=find_builder(record.layer),
         attention=find_builder(record.attention),
         recurrence=_find_optional(record.recurrence),
@@ -70,9 +72,7 @@ def _find_optional(name: Builder | None) -> Any:
 def _is_unmeasured(model: ModelFile) -> bool:
     """Return whether the file asks for a variant of its architecture that was never compared with the engine's."""
     mapping = model.hyper_parameter("deepstack_mapping")
-    if isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping):
-        return True
-    return count_unlisted_layers(model) > 0
+    return isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping)
 
 
 def build_graph(
@@ -92,9 +92,9 @@ def build_graph(
     `inside`: something stands for layers that are left out before the first of these.
     """
     positions = sketch.graph.new_input("i32", sketch.batch.n_tokens * sketch.numbers.positions)
-    current = embed(sketch, layers[0], positions)
+    current = embed(sketch, layers[0], positions) if family.embed is None else family.embed(sketch)
     has_states = family.recurrence is not None
-    sketch.begin(_make_inputs(sketch, positions, current, output, sliding=sliding, has_states=has_states))
+    sketch.begin(_make_inputs(sketch, positions, current, layers[-1], output, sliding=sliding, has_states=has_states))
     if family.before is not None:
         current = family.before(sketch, current)
     if inside:
@@ -113,14 +113,14 @@ def build_graph(
 
 
 def _make_inputs(
-    sketch: Sketch, positions: Tensor, embeddings: Tensor, output: str, *, sliding: bool, has_states: bool
+    sketch: Sketch, positions: Tensor, embeddings: Tensor, last: Placed, output: str, *, sliding: bool, has_states: bool
 ) -> Inputs:
     """Return what all layers read, made in the engine's order."""
     graph, batch = sketch.graph, sketch.batch
     if not sketch.has_cache:
         in_window = batch_mask(sketch) if sliding else None
         output_rows = graph.new_input("i32", batch.n_outputs)
-        return Inputs(positions, embeddings, output_rows, batch_mask(sketch), in_window, output=output)
+        return Inputs(positions, embeddings, output_rows, batch_mask(sketch), in_window, last, output=output)
     rows = graph.new_input("i32", batch.n_states) if has_states else None
     # A model with windows and states has no inputs to turn keys with, whatever the type of its caches.
     rotates = rows is None or not sliding
@@ -130,6 +130,7 @@ def _make_inputs(
         output_rows=graph.new_input("i32", batch.n_outputs),
         full=cache_masks(sketch, k_only=sketch.numbers.latent, rotate=rotates),
         sliding=cache_masks(sketch, swa=True, rotate=rotates) if sliding else None,
+        last=last,
         indexer=indexer_masks(sketch) if sketch.numbers.indexer.n_heads else None,
         q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if sketch.style.scales_unturned else None,
         state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),

@@ -8,11 +8,13 @@ from itertools import pairwise
 from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import TensorOverride
+from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.compute_graph.building.facts import Weights, block_weights, global_weights
 from engine.memory.compute_graph.building.family import Family, build_graph, find_family
 from engine.memory.compute_graph.building.homes import homes
 from engine.memory.compute_graph.building.numbers import LayerNumbers, Numbers, read_layers, read_numbers
-from engine.memory.compute_graph.building.sketch import Batch, Placed, Sketch
+from engine.memory.compute_graph.building.placed import Placed
+from engine.memory.compute_graph.building.sketch import Batch, Sketch
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.memory.kernels import Kernels, find_unsupported
@@ -29,14 +31,17 @@ class GraphTables:
             )
         self.family: Family = family
         self.hyper = hyper
+        self.n_unlisted: int = count_unlisted_layers(model)
         self.has_cache = architecture.has_cache and family.record.reads_cache
         self.numbers: Numbers = read_numbers(model, hyper, architecture, family.record, family.style.positions)
         self.layers: tuple[LayerNumbers, ...] = read_layers(model, hyper, family.record, family.style.rope)
         if family.record.part:
             self.layers = self.layers[: _count_layers(model, family.record.part, len(self.layers))]
+        self.layers *= hyper.n_loops
         stacks = self.numbers.stacks
         self.sources: tuple[int, ...] = tuple(
-            index if stacks is None else stacks.block(index) for index in range(len(self.layers))
+            index % self.numbers.n_blocks if stacks is None else stacks.block(index)
+            for index in range(len(self.layers))
         )
         self.weights: tuple[Weights, ...] = tuple(
             _weights_of(model, source, index, family.record.part) for index, source in enumerate(self.sources)
@@ -45,7 +50,7 @@ class GraphTables:
         adds = any(layer.adds_input for layer in self.layers)
         shares = hyper.cache_of != tuple(range(hyper.n_layers)) or "per_layer_token_embd" in self.outer
         self.is_whole: bool = (
-            family.record.every_layer or shares or adds or stacks is not None or any(hyper.indexer_widths)
+            family.record.every_layer or shares or adds or self.numbers.shares_blocks or any(hyper.indexer_widths)
         )
         """Whether layers read what others made that are not their neighbours, so that the graph has no sections."""
         self.slides: bool = any(layer.is_swa for layer in self.layers)
@@ -75,7 +80,8 @@ class GraphTables:
         )
         firsts = {kind: index for index, kind in reversed(list(enumerate(self.kinds)))}
         layers = [
-            Placed(self.layers[index], self.weights[index], HOST, -1, False, index) for index in sorted(firsts.values())
+            Placed(self.layers[index], self.weights[index], HOST, HOST, -1, False, index)
+            for index in sorted(firsts.values())
         ]
         counts: list[int] = []
         try:
@@ -118,9 +124,10 @@ class GraphTables:
 
 
 def _weights_of(model: ModelFile, source: int, index: int, part: str) -> Weights:
-    """Return the weights of the layer at `index`, which has those of the block `source` but scales of its own."""
+    """Return the weights of the layer at `index`, which has those of the block `source` but scales of its own, if it is
+    in the file."""
     found = block_weights(model.blocks[source], part)
-    if source == index:
+    if source == index or index >= len(model.blocks):
         return found
     scales = block_weights(model.blocks[index], part)
     kept = {stem: facts for stem, facts in found.items() if not stem.endswith(".scale")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.memory.compute_graph.building.placed import Placed
 from engine.memory.compute_graph.ggml.graph import Tensor
 from engine.memory.compute_graph.ggml.scheduler import HOST
 
@@ -22,13 +23,15 @@ class Masks:
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What every layer reads besides its predecessor. `unused_rows`: states of sequences that are not in the batch,
-    none in the worst case; `output`: memory of the output layer."""
+    none in the worst case; `output`: memory of the output layer;
+    `last`: the last layer, which layers go with that the file does not list."""
 
     positions: Tensor
     embeddings: Tensor
     output_rows: Tensor
     full: Masks
     sliding: Masks | None
+    last: Placed
     indexer: Masks | None = None
     state_rows: Tensor | None = None
     unused_rows: Tensor | None = None

@@ -91,7 +91,8 @@ class Numbers:
     """Numbers of the model. `head_k`, `head_v`: of its first layer with attention; `rope_part`: elements of a head that
     are turned by position; `n_streams`: residual ones side by side, made even in `mixing_steps`; `turned_heads`: keys
     and values that a quantised cache turns by a matrix, of layers that attend to everything and of sliding ones, 0
-    where it does not; `stacked_inputs`: embeddings behind that of a token, which the first layers add."""
+    where it does not; `stacked_inputs`: embeddings behind that of a token, which the first layers add;
+    `n_runs`: how often all `n_blocks` of the file run."""
 
     n_embd: int
     n_vocab: int
@@ -121,11 +122,13 @@ class Numbers:
     n_streams: int = 1
     mixing_steps: int = 0
     stacked_inputs: int = 0
+    n_blocks: int = 0
+    n_runs: int = 1
 
     @property
     def shares_blocks(self) -> bool:
         """Whether layers have the weights of one block of the file."""
-        return self.stacks is not None
+        return self.stacks is not None or self.n_runs > 1
 
 
 def read_numbers(
@@ -168,6 +171,8 @@ def read_numbers(
         n_streams=number(model, "hyper_connection.count", 1, least=0),
         mixing_steps=number(model, "hyper_connection.sinkhorn_iterations", 0, least=0),
         stacked_inputs=_stacked_inputs(model),
+        n_blocks=hyper.n_trunk_layers,
+        n_runs=hyper.n_loops,
     )
 
 

@@ -9,7 +9,8 @@ from engine.architectures.style import Style
 from engine.memory.compute_graph.building.facts import WeightFacts, Weights
 from engine.memory.compute_graph.building.gating import gated
 from engine.memory.compute_graph.building.inputs import Inputs, Masks
-from engine.memory.compute_graph.building.numbers import LayerNumbers, Numbers
+from engine.memory.compute_graph.building.numbers import Numbers
+from engine.memory.compute_graph.building.placed import Placed
 from engine.memory.compute_graph.building.shared import Shared
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
 
@@ -45,19 +46,6 @@ class Batch:
     @property
     def sequence_tokens(self) -> int:
         return self.n_tokens // self.n_sequences
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A layer on its way into the graph: `memory` of its device, `backend` that its norms are pinned to (-1: none),
-    `index` in the file."""
-
-    numbers: LayerNumbers
-    weights: Weights
-    memory: str
-    backend: int
-    is_last: bool
-    index: int
 
 
 _ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
@@ -223,11 +211,11 @@ class Sketch:
         """Return `source` turned by its positions, `by_table` if the file has one."""
         found = self.graph.like("rope", source, positions)
         if by_table and self._rope_factors is not None:
-            home = self._home_of(self._rope_factors, self.layer.memory)
+            home = self._home_of(self._rope_factors, self.layer.home)
             factors = self._factors.get(home)
             if factors is None:
                 facts = self._rope_factors
-                factors = self._factors[home] = self._made_of(facts, self.layer.memory, facts.ne)
+                factors = self._factors[home] = self._made_of(facts, self.layer.home, facts.ne)
             found.src.append(factors)
         return found
 

@@ -37,6 +37,9 @@ class Style(msgspec.Struct, frozen=True):
     bare_norms: bool = False
     """Norms have no weights."""
 
+    norms_behind: bool = False
+    """The norms of a layer's two parts stand behind them."""
+
     post_norm: bool = True
     """The norm behind attention is applied to its output, not to the sum with the residual."""
 

@@ -25,7 +25,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from types import FrameType
 from typing import IO
@@ -72,6 +72,10 @@ TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
 BACKEND_PACKAGES = {"vulkan": ("glslc", "libvulkan-dev", "spirv-headers")}
 QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
 """Names to look for where there is no Debian package database."""
+
+COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
+FLAG_VARIABLES = {"CC": ("CFLAGS", "CMAKE_C_FLAGS"), "CXX": ("CXXFLAGS", "CMAKE_CXX_FLAGS")}
+"""Where the flags of a language's compiler stand in the environment, and what CMake calls them."""
 
 BUILD_CORE_SECONDS = {"cuda": 3000, "hip": 3000, "vulkan": 900}
 """Processor seconds of a build beyond the 400 of a plain one: only to say beforehand what to expect."""
@@ -139,11 +143,11 @@ def output_of(command: Sequence[str]) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def find_compiler() -> str | None:
-    """Return the C++ compiler that CMake will take, None if there is none."""
-    if "CXX" in os.environ:
-        return os.environ["CXX"]
-    names = ("clang++", "c++") if sys.platform == "darwin" else ("c++", "g++", "clang++")
+def find_compiler(variable: str = "CXX") -> str | None:
+    """Return the compiler that CMake will take, for C++ or (variable CC) for C; None if there is none."""
+    if variable in os.environ:
+        return os.environ[variable]
+    names = COMPILERS[variable][:: -1 if sys.platform == "darwin" else 1]
     return next((path for path in map(shutil.which, names) if path), None)
 
 
@@ -156,14 +160,19 @@ def compiler_version() -> str:
     return text.splitlines()[0].strip() if text else "unknown"
 
 
-def cpu_flags() -> str:
-    """Return a digest of this CPU's instruction sets: ggml is compiled for exactly this CPU."""
-    if sys.platform == "linux":
-        text = parse_cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
-    elif sys.platform == "darwin":
+def instruction_sets() -> str:
+    """Return the instruction sets of this CPU, nothing where the system has no list of them to read."""
+    if sys.platform != "linux":
+        return ""
+    return parse_cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+
+
+def cpu_digest() -> str:
+    """Return a digest of what this CPU can do: ggml is compiled for exactly this CPU."""
+    if sys.platform == "darwin":
         text = output_of(["sysctl", "-n", "machdep.cpu.brand_string"]) or ""
     else:
-        text = platform.processor()
+        text = instruction_sets() if sys.platform == "linux" else platform.processor()
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -183,7 +192,7 @@ def find_machine() -> Machine:
         architecture=platform.machine(),
         libc="-".join(platform.libc_ver()),
         compiler=compiler_version(),
-        cpu_flags=cpu_flags(),
+        cpu_flags=cpu_digest(),
     )
 
 
@@ -240,6 +249,46 @@ def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
     return (*options, *shlex.split(extra))
 
 
+def amx_switches(flags: str) -> tuple[str, ...]:
+    """Return the compiler's switches that leave out AMX, the matrix unit of newer Xeons, where `flags` have it.
+
+    llama.cpp compiled with it loads a model and then dies at `ldtilecfg` in ggml_backend_amx_mul_mat
+    (llama.cpp#20824, seen with GCC 12); without it the same model answers, and takes no second copy of its weights.
+    """
+    return tuple(f"-mno-{flag.replace('_', '-')}" for flag in flags.split() if flag.startswith("amx_"))
+
+
+def accepted_switches(compiler: str | None, switches: Iterable[str]) -> list[str]:
+    """Return those of `switches` that `compiler` knows. One that it does not know stands for nothing it could use."""
+    command = [*shlex.split(compiler or ""), "-E", "-x", "c", os.devnull]
+    return [switch for switch in switches if compiler and output_of([*command, switch]) is not None]
+
+
+def add_compiler_flags(options: Sequence[str], name: str, flags: Sequence[str], inherited: str) -> tuple[str, ...]:
+    """Return CMake `options` in which the variable `name` begins with `flags`: the user's own come last and win.
+
+    Theirs are in the last of `options` that sets `name`, else they are the `inherited` ones of the environment, which
+    CMake would not look at any more.
+    """
+    if not flags:
+        return tuple(options)
+    own, others = inherited, []
+    for option in re.sub(r"(^|\0)-D\0", r"\1-D", "\0".join(options)).split("\0"):
+        if match := re.fullmatch(rf"-D{name}(?::\w+)?=(.*)", option, re.DOTALL):
+            own = match.group(1)
+        else:
+            others.append(option)
+    return (*others, f"-D{name}={' '.join([*flags, own]).strip()}")
+
+
+def leave_out(switches: Sequence[str], options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return CMake `options` with the `switches` that the C and the C++ compiler know, for those two."""
+    for compiler, (variable, name) in FLAG_VARIABLES.items():
+        accepted = accepted_switches(find_compiler(compiler), switches)
+        options = add_compiler_flags(options, name, accepted, os.environ.get(variable, ""))
+    return options
+
+
 def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
     """Decide how the engine is built on this machine."""
     cuda = find_cuda() if requested in ("auto", "cuda") else None
@@ -248,7 +297,7 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
     build = Build(
         version=pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8")),
         backend=backend,
-        options=build_options(backend, sys.platform, extra),
+        options=leave_out(amx_switches(instruction_sets()), build_options(backend, sys.platform, extra)),
         toolkit=toolkit,
         machine=find_machine(),
     )
@@ -508,9 +557,15 @@ def read_stamp() -> dict[str, str]:
     return {str(key): str(value) for key, value in stamp.items()} if isinstance(stamp, dict) else {}
 
 
-def setup_digest(pyproject: bytes, place: Path, python: str, backend: str, cmake_args: str) -> str:
-    """Return a digest of what the virtual environment depends on and can be had without starting a program."""
-    return hashlib.sha256("\0".join([pyproject.decode(), str(place), python, backend, cmake_args]).encode()).hexdigest()
+def setup_digest(
+    pyproject: bytes, place: Path, python: str, backend: str, cmake_args: str, switches: Sequence[str]
+) -> str:
+    """Return a digest of what the virtual environment depends on and can be had without starting a program.
+
+    The `switches` that leave something out of the engine are among it: an engine that was built before we knew is old.
+    """
+    inputs = [pyproject.decode(), str(place), python, backend, cmake_args, *switches]
+    return hashlib.sha256("\0".join(inputs).encode()).hexdigest()
 
 
 def is_set_up(stamp: Mapping[str, str], digest: str, *, tests: bool) -> bool:
@@ -549,7 +604,7 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     tests = tests or stamp.get("tests") == "yes"
     pyproject = (ROOT / "pyproject.toml").read_bytes()
     python = "{}.{}".format(*sys.version_info[:2])
-    digest = setup_digest(pyproject, ROOT, python, requested, cmake_args)
+    digest = setup_digest(pyproject, ROOT, python, requested, cmake_args, amx_switches(instruction_sets()))
     if not force and is_set_up(stamp, digest, tests=tests) and venv_program("layerdeck").exists():
         return
     require_system(tests=tests, backend=requested)
@@ -596,12 +651,17 @@ def run_window(arguments: Sequence[str]) -> int:
     return replace_process([str(venv_program("layerdeck")), *arguments])
 
 
+def pytest_command(arguments: Sequence[str]) -> list[str]:
+    """Return the command that runs the tests on all cores; of two equal options the later one holds, the caller's."""
+    return [str(venv_program("python")), "-m", "pytest", "--numprocesses=auto", "--dist=worksteal", *arguments]
+
+
 def run_tests(arguments: Sequence[str]) -> int:
     """Run the tests. They need no display."""
     set_up(tests=True)
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.chdir(ROOT)
-    return replace_process([str(venv_program("python")), "-m", "pytest", *arguments])
+    return replace_process(pytest_command(arguments))
 
 
 def run_checks(_arguments: Sequence[str]) -> int:
@@ -634,6 +694,31 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
     return max(codes, default=0)
 
 
+def run_follow(arguments: Sequence[str]) -> int:
+    """Build another version of the engine beside ours, record the zoo with it and print what moved."""
+    if not arguments or not re.fullmatch(r"\d+(\.\w+)+", arguments[0]):
+        raise SetupError(f"Say which version of {ENGINE}: make.py follow 0.3.40 [MODEL ...] [--keep].")
+    set_up(tests=True)
+    stamp = read_stamp()
+    build, cuda = plan_build(stamp.get("backend", "auto"), stamp.get("cmake_args", ""))
+    build = replace(build, version=arguments[0])
+    wheel = require_wheel(build, cuda)
+    folder = cache_folder(sys.platform, os.environ, Path.home()) / "engines" / build.key
+    python, source = folder / "bin" / "python", folder / "source"
+    if not source.exists():
+        say(f"Preparing {ENGINE} {build.version}")
+        call([sys.executable, "-m", "venv", "--clear", str(folder)], "The virtual environment could not be created.")
+        pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
+        call([*pip, "install", str(wheel)], "Installing the engine failed.")
+        with tempfile.TemporaryDirectory() as scratch:
+            download = [*pip, "download", "--no-deps", "--no-binary", ENGINE, "--dest", scratch]
+            call([*download, f"{ENGINE}=={build.version}"], "The source of the engine could not be had.")
+            shutil.unpack_archive(next(Path(scratch).glob("*.tar.gz")), Path(scratch, "unpacked"))
+            shutil.move(Path(scratch, "unpacked"), source)
+    zoo = ["-m", "tests.zoo.follow", "--python", str(python), "--source", str(source), *arguments[1:]]
+    return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
+
+
 def run_setup(_arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
     set_up(tests=False, force=True)
@@ -643,9 +728,10 @@ def run_setup(_arguments: Sequence[str]) -> int:
 COMMANDS = {
     "setup": (run_setup, "look at this machine again, install and build what is missing"),
     "run": (run_window, "start Layerdeck; arguments go to it"),
-    "test": (run_tests, "run the tests; arguments go to pytest"),
+    "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
+    "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
 
 

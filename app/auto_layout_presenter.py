@@ -2,34 +2,46 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QWidget
 
 from app.auto_layout_words import STRATEGY_WORDS
+from app.auto_layouts import AutoLayouts
+from app.document import LayoutDocument
+from app.models.opener import ModelOpener
+from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import AutoLayout
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
+from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.pins import Pins
-
-if TYPE_CHECKING:
-    from app.main_window import MainWindow
 
 
 class AutoLayoutPresenter(QObject):
     """Keeps one dialog, made when it is first asked for."""
 
-    def __init__(self, window: MainWindow) -> None:
+    def __init__(
+        self,
+        layouts: AutoLayouts,
+        document: LayoutDocument,
+        live: LiveRig,
+        *,
+        opener: ModelOpener,
+        editor: LayoutEditor,
+        window: QWidget,
+    ) -> None:
         super().__init__(window)
+        self._layouts = layouts
+        self._document = document
+        self._live = live
+        self._editor = editor
         self._window = window
-        self._session = window.session
-        self._layouts = window.session.auto_layouts
         self.dialog: AutoLayoutDialog | None = None
-        window.editor.pin_toggled.connect(self._layouts.toggle_pin)
+        editor.pin_toggled.connect(self._layouts.toggle_pin)
         self._layouts.pins_changed.connect(self._show_pins)
         self._layouts.found.connect(self._on_found)
-        self._session.model_changed.connect(self._on_model_changed)
-        self._session.rig_keeper.rig_changed.connect(self._on_rig_changed)
+        opener.model_changed.connect(self._on_model_changed)
+        live.rig_changed.connect(self._on_rig_changed)
         self._show_pins(self._layouts.pins)
 
     def show(self) -> None:
@@ -47,16 +59,16 @@ class AutoLayoutPresenter(QObject):
         ]
         dialog = AutoLayoutDialog(words, self._window)
         dialog.set_wishes(self._layouts.wishes)
-        dialog.set_devices(self._session.rig_keeper.rig.all_devices)
+        dialog.set_devices(self._live.rig.all_devices)
         dialog.set_pins_text(_pins_text(self._layouts.pins))
-        dialog.set_ready(self._session.document.model is not None)
+        dialog.set_ready(self._document.model is not None)
         dialog.wishes_changed.connect(self._layouts.set_wishes)
         dialog.pins_released.connect(self._layouts.release_pins)
         dialog.layout_requested.connect(lambda: self._layouts.use(self._layouts.wishes.strategy))
         return dialog
 
     def _show_pins(self, pins: Pins) -> None:
-        self._window.editor.set_pins(pins)
+        self._editor.set_pins(pins)
         if self.dialog is not None:
             self.dialog.set_pins_text(_pins_text(pins))
 

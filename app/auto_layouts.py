@@ -11,16 +11,17 @@ from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.document import LayoutDocument
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
-from engine.errors import EngineError
+from engine.errors import EngineError, LayoutError
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import KvType
 from engine.layout.layout import Layout
+from engine.plan.edit import Edit
 from widgets.controls.auto_wishes import AutoWishes
 from widgets.layout_editor.moves import PinToggle
 from widgets.layout_editor.pins import PinnedLayers, Pins
@@ -55,7 +56,7 @@ class AutoLayouts(QObject):
     def __init__(
         self,
         document: LayoutDocument,
-        keeper: RigKeeper,
+        live: LiveRig,
         background: Background,
         settings: Settings,
         speeds: SpeedKeeper,
@@ -64,7 +65,7 @@ class AutoLayouts(QObject):
     ) -> None:
         super().__init__(parent)
         self._document = document
-        self._keeper = keeper
+        self._live = live
         self._background = background
         self._settings = settings
         self._speeds = speeds
@@ -129,26 +130,39 @@ class AutoLayouts(QObject):
 
     def use(self, strategy: str) -> None:
         """Go to the layout that `strategy` finds for the devices as they are now."""
-        model, edit, rig = self._document.model, self._document.edit, self._keeper.rig
-        if model is None or edit is None:
+        plan, rig = self._document.plan, self._live.rig
+        if plan is None:
             return
-        constraints = replace(self._constraints(model), side_files=edit.side_files)
+        model, asked = plan.model, plan.edit
+        constraints = replace(self._constraints(model), side_files=asked.side_files)
         speeds_of = self._speeds.known_speeds
 
         def find() -> AutoLayout:
             check_constraints(constraints, rig, model.n_layers)
-            return auto_layout(strategy, model, rig, edit.context, replace(constraints, speeds=speeds_of(rig)))
+            return auto_layout(strategy, model, rig, asked.context, replace(constraints, speeds=speeds_of(rig)))
 
         def apply(found: AutoLayout) -> None:
-            if self._document.model is model:
-                self._document.set_edit(found.layout, found.context, f"auto layout {strategy}")
-                self.found.emit(found)
+            obstacle = self._obstacle(model, asked)
+            if obstacle:
+                self._tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
+                return
+            self._document.set_edit(found.layout, found.context, f"auto layout {strategy}")
+            self.found.emit(found)
 
         self._background.run("Finding a layout", find, apply, self._tell)
 
+    def _obstacle(self, model: ModelFile, asked: Edit) -> str:
+        """Return why what was found for `asked` is of no use now; empty where it is. Layers may have been moved."""
+        edit = self._document.edit
+        if edit is None or self._document.model is not model:
+            return f"it is for {model.name}, and another model is shown. Go back to that one and search again."
+        if replace(edit, layout=asked.layout) != asked:
+            return "settings were changed while it was searched. Search again."
+        return ""
+
     def _constraints(self, model: ModelFile) -> Constraints:
         """Return what is asked for, less what is about devices and layers that are not here."""
-        ids, wishes, pins = set(self._keeper.rig.ids), self.wishes, self.pins
+        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self.pins
         return Constraints(
             order=tuple(device_id for device_id in wishes.order if device_id in ids),
             off=wishes.off & ids,

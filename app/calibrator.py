@@ -9,12 +9,11 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.paths import calibration_path
-from app.rig_keeper import RigKeeper
-from engine.devices.device import CPU_ID
+from app.rig.live_rig import LiveRig
+from engine.devices.device import CPU_ID, Rig
 from engine.errors import EngineError
 from engine.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
 from engine.runner.events import Loaded
-from engine.runner.job import LoadJob
 from engine.telemetry.sample import Sample
 
 _log = logging.getLogger("layerdeck.calibration")
@@ -24,19 +23,19 @@ class Calibrator(QObject):
     """Compares the samples before and after a load for local devices, and the engine's own numbers for the others."""
 
     def __init__(
-        self, keeper: RigKeeper, background: Background, path: Path | None = None, parent: QObject | None = None
+        self, live: LiveRig, background: Background, path: Path | None = None, parent: QObject | None = None
     ) -> None:
         super().__init__(parent)
-        self._keeper = keeper
+        self._live = live
         self._background = background
         self._path = path or calibration_path()
         self._used_bytes: dict[str, int] = {}
         self._before: dict[str, int] | None = None
-        self._ended: tuple[LoadJob, Loaded] | None = None
+        self._ended: tuple[Rig, Loaded] | None = None
         self._learns = True
         self.calibration = read_calibration(self._path)
-        keeper.set_calibration(self.calibration)
-        keeper.samples_arrived.connect(self._on_samples)
+        live.set_calibration(self.calibration)
+        live.samples_arrived.connect(self._on_samples)
 
     def begin(self, *, nothing_loaded: bool, forecast_is_whole: bool = True) -> None:
         """A load begins. Where it replaces a model the growth of a device would not be its own.
@@ -47,9 +46,9 @@ class Calibrator(QObject):
         self._learns = forecast_is_whole
         self._ended = None
 
-    def finish(self, job: LoadJob, event: Loaded) -> None:
-        """A load has succeeded; the next samples show what it took."""
-        self._ended = (job, event) if self._learns else None
+    def finish(self, rig: Rig, event: Loaded) -> None:
+        """A load on `rig` has succeeded; the next samples show what it took."""
+        self._ended = (rig, event) if self._learns else None
 
     def forget(self) -> None:
         """Nothing is loaded any more."""
@@ -63,8 +62,8 @@ class Calibrator(QObject):
         self._used_bytes = {each.device: each.used_bytes for each in samples if each.used_bytes is not None}
         if self._ended is None:
             return
-        (job, event), self._ended = self._ended, None
-        local = {device.id for device in job.rig.devices if not device.is_rpc and device.id != CPU_ID}
+        (rig, event), self._ended = self._ended, None
+        local = {device.id for device in rig.devices if not device.is_rpc and device.id != CPU_ID}
         before = self._before or {}
         grown = {
             device: used - before[device]
@@ -72,13 +71,13 @@ class Calibrator(QObject):
             if device in local and device in before
         }
         told = [row for row in event.devices if row.id not in local or row.id in grown]
-        self._keep(self.calibration.with_load(job.rig, event.forecast, told, grown))
+        self._keep(self.calibration.with_load(rig, event.forecast, told, grown))
 
     def _keep(self, calibration: Calibration) -> None:
         if calibration == self.calibration:
             return
         self.calibration = calibration
-        self._keeper.set_calibration(calibration)
+        self._live.set_calibration(calibration)
 
         def fail(error: EngineError) -> None:
             _log.info("calibration: %s", error.summary())

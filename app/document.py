@@ -6,30 +6,23 @@ Each model that is open has its sheet: a model that is put aside keeps its edit 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
 from engine.devices.device import Rig
 from engine.fit.preview import Preview, PreviewTables, make_preview
-from engine.fit.report import FitReport
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.runner.probe_cache import ProbeCache
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
-
-
-@dataclass(frozen=True, slots=True)
-class Edit:
-    """What undo goes back to."""
-
-    layout: Layout
-    context: ContextSettings
-    side_files: SideFiles = NO_SIDE_FILES
 
 
 class Sheet:
@@ -43,7 +36,8 @@ class Sheet:
 
 
 class LayoutDocument(QObject):
-    """Owns the sheet on the table and its preview. No process is involved: previews are arithmetic."""
+    """Owns the sheet on the table and its plan. No process is involved: a plan is arithmetic, and what `probes` keeps
+    of it is laid over."""
 
     preview_changed = Signal(object)  # Preview | None
     edit_settled = Signal()  # an edit is complete: a probe may check it
@@ -55,7 +49,12 @@ class LayoutDocument(QObject):
         self._sheet: Sheet | None = None
         self._rig: Rig | None = None
         self._drag_start: Edit | None = None
-        self._preview: Preview | None = None
+        self.probes = ProbeCache()
+        """What the engine told of plans; it holds for as long as their key does, whatever memory is free."""
+        self.plan: Plan | None = None
+        """What is edited, on the devices as they are now."""
+        self.preview: Preview | None = None
+        """The plan as it is drawn."""
         self._frame = QTimer(self)
         self._frame.setSingleShot(True)
         self._frame.setInterval(FRAME_MS)
@@ -73,10 +72,6 @@ class LayoutDocument(QObject):
     def is_untouched(self) -> bool:
         """Whether nothing was edited since the model was opened."""
         return self._sheet is None or self._sheet.undo_stack.count() == 0
-
-    @property
-    def preview(self) -> Preview | None:
-        return self._preview
 
     @property
     def is_dragging(self) -> bool:
@@ -119,10 +114,10 @@ class LayoutDocument(QObject):
             if devices_changed:
                 self.edit_settled.emit()
 
-    def show_probed(self, edit: Edit, report: FitReport) -> None:
-        """Show probed numbers, unless the edit has moved on since."""
-        if self._preview is not None and edit == self.edit and not self.is_dragging:
-            self._publish(replace(self._preview, report=report))
+    def show_probed(self) -> None:
+        """Show what `probes` has got, where it is of what is edited now."""
+        if self.plan is not None and self.probes.over(self.plan) is not self.plan:
+            self._recompute()
 
     # ------------------------------------------------------------------ editing
 
@@ -173,7 +168,7 @@ class LayoutDocument(QObject):
             self.replace(replace(self.edit, side_files=side_files), text)
 
     def replace(self, edit: Edit, text: str) -> None:
-        """Replace layout and settings as one step of undo named `text`."""
+        """Replace the edit as one step of undo named `text`."""
         self.cancel_move()
         if self._sheet is not None and edit != self._sheet.edit:
             self._push(self._sheet, self._sheet.edit, edit, text)
@@ -197,14 +192,11 @@ class LayoutDocument(QObject):
         self._frame.stop()
         sheet = self._sheet
         if sheet is None or self._rig is None:
-            self._publish(None)
-            return
-        edit = sheet.edit
-        self._publish(make_preview(sheet.tables, self._rig, edit.layout, edit.context, edit.side_files))
-
-    def _publish(self, preview: Preview | None) -> None:
-        self._preview = preview
-        self.preview_changed.emit(preview)
+            self.plan = self.preview = None
+        else:
+            self.plan = self.probes.over(Plan(sheet.tables.memory, self._rig, sheet.edit))
+            self.preview = make_preview(sheet.tables, self.plan)
+        self.preview_changed.emit(self.preview)
 
 
 class _EditCommand(QUndoCommand):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from engine.runner.client import LoadJob
+from engine.runner.client import LoadOrder
 from engine.runner.events import (
     AnyEvent,
     Attempt,
@@ -54,8 +54,8 @@ class EngineBridge(QObject):
             Done: self.done,
         }
 
-    def load(self, job: LoadJob) -> None:
-        self.runner.load(job)
+    def load(self, order: LoadOrder) -> None:
+        self.runner.load(order)
 
     def generate(self, request: Generate) -> None:
         self.runner.generate(request)

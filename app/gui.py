@@ -78,10 +78,10 @@ def _run(options: argparse.Namespace) -> int:
 
     from app.bug_report import BugReporter
     from app.logs import start_logging
-    from app.main_window import MainWindow
     from app.paths import APPLICATION, log_path
     from app.settings import Settings
     from app.theme import Theme
+    from app.wiring import make_window
 
     start_logging(log_path())
     application = QApplication(sys.argv[:1])
@@ -92,9 +92,9 @@ def _run(options: argparse.Namespace) -> int:
     reporter.install()
     settings = Settings()
     theme = Theme(application, options.theme or settings.theme)
-    window = MainWindow(settings, theme)
+    window = make_window(settings, theme)
     signals = QuitOnSignals(application)
-    window.show()
+    window.main.show()
     window.start(model=options.file, rig=options.rig)
     code = application.exec()
     signals.close()

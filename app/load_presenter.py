@@ -2,65 +2,84 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QDockWidget
 
 from app.loading import ModelState
+from app.models.other_layouts import OtherLayouts
+from app.notices import Notices
 from app.open_model import OpenModel
-from app.status_line import Notice
+from app.open_models import OpenModels
+from app.rig.live_rig import LiveRig
+from app.status_line import StatusLine
 from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
+from widgets.controls.settings_bar import SettingsBar
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.outcome import ProposalWords, progress_words
-
-if TYPE_CHECKING:
-    from app.main_window import MainWindow
 
 
 class LoadPresenter(QObject):
     """Names the model wherever another one is current."""
 
-    def __init__(self, model: OpenModel, report: LoadReport, window: MainWindow, parent: QObject | None = None) -> None:
+    def __init__(
+        self,
+        model: OpenModel,
+        models: OpenModels,
+        live: LiveRig,
+        *,
+        other_layouts: OtherLayouts,
+        report: LoadReport,
+        dock: QDockWidget,
+        bar: SettingsBar,
+        status_line: StatusLine,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
         super().__init__(parent)
         self._model = model
+        self._models = models
+        self._live = live
         self._report = report
-        self._window = window
+        self._dock = dock
+        self._bar = bar
+        self._status_line = status_line
+        self._notices = notices
         loading = model.loading
         loading.state_changed.connect(self._on_state_changed)
         loading.bridge.progress.connect(self._on_progress)
         loading.bridge.attempt.connect(report.show_attempt)
         loading.bridge.loaded.connect(self._on_loaded)
         loading.ended.connect(self._on_ended)
-        report.proposal_chosen.connect(window.session.apply_proposal)
+        report.proposal_chosen.connect(other_layouts.apply_proposal)
 
     @property
     def _is_current(self) -> bool:
-        return self._window.session.models.current is self._model
+        return self._models.current is self._model
 
     def _on_state_changed(self, state: ModelState) -> None:
         if state is ModelState.STOPPING:
             self._set_busy("Cancelling")
         elif state is not ModelState.LOADING:
-            self._window.status_line.set_busy(self._busy_key, "")
+            self._status_line.set_busy(self._busy_key, "")
 
     def _on_progress(self, event: Progress) -> None:
         words = progress_words(event.stage, event.device)
         self._report.show_progress(event.stage, event.fraction, event.device)
         if self._is_current:
-            self._window.settings_bar.set_progress(event.fraction, words)
+            self._bar.set_progress(event.fraction, words)
         if self._model.loading.state is ModelState.LOADING:
             self._set_busy(words)
 
     def _on_loaded(self, event: Loaded) -> None:
         self._report.show_loaded(event)
         other = ", with another layout than asked for: see the report" if len(self._report.attempts) > 1 else ""
-        self._window.status_line.show_notice(Notice(f"{self._model.name} is loaded{other}", bad=False))
+        self._notices.say(f"{self._model.name} is loaded{other}")
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         report = self._report
         match event:
             case OutOfMemory():
-                names = {device.id: device.name for device in self._window.session.rig_keeper.rig.all_devices}
+                names = {device.id: device.name for device in self._live.rig.all_devices}
                 words = [
                     ProposalWords(each.text, f"{each.detail} · {each.grade}") for each in self._model.loading.proposals
                 ]
@@ -74,14 +93,13 @@ class LoadPresenter(QObject):
                 self._tell_ending("The engine ended", event.message)
             case Cancelled():
                 report.show_cancelled(event)
-                self._window.status_line.show_notice(Notice(self._named("Cancelled"), bad=False))
+                self._notices.say(self._named("Cancelled"))
 
     def _tell_ending(self, short: str, whole: str) -> None:
         """Point to the report; where it is closed, or another model's is shown, say all of it."""
-        dock = self._window.docks["report"]
-        points_there = dock.isVisible() and self._is_current
-        text = f"{short}: see {dock.windowTitle()}" if points_there else self._named(whole)
-        self._window.status_line.show_notice(Notice(text))
+        points_there = self._dock.isVisible() and self._is_current
+        text = f"{short}: see {self._dock.windowTitle()}" if points_there else self._named(whole)
+        self._notices.say(text, bad=True)
 
     def _named(self, text: str) -> str:
         return text if self._is_current else f"{self._model.name}: {text}"
@@ -91,4 +109,4 @@ class LoadPresenter(QObject):
         return f"load {self._model.number}"
 
     def _set_busy(self, text: str) -> None:
-        self._window.status_line.set_busy(self._busy_key, self._named(text))
+        self._status_line.set_busy(self._busy_key, self._named(text))

@@ -9,16 +9,14 @@ from PySide6.QtCore import QObject, Signal
 from app.document import LayoutDocument
 from app.load_plan import LoadPlan, load_question, plan_load
 from app.memory_return import MemoryReturn
+from app.notices import Notice
 from app.open_model import OpenModel
 from app.open_models import OpenModels
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from app.settings import Settings
-from app.status_line import Notice
-from engine.fit.loaded_models import needs_reload
-from engine.fit.preview import Preview
-from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
-from engine.runner.job import DEFAULT_RETRIES, LoadJob, RetryPolicy
+from engine.plan.plan import Plan
+from engine.runner.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 
@@ -27,9 +25,8 @@ class _Wanted:
     """A load that was asked for and has not begun."""
 
     model: OpenModel
-    job: LoadJob
-    plan: LoadPlan
-    forecast_is_whole: bool
+    plan: Plan
+    room: LoadPlan
 
 
 class Loader(QObject):
@@ -42,7 +39,7 @@ class Loader(QObject):
         self,
         models: OpenModels,
         document: LayoutDocument,
-        keeper: RigKeeper,
+        keeper: LiveRig,
         settings: Settings,
         parent: QObject | None = None,
     ) -> None:
@@ -67,22 +64,22 @@ class Loader(QObject):
 
         Its own old load is replaced, once the layout has been checked; other models stay where there is room.
         """
-        current, file, preview = self._models.current, self._document.model, self._document.preview
-        if file is None or preview is None or self.is_waiting:
+        current, plan = self._models.current, self._document.plan
+        if plan is None or self.is_waiting:
             return
         busy = self._models.loading
         if busy is not None:
             if busy is not current:
-                self._say(f"{busy.name} is being loaded. Load {file.name} when that has ended, or cancel it.")
+                self._say(f"{busy.name} is being loaded. Load {plan.model.name} when that has ended, or cancel it.")
             return
         loaded = current.loading.loaded
-        if loaded is not None and not needs_reload(loaded, preview.layout, preview.context, preview.side_files):
+        if loaded is not None and loaded.edit == plan.edit:
             return
-        obstacle = self._obstacle(preview)
+        obstacle = self._obstacle(plan)
         if obstacle:
             self._say(obstacle)
             return
-        self._decide(current, file, preview)
+        self._decide(self._wanted(current, plan))
 
     def reload(self, model: OpenModel) -> None:
         """Load `model` again as it was before it was lost."""
@@ -116,55 +113,49 @@ class Loader(QObject):
 
     # ------------------------------------------------------------------ deciding
 
-    def _decide(self, current: OpenModel, file: ModelFile, preview: Preview) -> None:
-        wanted = self._wanted(current, self._job(file, preview), forecast_is_whole=preview.report.probe_only is None)
-        answer = self._settings.without_room if wanted.plan.victims else LoadAnswer.BESIDE
-        if answer is not None and _may_go_unasked(wanted.plan, answer):
+    def _decide(self, wanted: _Wanted) -> None:
+        answer = self._settings.without_room if wanted.room.victims else LoadAnswer.BESIDE
+        if answer is not None and _may_go_unasked(wanted.room, answer):
             self._go_on(wanted, answer)
         else:
             self._ask(wanted)
 
-    def _wanted(self, model: OpenModel, job: LoadJob, *, forecast_is_whole: bool) -> _Wanted:
-        """Return the load of `job` with what it asks of the models that are loaded now."""
+    def _wanted(self, model: OpenModel, plan: Plan) -> _Wanted:
+        """Return the load of `plan` with what it asks of the models that are loaded now."""
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
-        plan = plan_load(job.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
-        return _Wanted(model, job, plan, forecast_is_whole)
+        room = plan_load(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
+        return _Wanted(model, plan, room)
 
     def _ask(self, wanted: _Wanted) -> None:
         self._asked = wanted
-        self.question_changed.emit(load_question(wanted.plan, wanted.job.model.name, self._models.now_s()))
+        self.question_changed.emit(load_question(wanted.room, wanted.plan.model.name, self._models.now_s()))
 
     def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
             return
         if answer is LoadAnswer.UNLOAD:
-            for victim in wanted.plan.victims:
+            for victim in wanted.room.victims:
                 model = self._models.find(victim.key)
                 if model is not None:
                     model.loading.unload()
         self.memory_return.then(lambda: self._begin(wanted))
 
     def _begin(self, wanted: _Wanted) -> None:
-        job, preview = wanted.job, self._document.preview
-        if self._models.current is wanted.model and preview is not None and _is_of(job, preview):
-            job = self._job(job.model, preview)  # With the devices as they are after the wait.
+        plan, now = wanted.plan, self._document.plan
+        if now is not None and self._models.current is wanted.model and now.edit == plan.edit:
+            plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
-        learns = wanted.forecast_is_whole and not wanted.plan.victims
-        wanted.model.loading.load(job, forecast_is_whole=learns)
-
-    def _job(self, file: ModelFile, preview: Preview) -> LoadJob:
+        learns = wanted.plan.report.probe_only is None and not wanted.room.victims
         retry = RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0)
-        return LoadJob(
-            file, preview.rig, preview.layout, preview.context, preview.report.rows, retry, preview.side_files
-        )
+        wanted.model.loading.load(LoadOrder(plan, retry), forecast_is_whole=learns)
 
-    def _obstacle(self, preview: Preview) -> str:
-        """Return why `preview` cannot be loaded here, with a remedy; empty if it can be tried."""
-        if preview.report.violations:
-            first = preview.report.violations[0]
+    def _obstacle(self, plan: Plan) -> str:
+        """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""
+        if plan.violations:
+            first = plan.violations[0]
             return f"{first.message} {first.remedy}"
-        used = used_devices(preview.layout)
+        used = used_devices(plan.edit.layout)
         missing = [device for device in self._keeper.missing_devices if device in used]
         if not missing:
             return ""
@@ -183,15 +174,15 @@ class Loader(QObject):
         asked = self._asked
         if asked is None:
             return
-        wanted = self._wanted(asked.model, asked.job, forecast_is_whole=asked.forecast_is_whole)
-        if not wanted.plan.victims:
+        wanted = self._wanted(asked.model, asked.plan)
+        if not wanted.room.victims:
             self._withdraw()
-        elif wanted.plan != asked.plan:
+        elif wanted.room != asked.room:
             self._ask(wanted)
 
-    def _on_preview_changed(self, preview: Preview | None) -> None:
-        """A question is about one layout; about another one it would be another question."""
-        if self._asked is not None and (preview is None or not _is_of(self._asked.job, preview)):
+    def _on_preview_changed(self) -> None:
+        """A question is about one edit; about another one it would be another question."""
+        if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()
 
     def _withdraw(self) -> None:
@@ -203,12 +194,8 @@ class Loader(QObject):
         self.notice.emit(Notice(text))
 
 
-def _may_go_unasked(plan: LoadPlan, answer: LoadAnswer) -> bool:
+def _may_go_unasked(room: LoadPlan, answer: LoadAnswer) -> bool:
     """Whether a remembered answer will do. An answer under way is never ended, a worker never shared, unasked."""
     if answer is LoadAnswer.UNLOAD:
-        return not any(victim.is_busy for victim in plan.victims)
-    return answer is LoadAnswer.BESIDE and not plan.workers
-
-
-def _is_of(job: LoadJob, preview: Preview) -> bool:
-    return (job.layout, job.context, job.side_files) == (preview.layout, preview.context, preview.side_files)
+        return not any(victim.is_busy for victim in room.victims)
+    return answer is LoadAnswer.BESIDE and not room.workers

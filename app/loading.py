@@ -8,12 +8,12 @@ from enum import Enum, auto
 from PySide6.QtCore import QObject, Signal
 
 from app.calibrator import Calibrator
-from app.document import Edit
 from app.engine_bridge import EngineBridge
 from engine.fit.preview import LoadedLayout
 from engine.fit.proposals import Proposal
 from engine.gguf.model_file import ModelFile
-from engine.runner.client import LoadJob, RunnerState
+from engine.plan.edit import Edit
+from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress
 from engine.runner.protocol import Generate
 
@@ -65,11 +65,11 @@ class Loading(QObject):
         """What to change after the load that ran out of memory, if that is what became of the last one."""
         self.proposals_model: ModelFile | None = None
         self._calibrator = calibrator
-        self._job: LoadJob | None = None
-        self._pending: LoadJob | None = None
-        self._waiting: tuple[LoadJob, bool] | None = None
+        self._order: LoadOrder | None = None
+        self._pending: LoadOrder | None = None
+        self._waiting: tuple[LoadOrder, bool] | None = None
         """A load that begins when the answer being written has ended."""
-        self._lost: LoadJob | None = None
+        self._lost: LoadOrder | None = None
         self._orphans = 0
         """Endings still to come of answers that were given up with their model: nobody waits for them."""
         self._connect()
@@ -84,6 +84,7 @@ class Loading(QObject):
 
     def close(self) -> None:
         """End the child, waiting a bounded time."""
+        self._waiting = None
         self.bridge.close()
 
     # ------------------------------------------------------------------ what is asked for
@@ -96,7 +97,7 @@ class Loading(QObject):
     @property
     def endpoints(self) -> frozenset[str]:
         """Workers that the child holds, or is about to."""
-        held = frozenset() if self._job is None else frozenset(self._job.used_endpoints())
+        held = frozenset() if self._order is None else frozenset(self._order.plan.used_endpoints)
         return held if self._pending is None else held | self._pending.possible_endpoints()
 
     @property
@@ -104,23 +105,23 @@ class Loading(QObject):
         """Whether there is a process, be it one that is ending."""
         return self.bridge.runner.state not in (RunnerState.STOPPED, RunnerState.FAILED)
 
-    def load(self, job: LoadJob, *, forecast_is_whole: bool = True) -> None:
-        """Load `job`; what is loaded is replaced once the layout has been checked. An answer is stopped first.
+    def load(self, order: LoadOrder, *, forecast_is_whole: bool = True) -> None:
+        """Load `order`; what is loaded is replaced once the layout has been checked. An answer is stopped first.
 
         `forecast_is_whole`: whether the arithmetic knows all of it, so that a load tells what it left out.
         """
         if self.is_busy:
             return
         if self.state is ModelState.GENERATING:
-            self._waiting = (job, forecast_is_whole)
+            self._waiting = (order, forecast_is_whole)
             self.stop_answer()
             return
-        if job is not self._lost:
+        if order is not self._lost:
             self._set_lost(None)
-        self._pending = job
+        self._pending = order
         self._set_state(ModelState.LOADING)
         self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
-        self.bridge.load(job)
+        self.bridge.load(order)
 
     def reload(self) -> None:
         """Load what was lost as it was; nothing where nothing was lost."""
@@ -137,6 +138,7 @@ class Loading(QObject):
         """Free the loaded model; return whether there was one."""
         if self.state not in (ModelState.READY, ModelState.GENERATING):
             return False
+        self._waiting = None
         if self.state is ModelState.GENERATING:
             self.answer_lost.emit("The model was unloaded.")
             self._orphans += 1
@@ -169,26 +171,25 @@ class Loading(QObject):
         if asked is None:
             return
         info = self.bridge.runner.loaded
-        job = self._job = asked if info is None else info.job  # Stepping back may have led to another layout.
+        order = self._order = asked if info is None else info.order  # Stepping back may have led to another layout.
+        plan = order.plan
         self._set_lost(None)
         loaded = LoadedLayout(
-            job.layout,
-            job.context,
+            plan.edit,
             event.devices,
-            event.forecast,
-            job.side_files,
+            plan.forecast,
             None if info is None else info.context,
             None if info is None else info.flash_attention,
         )
-        self._set_loaded(loaded, job.model)
+        self._set_loaded(loaded, plan.model)
         self._set_state(ModelState.READY)
-        self._calibrator.finish(job, event)
-        if job.layout != asked.layout:
-            self.stepped_back.emit(StepBack(Edit(asked.layout, asked.context), Edit(job.layout, asked.context)))
+        self._calibrator.finish(plan.rig, event)
+        if plan.edit != asked.plan.edit:
+            self.stepped_back.emit(StepBack(asked.plan.edit, plan.edit))
 
     def _on_progress(self, event: Progress) -> None:
         if event.stage == "allocate" and self.loaded is not None:
-            self._job = None
+            self._order = None
             self._set_loaded(None, None)
 
     def _on_done(self, event: Done) -> None:
@@ -196,6 +197,10 @@ class Loading(QObject):
             return
         self._set_state(ModelState.READY)
         self.answered.emit(event)
+        self._load_waiting()
+
+    def _load_waiting(self) -> None:
+        """Begin the load that waited for the answer to end, however it ended."""
         waiting, self._waiting = self._waiting, None
         if waiting is not None:
             self.load(waiting[0], forecast_is_whole=waiting[1])
@@ -204,9 +209,8 @@ class Loading(QObject):
         """A load or a generation ended badly, or the idle child was lost. What was loaded before may still be there."""
         if self._is_orphan():
             return
-        self._waiting = None
         self.proposals = self.bridge.runner.proposals
-        self.proposals_model = self._pending.model if self._pending is not None else None
+        self.proposals_model = self._pending.plan.model if self._pending is not None else None
         still_loaded = self.loaded is not None and self.bridge.runner.is_ready
         answering = self.state is ModelState.GENERATING
         if not (still_loaded and answering):
@@ -216,10 +220,11 @@ class Loading(QObject):
         replaces, self._pending = self._pending is not None, None
         if still_loaded:
             self._set_state(ModelState.READY)
-            return
-        lost = None if replaces else self._job
-        self._forget_child()
-        self._set_lost(lost or self._lost)
+        else:
+            lost = None if replaces or self._waiting is not None else self._order
+            self._forget_child()
+            self._set_lost(lost or self._lost)
+        self._load_waiting()
 
     def _is_orphan(self) -> bool:
         orphan = self._orphans > 0
@@ -228,7 +233,7 @@ class Loading(QObject):
 
     def _forget_child(self) -> None:
         self._calibrator.forget()
-        self._job = None
+        self._order = None
         self.state = ModelState.EMPTY  # Told below: nobody is to meet a ready model that holds nothing.
         self._set_loaded(None, None)
         self._set_state(ModelState.EMPTY)
@@ -238,9 +243,9 @@ class Loading(QObject):
         self.loaded, self.model = loaded, model
         self.loaded_changed.emit(loaded)
 
-    def _set_lost(self, job: LoadJob | None) -> None:
-        self._lost = job
-        self.lost_changed.emit(job is not None)
+    def _set_lost(self, order: LoadOrder | None) -> None:
+        self._lost = order
+        self.lost_changed.emit(order is not None)
 
     def _set_state(self, state: ModelState) -> None:
         self.state = state

@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.loading import ModelState
 from app.open_model import OpenModel
 from app.open_models import OpenModels
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from engine.fit.loaded_models import LoadedModel
 from engine.fit.recovery import Recovery, begin_recovery
 
@@ -28,7 +28,7 @@ class MemoryReturn(QObject):
 
     waiting_changed = Signal(str)  # what is waited for, for people; empty: nothing any more
 
-    def __init__(self, models: OpenModels, keeper: RigKeeper, parent: QObject | None = None) -> None:
+    def __init__(self, models: OpenModels, keeper: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._models = models
         self._keeper = keeper

@@ -1,146 +1,176 @@
-"""What is in the menu bar."""
+"""What is in the menu bar: a function for each menu, given what its commands do."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING
 
-from PySide6.QtGui import QKeySequence
+from PySide6.QtGui import QActionGroup, QKeySequence, QUndoGroup
+from PySide6.QtWidgets import QWidget
 
-from app.actions import SEPARATOR, Command, MenuEntries, Switch
+from app.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.auto_layout_words import STRATEGY_WORDS
-from engine.layout.layout import split_evenly
-
-if TYPE_CHECKING:
-    from app.main_window import MainWindow
+from app.auto_layouts import AutoLayouts
+from app.calibrator import Calibrator
+from app.loader import Loader
+from app.models.layouts import Layouts
+from app.models.opener import ModelOpener
+from app.models.unloader import Unloader
+from app.open_models import OpenModels
+from app.rig.device_search import DeviceSearch
+from app.rig.repeat_test import RepeatTest
+from app.settings import Settings
+from app.speeds import SpeedKeeper
+from app.theme import THEME_NAMES, Theme, ThemeName
+from app.window.questions import Questions
 
 _Key = QKeySequence.StandardKey
+_Do = Callable[[], None]
+Menu = tuple[str, MenuEntries]
+"""Title and entries."""
 
 
-def make_menus(window: MainWindow) -> tuple[tuple[str, MenuEntries], ...]:
-    """Return the menus of `window` by title."""
-    return (
-        ("&File", _file(window)),
-        ("&Edit", _edit(window)),
-        ("&Layout", _layout(window)),
-        ("&Devices", _devices(window)),
-        ("&Model", _model(window)),
-        ("&View", _view(window)),
-        ("&Help", _help(window)),
-    )
-
-
-def _file(window: MainWindow) -> MenuEntries:
-    return (
-        Command("open_model", "&Open Model…", window.open_model, _Key.Open),
-        Command("open_demo", "Open &Demo Model", window.session.open_demo),
+def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
+    """Files of models, layouts and rigs."""
+    return "&File", (
+        Command("open_model", "&Open Model…", questions.open_model, _Key.Open),
+        Command("open_demo", "Open &Demo Model", opener.open_demo),
         SEPARATOR,
-        Command("open_layout", "Open &Layout…", window.open_layout, "Ctrl+Shift+O"),
-        Command("save_layout", "&Save Layout…", window.save_layout, _Key.Save),
-        Command("open_rig", "Open &Rig…", window.open_rig),
-        Command("save_rig", "Save R&ig…", window.save_rig),
+        Command("open_layout", "Open &Layout…", questions.open_layout, "Ctrl+Shift+O"),
+        Command("save_layout", "&Save Layout…", questions.save_layout, _Key.Save),
+        Command("open_rig", "Open &Rig…", questions.open_rig),
+        Command("save_rig", "Save R&ig…", questions.save_rig),
         SEPARATOR,
         Command("quit", "&Quit", lambda: _close(window), "Ctrl+Q"),
     )
 
 
-def _edit(window: MainWindow) -> MenuEntries:
-    undo = window.session.document.undo_group
-    return (
+def edit_menu(undo: QUndoGroup, models: OpenModels, copy_report: _Do) -> Menu:
+    """Undo, and what is done to the texts of the current model."""
+
+    def clear_chat() -> None:
+        models.current.conversation.clear()
+
+    return "&Edit", (
         Command("undo", "&Undo", undo.undo, _Key.Undo),
         Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
-        Command("copy_report", "&Copy Load Report", window.copy_report, "Ctrl+Shift+C"),
-        Command("clear_chat", "C&lear Chat", window.session.clear_conversation, "Ctrl+Shift+L"),
+        Command("copy_report", "&Copy Load Report", copy_report, "Ctrl+Shift+C"),
+        Command("clear_chat", "C&lear Chat", clear_chat, "Ctrl+Shift+L"),
     )
 
 
-def _layout(window: MainWindow) -> MenuEntries:
-    def even() -> None:
-        edit, rig = window.session.document.edit, window.session.rig_keeper.rig
-        if edit is not None:
-            devices = [device.id for device in rig.devices][: edit.layout.n_layers] or [rig.host.id]
-            window.set_layout(split_evenly(edit.layout.n_layers, devices), "split evenly")
-
-    return (
-        Command("propose", "&Propose a Layout", window.session.use_initial_layout, "Ctrl+I"),
-        Command("split_evenly", "Split &Evenly over Devices", even, "Ctrl+E"),
+def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _Do, toggle_pin: _Do) -> Menu:
+    """Layouts that are found, and what they have to leave where it is."""
+    strategies = (
+        Command(
+            f"auto_{words.name}",
+            f"Auto Layout: {words.title}",
+            partial(auto_layouts.use, words.name),
+            tip=words.purpose,
+        )
+        for words in STRATEGY_WORDS
+    )
+    return "&Layout", (
+        Command("propose", "&Propose a Layout", layouts.propose, "Ctrl+I"),
+        Command("split_evenly", "Split &Evenly over Devices", layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
-        *(
-            Command(
-                f"auto_{words.name}",
-                f"Auto Layout: {words.title}",
-                partial(window.session.auto_layouts.use, words.name),
-                tip=words.purpose,
-            )
-            for words in STRATEGY_WORDS
-        ),
-        Command("auto_layout", "Automatic Layo&ut…", window.show_auto_layout, "Ctrl+Shift+A"),
+        *strategies,
+        Command("auto_layout", "Automatic Layo&ut…", show_auto_layout, "Ctrl+Shift+A"),
         SEPARATOR,
-        Command("pin", "P&in or Release Selected Layers", window.editor.toggle_pin),
-        Command("release_pins", "&Release All Layers", window.session.auto_layouts.release_pins),
+        Command("pin", "P&in or Release Selected Layers", toggle_pin),
+        Command("release_pins", "&Release All Layers", auto_layouts.release_pins),
     )
 
 
-def _devices(window: MainWindow) -> MenuEntries:
-    keeper = window.session.rig_keeper
-    return (
-        Command("refresh", "&Refresh", keeper.refresh, _Key.Refresh),
+def devices_menu(
+    questions: Questions,
+    *,
+    search: DeviceSearch,
+    unloader: Unloader,
+    repeats: RepeatTest,
+    speeds: SpeedKeeper,
+    calibrator: Calibrator,
+) -> Menu:
+    """Which devices there are, and what is measured of them."""
+    return "&Devices", (
+        Command("refresh", "&Refresh", search.refresh, _Key.Refresh),
         SEPARATOR,
-        Command("start_lab", "Start &Lab Rig…", window.start_lab),
-        Command("stop_lab", "&Stop Lab Rig", window.session.stop_lab),
+        Command("start_lab", "Start &Lab Rig…", questions.start_lab),
+        Command("stop_lab", "&Stop Lab Rig", unloader.stop_lab),
         SEPARATOR,
-        Command("add_remote", "Add Re&mote Worker…", window.add_remote),
+        Command("add_remote", "Add Re&mote Worker…", questions.add_remote),
         SEPARATOR,
-        Command("test_repeats", "&Test Repeated Devices", keeper.test_repeats),
-        Command("measure_speeds", "Measure S&peeds", window.session.speeds.measure),
-        Command("reset_calibration", "Reset &Calibration", window.session.calibrator.reset),
+        Command("test_repeats", "&Test Repeated Devices", repeats.run),
+        Command("measure_speeds", "Measure S&peeds", speeds.measure),
+        Command("reset_calibration", "Reset &Calibration", calibrator.reset),
     )
 
 
-def _model(window: MainWindow) -> MenuEntries:
-    session = window.session
-    return (
-        Command("load", "&Load", session.loader.load, "Ctrl+Return"),
-        Command("cancel", "&Cancel Load", session.loader.cancel, "Ctrl+."),
-        Command("unload", "&Unload", session.unload, "Ctrl+U"),
+def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings: Settings) -> Menu:
+    """Loading and unloading, and what is done without being asked."""
+
+    def stop_answer() -> None:
+        models.current.loading.stop_answer()
+
+    return "&Model", (
+        Command("load", "&Load", loader.load, "Ctrl+Return"),
+        Command("cancel", "&Cancel Load", loader.cancel, "Ctrl+."),
+        Command("unload", "&Unload", unloader.unload_current, "Ctrl+U"),
         SEPARATOR,
-        Command("stop_answer", "&Stop Answer", session.stop_answer, "Ctrl+Shift+."),
+        Command("stop_answer", "&Stop Answer", stop_answer, "Ctrl+Shift+."),
         SEPARATOR,
         Switch(
             "step_back",
             "Step &Back and Retry When Memory Runs Out",
-            window.settings.steps_back,
-            window.settings.step_back,
+            settings.steps_back,
+            settings.step_back,
             tip="Try other layouts until one loads; the report says which",
         ),
         Switch(
             "reload_lost",
             "&Reload a Lost Model by Itself",
-            window.settings.reload_lost,
-            window.settings.reload_by_itself,
+            settings.reload_lost,
+            settings.reload_by_itself,
         ),
-        Command("ask_unload", "&Ask before Unloading a Model", session.loader.ask_again),
+        Command("ask_unload", "&Ask before Unloading a Model", loader.ask_again),
     )
 
 
-def _view(window: MainWindow) -> MenuEntries:
-    return (
-        Command("theme_light", "&Light", lambda: window.set_theme("light")),
-        Command("theme_dark", "&Dark", lambda: window.set_theme("dark")),
-        Command("theme_system", "As the &System", lambda: window.set_theme("system")),
+def view_menu(theme: Theme, settings: Settings, reset_docks: _Do) -> Menu:
+    """How the window looks."""
+
+    def choose(name: ThemeName) -> None:
+        settings.theme = name
+        theme.set_name(name)
+
+    return "&View", (
+        Command("theme_light", "&Light", lambda: choose("light")),
+        Command("theme_dark", "&Dark", lambda: choose("dark")),
+        Command("theme_system", "As the &System", lambda: choose("system")),
         SEPARATOR,
-        Command("reset_docks", "&Reset Panels", window.reset_docks),
+        Command("reset_docks", "&Reset Panels", reset_docks),
     )
 
 
-def _help(window: MainWindow) -> MenuEntries:
-    return (
-        Command("keys", "&Keys", window.show_keys, _Key.HelpContents),
-        Command("log", "Open the &Log Folder", window.open_log),
-        Command("about", "&About Layerdeck", window.show_about),
+def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
+    """Make the entries of the themes a choice of one, the present one chosen."""
+    themes = QActionGroup(window)
+    for name in THEME_NAMES:
+        action = actions[f"theme_{name}"]
+        action.setCheckable(True)
+        action.setChecked(name == theme.name)
+        themes.addAction(action)
+
+
+def help_menu(show_keys: _Do, open_log: _Do, show_about: _Do) -> Menu:
+    """Where to look further."""
+    return "&Help", (
+        Command("keys", "&Keys", show_keys, _Key.HelpContents),
+        Command("log", "Open the &Log Folder", open_log),
+        Command("about", "&About Layerdeck", show_about),
     )
 
 
-def _close(window: MainWindow) -> None:
+def _close(window: QWidget) -> None:
     window.close()

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QStackedWidget
 
-from app.chat_presenter import ChatPresenter
-from app.load_presenter import LoadPresenter
 from app.open_model import OpenModel
+from app.open_models import OpenModels
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.palette import DARK, Palette
 from widgets.load_report.load_report import LoadReport
-
-if TYPE_CHECKING:
-    from app.main_window import MainWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,19 +24,23 @@ class ModelView:
 
 
 class ModelViews(QObject):
-    """Makes a view for each model that is opened, and shows that of the current one."""
+    """Makes a view for each model that is opened, has `present` connect it, and shows that of the current one."""
 
-    def __init__(self, window: MainWindow) -> None:
-        super().__init__(window)
-        self._window = window
+    def __init__(
+        self,
+        models: OpenModels,
+        chats: QStackedWidget,
+        reports: QStackedWidget,
+        present: Callable[[OpenModel, ModelView], None],
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._models = models
+        self._chats = chats
+        self._reports = reports
+        self._present = present
         self._palette = DARK
         self._views: dict[OpenModel, ModelView] = {}
-        self.chats = QStackedWidget()
-        self.reports = QStackedWidget()
-
-    def follow_models(self) -> None:
-        """Begin; the window's other parts are there by now."""
-        models = self._window.session.models
         for model in models.all:
             self._add(model)
         models.added.connect(self._add)
@@ -49,7 +48,11 @@ class ModelViews(QObject):
 
     @property
     def current(self) -> ModelView:
-        return self._views[self._window.session.models.current]
+        return self._views[self._models.current]
+
+    def copy_report(self) -> None:
+        """Copy the report on the current model's last load."""
+        self.current.report.copy()
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
@@ -60,12 +63,10 @@ class ModelViews(QObject):
     def _add(self, model: OpenModel) -> None:
         view = self._views[model] = ModelView(ChatPane(), LoadReport())
         view.report.apply_palette(self._palette)
-        self.chats.addWidget(view.chat)
-        self.reports.addWidget(view.report)
-        ChatPresenter(model, view.chat, self)
-        view.chat.reload_requested.connect(partial(self._window.session.loader.reload, model))
-        LoadPresenter(model, view.report, self._window, self)
+        self._chats.addWidget(view.chat)
+        self._reports.addWidget(view.report)
+        self._present(model, view)
 
     def _show(self, model: OpenModel) -> None:
-        self.chats.setCurrentWidget(self._views[model].chat)
-        self.reports.setCurrentWidget(self._views[model].report)
+        self._chats.setCurrentWidget(self._views[model].chat)
+        self._reports.setCurrentWidget(self._views[model].report)

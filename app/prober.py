@@ -10,9 +10,8 @@ from PySide6.QtCore import QObject, QTimer
 from app.background import Background
 from app.document import LayoutDocument
 from engine.errors import EngineError
-from engine.fit.report import FitReport
+from engine.plan.plan import Plan
 from engine.runner.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.runner.probe_cache import ProbeCache
 from engine.runner.spare import SpareChild
 
 _log = logging.getLogger("layerdeck.prober")
@@ -36,7 +35,6 @@ class Prober(QObject):
         self._background = background
         self._may_probe = may_probe
         self._run: ProbeRun | None = None
-        self.cache = ProbeCache()
         self._spare = SpareChild(timeout_s=DEFAULT_TIMEOUT_S)
         self._pause = QTimer(self)
         self._pause.setSingleShot(True)
@@ -71,20 +69,16 @@ class Prober(QObject):
 
     def _start(self) -> None:
         document = self._document
-        edit, model, preview = document.edit, document.model, document.preview
-        if edit is None or model is None or preview is None or document.is_dragging or preview.report.violations:
-            return
-        if not self._may_probe():
+        plan = document.plan
+        if plan is None or plan.probed is not None or plan.violations or document.is_dragging or not self._may_probe():
             return
         self.cancel()
-        run = self._run = ProbeRun(
-            model, preview.rig, edit.layout, edit.context, self.cache, self._spare, edit.side_files
-        )
+        run = self._run = ProbeRun(plan, document.probes, self._spare)
 
-        def show(report: FitReport) -> None:
+        def show(_probed: Plan) -> None:
             if self._run is run:
                 self._run = None
-                document.show_probed(edit, report)
+                document.show_probed()
 
         def skip(error: EngineError) -> None:
             if self._run is run:

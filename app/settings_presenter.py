@@ -3,35 +3,46 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QWidget
 
 from app import dialogs
+from app.document import LayoutDocument
+from app.open_models import OpenModels
+from app.side_files import SideFileKeeper
 from engine.devices.device import Rig
 from engine.fit.decisions.attention import refused_cache_types
 from engine.fit.preview import LoadedLayout, Preview
 from engine.memory.side_files import SideFiles
 from widgets.controls.decided import value_text
+from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.settings_dialog import SettingsDialog
 from widgets.controls.states import AdapterName, SideFileNames
-
-if TYPE_CHECKING:
-    from app.main_window import MainWindow
 
 
 class SettingsPresenter(QObject):
     """Keeps one dialog, made when it is first asked for; it follows the current model."""
 
-    def __init__(self, window: MainWindow) -> None:
+    def __init__(
+        self,
+        document: LayoutDocument,
+        models: OpenModels,
+        side_files: SideFileKeeper,
+        *,
+        bar: SettingsBar,
+        window: QWidget,
+    ) -> None:
         super().__init__(window)
+        self._document = document
+        self._models = models
+        self._side_files = side_files
         self._window = window
-        self._session = window.session
         self.dialog: SettingsDialog | None = None
-        window.settings_bar.all_settings_requested.connect(self.show)
-        self._session.document.preview_changed.connect(self._on_preview_changed)
-        self._session.models.current_changed.connect(self.refresh)
-        self._session.models.changed.connect(self.refresh)
+        bar.all_settings_requested.connect(self.show)
+        document.preview_changed.connect(self._on_preview_changed)
+        models.current_changed.connect(self.refresh)
+        models.changed.connect(self.refresh)
 
     def show(self) -> None:
         """Open the dialog, or bring it to the front."""
@@ -43,8 +54,8 @@ class SettingsPresenter(QObject):
         self.dialog.activateWindow()
 
     def _make_dialog(self) -> SettingsDialog:
-        dialog, files = SettingsDialog(self._window), self._session.side_files
-        dialog.context_changed.connect(self._session.document.set_context)
+        dialog, files = SettingsDialog(self._window), self._side_files
+        dialog.context_changed.connect(self._document.set_context)
         form = dialog.side_files
         form.projector_requested.connect(self._ask_projector)
         form.projector_removed.connect(files.remove_projector)
@@ -57,15 +68,15 @@ class SettingsPresenter(QObject):
     def _ask_projector(self) -> None:
         path = dialogs.ask_open(self._window, "Choose a projector", dialogs.MODEL_FILTER, self._folder())
         if path is not None:
-            self._session.side_files.choose_projector(path)
+            self._side_files.choose_projector(path)
 
     def _ask_adapter(self) -> None:
         path = dialogs.ask_open(self._window, "Add a LoRA adapter", dialogs.MODEL_FILTER, self._folder())
         if path is not None:
-            self._session.side_files.add_adapter(path)
+            self._side_files.add_adapter(path)
 
     def _folder(self) -> Path | None:
-        model = self._session.document.model
+        model = self._document.model
         return None if model is None else model.paths[0].parent
 
     def _on_preview_changed(self, _preview: Preview | None) -> None:
@@ -74,17 +85,15 @@ class SettingsPresenter(QObject):
 
     def refresh(self) -> None:
         """Show the settings of the model on the table."""
-        dialog, preview, model = self.dialog, self._session.document.preview, self._session.document.model
+        dialog, plan = self.dialog, self._document.plan
         if dialog is None:
             return
-        dialog.setEnabled(preview is not None)
-        if preview is None or model is None:
+        dialog.setEnabled(plan is not None)
+        if plan is None:
             return
-        report = preview.report
-        refused = refused_cache_types(model, report.context or preview.context)
-        dialog.set_settings(preview.context, report.decisions, refused)
-        dialog.set_side_files(_names(preview.side_files), _places(preview.rig), report.decisions)
-        dialog.set_loaded(loaded_text(self._session.loading.loaded))
+        dialog.set_settings(plan.edit.context, plan.decisions, refused_cache_types(plan.model, plan.settings))
+        dialog.set_side_files(_names(plan.edit.side_files), _places(plan.rig), plan.decisions)
+        dialog.set_loaded(loaded_text(self._models.current.loading.loaded))
 
 
 def _names(files: SideFiles) -> SideFileNames:

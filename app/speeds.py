@@ -13,7 +13,7 @@ from app.background import Background
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.paths import speeds_path
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from app.speed_test import known_speeds, measured_book, speed_lines
 from engine.devices.device import Rig
 from engine.errors import EngineError
@@ -35,7 +35,7 @@ class SpeedKeeper(QObject):
 
     def __init__(
         self,
-        keeper: RigKeeper,
+        live: LiveRig,
         models: OpenModels,
         background: Background,
         tell: Callable[[EngineError], None],
@@ -43,7 +43,7 @@ class SpeedKeeper(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._keeper = keeper
+        self._live = live
         self._models = models
         self._background = background
         self._tell = tell
@@ -60,7 +60,7 @@ class SpeedKeeper(QObject):
 
     def measure(self) -> None:
         """Measure the devices of the rig, and say what they reach."""
-        rig, book = self._keeper.rig, self.book
+        rig, book = self._live.rig, self.book
         held = [endpoint for model in self._models.held for endpoint in model.endpoints]
 
         def show(measured: tuple[SpeedBook, tuple[str, ...]]) -> None:
@@ -72,19 +72,19 @@ class SpeedKeeper(QObject):
         self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._tell)
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
-        file, loaded, rig = model.file, model.loading.loaded, self._keeper.rig
+        file, loaded, rig = model.file, model.loading.loaded, self._live.rig
         if file is None or loaded is None:
             return
-        used = {*loaded.layout.devices, *(override.device for override in loaded.layout.overrides)}
+        used = {*loaded.edit.layout.devices, *(override.device for override in loaded.edit.layout.overrides)}
         if not used <= set(rig.ids):
             return
 
         def predict() -> float:
             speeds = replace(self.known_speeds(rig), ratios={})
-            return predict_layout(ModelMemory(file), rig, loaded.layout, loaded.context, speeds).middle_s
+            return predict_layout(ModelMemory(file), rig, loaded.edit.layout, loaded.edit.context, speeds).middle_s
 
         def learn(predicted_s: float) -> None:
-            name = layout_class(loaded.layout, rig)
+            name = layout_class(loaded.edit.layout, rig)
             rate = event.generation_tokens_per_second
             self._keep(self.book.with_answer(name, predicted_s, event.generated_tokens, rate))
             self.compared.emit()

@@ -2,24 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
+from app.notices import Notice
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 
 GOOD_NEWS_MS = 10_000
 """How long a sentence stays that nobody has to act on."""
-
-
-@dataclass(frozen=True, slots=True)
-class Notice:
-    """Something to tell the user: a sentence, and whether it is bad news."""
-
-    text: str
-    bad: bool = True
 
 
 class StatusLine(ElidedLabel):

@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping
 
 from PySide6.QtCore import QObject, Signal
 
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from engine.telemetry.headroom import Alert, AlertKind, HeadroomWatch
 from engine.telemetry.sample import Sample
 from widgets.devices.readings import CardAlert
@@ -26,21 +26,21 @@ class Watchman(QObject):
     alarmed = Signal(str)
     """The sentence of an alert that was not there before."""
 
-    def __init__(self, keeper: RigKeeper, parent: QObject | None = None) -> None:
+    def __init__(self, live: LiveRig, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self._keeper = keeper
+        self._live = live
         self._watch = HeadroomWatch()
         self._watched: frozenset[str] = frozenset()
         self._alerts: tuple[Alert, ...] = ()
-        keeper.samples_arrived.connect(self._on_samples)
+        live.samples_arrived.connect(self._on_samples)
 
     def watch(self, devices: Collection[str]) -> None:
         """Watch the devices with these ids, on which models are loaded now, and the host; none: nothing."""
-        watched = frozenset((*devices, self._keeper.rig.host.id)) if devices else frozenset()
+        watched = frozenset((*devices, self._live.rig.host.id)) if devices else frozenset()
         if watched == self._watched:
             return
         self._watched = watched
-        self._watch.begin(device for device in self._keeper.rig.all_devices if device.id in watched)
+        self._watch.begin(device for device in self._live.rig.all_devices if device.id in watched)
         self._show(())
 
     def _on_samples(self, samples: tuple[Sample, ...]) -> None:

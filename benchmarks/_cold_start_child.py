@@ -54,13 +54,13 @@ def main() -> None:
         first = FirstPaint(application, bare)
         bare.show()
     else:
-        from app.main_window import MainWindow
         from app.settings import Settings
         from app.theme import Theme
+        from app.wiring import make_window
 
-        own = MainWindow(Settings(), Theme(application, "dark"))
-        first = FirstPaint(application, own)
-        own.show()
+        own = make_window(Settings(), Theme(application, "dark"))
+        first = FirstPaint(application, own.main)
+        own.main.show()
         own.start(model=None, rig=None)
     application.exec()
     del first

@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 
 from benchmarks._children import OurChild, load_request, our_child, run_bare, usable_processors, write_model
-from engine.runner.protocol import Generate, Generated, Hello, LoadedModel, Piece, StageProgress
+from engine.runner.protocol import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 
 ROUNDS = 5
 N_CTX = 2048
@@ -69,8 +69,9 @@ def our_speed(child: OurChild, tokens: int) -> float:
     """Return tokens per second as the parent sees them arrive."""
     child.send(Generate(prompt=PROMPT, max_tokens=tokens, temperature=0.0))
     first = 0.0
-    while isinstance(message := child.message(), Piece):
-        first = first or time.perf_counter()
+    while isinstance(message := child.message(), Piece | Reading):
+        if isinstance(message, Piece):
+            first = first or time.perf_counter()
     seconds = time.perf_counter() - first
     if not isinstance(message, Generated):
         raise RuntimeError(f"no generation: {message}")

@@ -17,11 +17,13 @@ from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import PreviewTables, make_preview
+from engine.fit.preview import Preview, PreviewTables, make_preview
 from engine.gguf.blocks import group_blocks
 from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
 from engine.units import GIB
 from tests.support.truth import truth_model
 
@@ -113,7 +115,7 @@ def measure_zoo(rig: Rig, context: ContextSettings) -> dict[str, dict[str, float
         for n_devices, overrides in ((2, ()), (DEVICES, ()), (DEVICES, (EXPERTS,))):
             tables = PreviewTables(truth_model(name))
             layouts = drags(tables.memory.model.n_layers, n_devices, overrides)
-            times = [milliseconds(partial(make_preview, tables, rig, layout, context)) for layout in layouts]
+            times = [milliseconds(partial(step, tables, rig, layout, context)) for layout in layouts]
             first, *steps = times
             steps.sort()
             label = f"{name} on {n_devices}" + (", experts on CPU" if overrides else "")
@@ -124,6 +126,11 @@ def measure_zoo(rig: Rig, context: ContextSettings) -> dict[str, dict[str, float
             }
             print(f"{label}: {found[label]}", flush=True)
     return found
+
+
+def step(tables: PreviewTables, rig: Rig, layout: Layout, context: ContextSettings) -> Preview:
+    """Do what a step of a drag does."""
+    return make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
 
 
 def milliseconds(work: Callable[[], object]) -> float:
@@ -144,16 +151,13 @@ def main() -> None:
     layouts = [build_layout(moved) for moved in range(8)]
     tables = PreviewTables(model)
     open_ms = milliseconds(lambda: PreviewTables(model))
-    first_ms = milliseconds(lambda: make_preview(tables, rig, layouts[0], context))
+    first_ms = milliseconds(lambda: step(tables, rig, layouts[0], context))
     steps = [
-        milliseconds(lambda step=step: make_preview(tables, rig, layouts[step % len(layouts)], context))  # type: ignore[misc]
-        for step in range(1, STEPS + 1)
+        milliseconds(partial(step, tables, rig, layouts[moved % len(layouts)], context))
+        for moved in range(1, STEPS + 1)
     ]
     contexts = [ContextSettings(n_ctx=4096 + 256 * step) for step in range(50)]
-    context_steps = [
-        milliseconds(lambda context=context: make_preview(tables, rig, layouts[0], context))  # type: ignore[misc]
-        for context in contexts
-    ]
+    context_steps = [milliseconds(partial(step, tables, rig, layouts[0], changed)) for changed in contexts]
     initial_ms = milliseconds(lambda: initial_layout(tables.memory, rig, context))
     ordered = sorted(steps)
     result: dict[str, object] = {

@@ -18,7 +18,6 @@ import time
 from pathlib import Path
 
 import gguf
-import msgspec
 
 from benchmarks._children import run_bare, usable_processors
 from engine.demo.llama_writer import LlamaShape, write_llama
@@ -27,6 +26,8 @@ from engine.devices.device import CPU_ID, Rig
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
+from engine.plan.plan import make_plan
 from engine.runner.host import host_device
 from engine.runner.probe import DEFAULT_TIMEOUT_S, ProbeRun
 from engine.runner.probe_cache import ProbeCache
@@ -74,7 +75,7 @@ def measure(path: Path) -> dict[str, list[float]]:
                 cache = ProbeCache()
                 wait_in_readiness(spare)
             begun = time.perf_counter()
-            ProbeRun(model, rig, layout, msgspec.structs.replace(context), cache, spare).run()
+            ProbeRun(make_plan(model, rig, Edit(layout, context)), cache, spare).run()
             seconds[name] = time.perf_counter() - begun
         if number:  # the first round fills the file cache
             for name, value in seconds.items():

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
-import secrets
-import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, Protocol, TypeVar
@@ -14,6 +11,7 @@ from typing import NoReturn, Protocol, TypeVar
 import msgspec
 
 from engine.errors import EngineError
+from engine.files import read_at_most, write_whole
 from engine.units import MAX_SIZE_BYTES, parse_size
 
 MAX_FILE_BYTES = 1 << 20
@@ -187,21 +185,16 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
 def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
     """Return the bytes of a small file, at most one more than `MAX_FILE_BYTES`."""
     try:
-        with path.open("rb") as file:
-            return file.read(MAX_FILE_BYTES + 1)
+        return read_at_most(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(f"the {what} file cannot be read ({reason}); check the path", source=path.name) from error
 
 
 def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
-    """Write a file so that a reader finds the old or the new one, whole; something else than a file is written into."""
+    """Write a file so that a reader finds the old or the new one, whole."""
     try:
-        target = path.resolve()
-        if target.exists() and not target.is_file():
-            target.write_bytes(data)
-        else:
-            _replace_file(target, data)
+        write_whole(path, data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise fail(f"the {what} file cannot be written ({reason}); choose another place", source=path.name) from error
@@ -210,10 +203,9 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
     """Return what we kept in `path` for ourselves; None where it is missing, damaged or longer than `max_bytes`."""
     try:
-        with path.open("rb") as file:
-            data = file.read(max_bytes + 1)
+        data = read_at_most(path, max_bytes + 1)
         return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
+    except (OSError, ValueError, msgspec.MsgspecError):
         return None
 
 
@@ -229,21 +221,6 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
 def encode_document(document: dict[str, object]) -> bytes:
     """Return a document as people find it in a file: indented UTF-8 with a newline at the end."""
     return (json.dumps(document, indent=2, ensure_ascii=False, allow_nan=False) + "\n").encode()
-
-
-def _replace_file(target: Path, data: bytes) -> None:
-    # Not the target's name with more: that may be as long as a name can be.
-    temporary = target.with_name(f".{secrets.token_hex(8)}.tmp")
-    try:
-        with temporary.open("wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        if target.exists():
-            shutil.copymode(target, temporary)
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:

@@ -5,29 +5,67 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
 
+from tests.support import selection
 from tests.support.leftovers import Watch, record_thread_starts
+from tests.support.patient_bot import PatientBot
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
 
 OUR_LOGGERS = ("app", "engine", "layerdeck", "widgets", "resources")
 
-hypothesis.settings.register_profile(
-    "layerdeck",
-    max_examples=60,
-    deadline=None,  # no assertions about time: the machine may be busy
-    suppress_health_check=[hypothesis.HealthCheck.too_slow],
-)
-hypothesis.settings.register_profile(
-    "ci", hypothesis.settings.get_profile("layerdeck"), derandomize=True, database=None
-)
+
+def _register_profiles(count: int) -> None:
+    hypothesis.settings.register_profile(
+        "layerdeck",
+        max_examples=count,
+        deadline=None,  # no assertions about time: the machine may be busy
+        suppress_health_check=[hypothesis.HealthCheck.too_slow],
+    )
+    hypothesis.settings.register_profile(
+        "ci", hypothesis.settings.get_profile("layerdeck"), derandomize=True, database=None
+    )
 
 
-def pytest_configure() -> None:
-    """Choose what has to be known before the first fixture runs."""
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the switch for the long run."""
+    parser.addoption("--all", action="store_true", help="run the long tests as well")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose what has to be known before the first test module is imported."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    selection.begin_run(does_all=config.option.all)
+    _register_profiles(selection.examples(60))
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "layerdeck")
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Take a worker per core, none beside this process where there is little to do."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return selection.worker_count(config.args, cores or 1)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the exhaustive tests out, unless all are wanted, or those of a marker."""
+    if config.option.all or config.option.markexpr:
+        return
+    if left_out := selection.left_out(items, config.args):
+        config.hook.pytest_deselected(items=left_out)
+        dropped = set(left_out)
+        items[:] = [item for item in items if item not in dropped]
+
+
+@pytest.fixture
+def qtbot(qapp: QApplication, request: pytest.FixtureRequest) -> PatientBot:
+    """Take the place of pytest-qt's own, which gives up after 5 seconds."""
+    return PatientBot(request)
 
 
 @pytest.fixture(scope="session", autouse=True)

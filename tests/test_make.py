@@ -6,6 +6,8 @@ import dataclasses
 import io
 import json
 import os
+import platform
+import re
 import sys
 import time
 from pathlib import Path
@@ -66,6 +68,83 @@ def test_options_always_have_rpc_and_end_with_the_users_own() -> None:
     assert make.build_options("vulkan", "linux", "") == ("-DGGML_RPC=ON", "-DGGML_VULKAN=ON")
     assert make.build_options("metal", "darwin", "") == ("-DGGML_RPC=ON", "-DGGML_METAL=ON")
     assert make.build_options("cpu", "darwin", "") == ("-DGGML_RPC=ON", "-DGGML_METAL=OFF")
+
+
+NO_AMX = ("-mno-amx-bf16", "-mno-amx-int8", "-mno-amx-tile")
+
+
+def test_amx_of_the_cpu_is_left_out() -> None:
+    cpuinfo = "flags : avx2 amx_bf16 avx512_vnni amx_tile amx_int8\n"
+    assert make.amx_switches(make.parse_cpu_flags(cpuinfo)) == NO_AMX
+    assert make.amx_switches("avx2 avx512_vnni") == ()
+    assert make.amx_switches("Apple M2") == ()
+
+
+@pytest.mark.parametrize(
+    ("options", "inherited", "expected"),
+    [
+        (["-DGGML_RPC=ON"], "", ["-DGGML_RPC=ON", "-DCMAKE_C_FLAGS=-mno-x -mno-y"]),
+        (["-DGGML_RPC=ON"], "-O2 -g", ["-DGGML_RPC=ON", "-DCMAKE_C_FLAGS=-mno-x -mno-y -O2 -g"]),
+        (["-DCMAKE_C_FLAGS=-O3 -mx", "-DB=1"], "-O2", ["-DB=1", "-DCMAKE_C_FLAGS=-mno-x -mno-y -O3 -mx"]),
+        (["-DCMAKE_C_FLAGS:STRING=-O3"], "", ["-DCMAKE_C_FLAGS=-mno-x -mno-y -O3"]),
+        (["-D", "CMAKE_C_FLAGS=-O1", "-DCMAKE_C_FLAGS=-O3"], "", ["-DCMAKE_C_FLAGS=-mno-x -mno-y -O3"]),
+        (["-DCMAKE_CXX_FLAGS=-O3"], "", ["-DCMAKE_CXX_FLAGS=-O3", "-DCMAKE_C_FLAGS=-mno-x -mno-y"]),
+    ],
+)
+def test_flags_come_before_those_of_the_user(options: list[str], inherited: str, expected: list[str]) -> None:
+    assert make.add_compiler_flags(options, "CMAKE_C_FLAGS", ["-mno-x", "-mno-y"], inherited) == tuple(expected)
+
+
+def test_without_flags_to_add_the_options_stay_as_they_are() -> None:
+    options = ("-D", "CMAKE_C_FLAGS=-O1")
+    assert make.add_compiler_flags(options, "CMAKE_C_FLAGS", [], "-O2") == options
+    assert make.leave_out((), options) == options
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="switches of compilers for x86")
+def test_only_switches_that_the_compiler_knows_are_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CFLAGS", raising=False)
+    monkeypatch.setenv("CXXFLAGS", "-O2")
+    assert make.leave_out(["-mno-avx512f", "-mno-such-unit"], ("-DGGML_RPC=ON",)) == (
+        "-DGGML_RPC=ON",
+        "-DCMAKE_C_FLAGS=-mno-avx512f",
+        "-DCMAKE_CXX_FLAGS=-mno-avx512f -O2",
+    )
+    assert make.accepted_switches(None, NO_AMX) == []
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64" or sys.platform != "linux", reason="switches of compilers for x86")
+@pytest.mark.parametrize("after", [[], ["-march=sapphirerapids"]], ids=["architecture first", "architecture last"])
+def test_what_is_left_out_stays_out_whatever_else_the_compiler_is_told(after: list[str]) -> None:
+    compiler = make.find_compiler("CC")
+    switches = make.accepted_switches(compiler, [*NO_AMX, "-mno-avx512vnni"])
+    before = [] if after else ["-march=sapphirerapids"]
+    macros = make.output_of([str(compiler), *before, *switches, *after, "-dM", "-E", "-x", "c", os.devnull])
+    assert macros is not None
+    assert "__AVX512F__" in macros
+    assert not re.search("__AMX|__AVX512VNNI__", macros)
+
+
+def test_wheel_with_amx_is_not_taken_for_one_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CFLAGS", raising=False)
+    options = make.add_compiler_flags(BUILD.options, "CMAKE_C_FLAGS", NO_AMX, "")
+    assert dataclasses.replace(BUILD, options=options).key != BUILD.key
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the compilers are looked for by their names on Unix")
+def test_machine_with_amx_builds_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("CFLAGS", "CXXFLAGS"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(make, "instruction_sets", lambda: "amx_int8 amx_tile avx2")
+    monkeypatch.setattr(make, "accepted_switches", lambda _, switches: list(switches))
+    build, _ = make.plan_build("cpu", "-DCMAKE_CXX_FLAGS=-mamx-tile")
+    flags = [option for option in build.options if "_FLAGS" in option]
+    assert flags == [
+        "-DCMAKE_C_FLAGS=-mno-amx-int8 -mno-amx-tile",
+        "-DCMAKE_CXX_FLAGS=-mno-amx-int8 -mno-amx-tile -mamx-tile",
+    ]
+    monkeypatch.setattr(make, "instruction_sets", lambda: "avx2")
+    assert make.plan_build("cpu", "")[0].options == make.build_options("cpu", sys.platform, "")
 
 
 @pytest.mark.parametrize(
@@ -157,14 +236,14 @@ def test_without_root_the_packages_are_named_in_one_line_to_copy(monkeypatch: py
 
 
 def test_finished_set_up_is_recognised_and_only_for_the_same_inputs() -> None:
-    inputs = (b"[project]", Path("here"), "3.11", "auto", "")
+    inputs = (b"[project]", Path("here"), "3.11", "auto", "", ())
     digest = make.setup_digest(*inputs)
     stamp = {"digest": digest, "tests": "no"}
     assert make.is_set_up(stamp, digest, tests=False)
     assert not make.is_set_up(stamp, digest, tests=True)
     assert make.is_set_up({**stamp, "tests": "yes"}, digest, tests=True)
     assert not make.is_set_up({}, digest, tests=False)
-    for index, other in enumerate((b"[other]", Path("there"), "3.12", "vulkan", "-DX=1")):
+    for index, other in enumerate((b"[other]", Path("there"), "3.12", "vulkan", "-DX=1", NO_AMX)):
         changed = (*inputs[:index], other, *inputs[index + 1 :])
         assert make.setup_digest(*changed) != digest  # type: ignore[arg-type]
 
@@ -180,6 +259,11 @@ def test_broken_stamp_is_no_stamp(text: str, tmp_path: Path, monkeypatch: pytest
 def test_options_after_the_command_are_passed_on() -> None:
     assert make.parse_command(["test", "-k", "layout", "--co", "-q"]) == ("test", ["-k", "layout", "--co", "-q"])
     assert make.parse_command(["run", "--theme", "dark", "a.gguf"]) == ("run", ["--theme", "dark", "a.gguf"])
+
+
+def test_tests_run_on_all_cores_unless_the_caller_says_otherwise() -> None:
+    command = make.pytest_command(["-n", "0", "tests/test_make.py"])
+    assert command[1:] == ["-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "-n", "0", "tests/test_make.py"]
 
 
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
@@ -17,33 +16,23 @@ from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout
 from engine.layout.layout_file import read_layout
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
-from engine.runner.discovery import discover
-from engine.runner.self_test import read_verdicts, with_verdicts
-from engine.telemetry.cards import read_card_facts, with_display_margins
+from engine.memory.model_memory import ModelMemory
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.rigs.search import find_devices
 
 
 @dataclass(frozen=True, slots=True)
-class PlanInputs:
-    """One layout of one model on one rig, and what is loaded beside it; `explanation` is an automatic layout's.
+class Asked:
+    """What a command line asks for; `explanation` is an automatic layout's."""
 
-    `context` is what was asked for: what is used is decided for the layout.
-    """
-
-    model: ModelFile
-    rig: Rig
-    layout: Layout
-    context: ContextSettings
+    plan: Plan
     explanation: str | None = None
-    side_files: SideFiles = NO_SIDE_FILES
 
 
-def read_inputs(options: Namespace) -> PlanInputs:
+def read_inputs(options: Namespace) -> Asked:
     """Read what `options` name; without a rig file discover this machine, without a layout make the initial one."""
     check_auto_options(options)
     if options.auto is not None:
@@ -56,23 +45,18 @@ def read_inputs(options: Namespace) -> PlanInputs:
     context = context_of(options, model, document.context if document is not None else None)
     rig = with_margins(rig or this_machine(), options.margin)
     side_files = side_files_of(options, model, rig)
+    memory = ModelMemory(model)
     if document is not None:
-        return PlanInputs(model, rig, document.layout, context, None, side_files)
+        return Asked(Plan(memory, rig, Edit(document.layout, context, side_files)))
     if options.auto is None:
-        return PlanInputs(model, rig, initial_layout(model, rig, context, side_files), context, None, side_files)
+        layout = initial_layout(memory, rig, context, side_files)
+        return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
     speeds = known_speeds(rig, read_speed_book(speeds_path()))
     constraints = replace(constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds)
-    found = auto_layout(options.auto, model, rig, context, constraints)
-    return PlanInputs(model, rig, found.layout, found.context, found.explanation, side_files)
+    found = auto_layout(options.auto, memory, rig, context, constraints)
+    return Asked(Plan(memory, rig, Edit(found.layout, found.context, side_files)), found.explanation)
 
 
 def this_machine() -> Rig:
     """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
-    return read_calibration(calibration_path()).apply(find_devices())
-
-
-def find_devices(rpc_endpoints: Sequence[str] = ()) -> Rig:
-    """Return this machine's devices and those of the endpoints, with default margins and the verdicts of self-tests."""
-    rig = discover(tuple(rpc_endpoints))
-    rig = with_display_margins(rig, read_card_facts(rig.devices))
-    return with_verdicts(rig, read_verdicts(self_test_path()))
+    return read_calibration(calibration_path()).apply(find_devices(self_test_path()))

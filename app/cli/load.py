@@ -7,13 +7,12 @@ from argparse import Namespace
 
 from app.cli import exit_codes
 from app.cli.auto_options import constraints_of
-from app.cli.inputs import PlanInputs, read_inputs
+from app.cli.inputs import read_inputs
 from app.cli.interrupts import on_interrupt
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from engine.errors import ArgumentError, EngineError, RuleViolationError
-from engine.fit.preview import make_report
-from engine.fit.report import DeviceRow
-from engine.runner.client import LoadJob, RunnerState
+from engine.plan.plan import Plan
+from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import (
     AnyEvent,
     Attempt,
@@ -27,9 +26,9 @@ from engine.runner.events import (
     Stage,
     Token,
 )
-from engine.runner.job import RetryPolicy
 from engine.runner.load_loop import LoadLoop
-from engine.runner.probe import probe_report
+from engine.runner.load_order import RetryPolicy
+from engine.runner.probe import probe
 from engine.runner.protocol import ChatMessage, Generate
 from engine.telemetry.memory_holders import memory_holders
 
@@ -44,11 +43,11 @@ def run_load(options: Namespace) -> int:
     printer: Printer = JsonPrinter() if options.json else TextPrinter()
     generate = _generate_request(options)
     try:
-        job = _make_job(options, printer)
+        order = _make_order(options, printer)
     except KeyboardInterrupt:
         printer.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
-    return LoadRun(job, generate, printer).run()
+    return LoadRun(order, generate, printer).run()
 
 
 def _generate_request(options: Namespace) -> Generate | None:
@@ -66,38 +65,31 @@ def _generate_request(options: Namespace) -> Generate | None:
     )
 
 
-def _make_job(options: Namespace, printer: Printer) -> LoadJob:
-    inputs = read_inputs(options)
-    if inputs.explanation is not None:
-        printer.explain(inputs.explanation)
-    report = make_report(inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files)
-    if report.violations:
-        raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in report.violations))
-    forecast = report.rows if report.probe_only is None else _probed_rows(inputs)
-    return LoadJob(
-        model=inputs.model,
-        rig=inputs.rig,
-        layout=inputs.layout,
-        context=inputs.context,
-        forecast=forecast,
-        retry=RetryPolicy(options.retry, constraints_of(options, inputs.rig, inputs.model.n_layers)),
-        side_files=inputs.side_files,
-    )
+def _make_order(options: Namespace, printer: Printer) -> LoadOrder:
+    asked = read_inputs(options)
+    if asked.explanation is not None:
+        printer.explain(asked.explanation)
+    plan = asked.plan
+    if plan.violations:
+        raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
+    if plan.report.probe_only is not None:
+        plan = _probed(plan)
+    return LoadOrder(plan, RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers)))
 
 
-def _probed_rows(inputs: PlanInputs) -> tuple[DeviceRow, ...]:
-    """Return the forecast of a model that only a probe can tell; none where it fails, for the load says why."""
+def _probed(plan: Plan) -> Plan:
+    """Return a plan that only a probe can forecast with its numbers; as it is where that fails: the load says why."""
     try:
-        return probe_report(inputs.model, inputs.rig, inputs.layout, inputs.context, inputs.side_files).rows
+        return probe(plan)
     except EngineError:
-        return ()
+        return plan
 
 
 class LoadRun:
     """One load (and generation) from start to the last event. Interrupts cancel it."""
 
-    def __init__(self, job: LoadJob, generate: Generate | None, printer: Printer) -> None:
-        self._job = job
+    def __init__(self, order: LoadOrder, generate: Generate | None, printer: Printer) -> None:
+        self._order = order
         self._generate = generate
         self._printer = printer
         self._happenings: queue.SimpleQueue[AnyEvent | RunnerState] = queue.SimpleQueue()
@@ -109,7 +101,7 @@ class LoadRun:
         """Return the exit code; no process of ours is left when it does."""
         with on_interrupt(self._interrupt):
             try:
-                self._runner.load(self._job)
+                self._runner.load(self._order)
                 ending = self._follow()
                 if self._interrupted:
                     # What was asked for last was to stop, whatever came of the load meanwhile.

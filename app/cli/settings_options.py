@@ -4,29 +4,25 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from engine.devices.device import Rig
 from engine.errors import ArgumentError
-from engine.fit.decisions.defaults import default_context, reads_whole_texts
-from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import (
-    AUTO,
-    AUTO_CONTEXT,
-    FLASH_ATTENTION_MODES,
-    KV_TYPES,
-    LOAD_MODES,
-    ContextSettings,
-    OpOffload,
-)
-from engine.layout.layout_file import MAX_THREADS
-from engine.memory.side_files import SideFiles, read_adapter, read_projector
+from engine.settings.context_settings import ContextSettings
+from engine.settings.kinds import Kind, Value, WholeNumber
+from engine.settings.table import SETTINGS, Setting
 
-_OFFLOAD_CHOICES: dict[str, OpOffload] = {AUTO: AUTO, "on": True, "off": False}
+if TYPE_CHECKING:
+    from engine.devices.device import Rig
+    from engine.gguf.model_file import ModelFile
+    from engine.memory.side_files import SideFiles
+
 _MOST_SCALE = 1000.0
+_LEFT_OPEN = object()
+"""Somebody says that a number is to be decided, whatever the layout file says."""
 
 
 class LoraOption(NamedTuple):
@@ -49,27 +45,13 @@ def positive(text: str) -> int:
 
 def add_settings_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options to a command."""
-    command.add_argument("--ctx", type=_context_length, metavar="N", help="context length in tokens, or auto")
-    command.add_argument("--type-k", choices=KV_TYPES, metavar="T", help="type of the K cache: " + ", ".join(KV_TYPES))
-    command.add_argument("--type-v", choices=KV_TYPES, metavar="T", help="type of the V cache")
-    command.add_argument("--ubatch", type=positive, metavar="N", help="physical batch in tokens")
-    command.add_argument(
-        "--flash-attn", choices=FLASH_ATTENTION_MODES, metavar="M", help=", ".join(FLASH_ATTENTION_MODES)
-    )
-    command.add_argument(
-        "--load-mode", choices=LOAD_MODES, metavar="M", help="how the file is read: " + ", ".join(LOAD_MODES)
-    )
-    command.add_argument("--threads", type=_threads, metavar="N", help="threads for answers")
-    command.add_argument("--threads-batch", type=_threads, metavar="N", help="threads for prompts")
-    command.add_argument(
-        "--op-offload",
-        choices=tuple(_OFFLOAD_CHOICES),
-        metavar="M",
-        help="devices compute large batches with CPU weights: " + ", ".join(_OFFLOAD_CHOICES),
-    )
-    command.add_argument(
-        "--op-offload-min-batch", type=positive, metavar="N", help="from how many tokens on they do (the engine: 32)"
-    )
+    for setting in SETTINGS:
+        command.add_argument(
+            setting.flag,
+            type=_reader(setting.kind),
+            metavar=setting.kind.placeholder,
+            help=_help(setting),
+        )
     command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
     command.add_argument("--mmproj-device", metavar="D", help="where it runs; without it, the first card with room")
     command.add_argument(
@@ -80,23 +62,20 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
 def context_of(options: Namespace, model: ModelFile, given: ContextSettings | None) -> ContextSettings:
     """Return the settings of a layout file, or our defaults for the model, with what the options say."""
     context = _without_layout(model, options.ctx) if given is None else given
-    chosen = {
-        "n_ctx": options.ctx,
-        "type_k": options.type_k,
-        "type_v": options.type_v,
-        "n_ubatch": options.ubatch,
-        "flash_attn": options.flash_attn,
-        "load_mode": options.load_mode,
-        "threads": options.threads,
-        "threads_batch": options.threads_batch,
-        "op_offload": None if options.op_offload is None else _OFFLOAD_CHOICES[options.op_offload],
-        "op_offload_min_batch": options.op_offload_min_batch,
-    }
-    return msgspec.structs.replace(context, **{key: value for key, value in chosen.items() if value is not None})
+    named = {setting.key: getattr(options, option_name(setting)) for setting in SETTINGS}
+    chosen = {key: None if value is _LEFT_OPEN else value for key, value in named.items() if value is not None}
+    return msgspec.structs.replace(context, **chosen)
+
+
+def option_name(setting: Setting) -> str:
+    """Return under which name the parsed options hold `setting`; None there: nobody said anything."""
+    return setting.flag.removeprefix("--").replace("-", "_")
 
 
 def _without_layout(model: ModelFile, n_ctx: int | None) -> ContextSettings:
     """Return what a layout file would leave at its defaults; for a model that reads whole texts what serves those."""
+    from engine.fit.decisions.defaults import default_context, reads_whole_texts
+
     if n_ctx is None and not reads_whole_texts(model):
         n_ctx = ContextSettings().n_ctx
     return default_context(model, n_ctx)
@@ -109,6 +88,8 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
         ModelFileError: for a file that is not of its kind, or not for this model.
         ArgumentError: for a device that the rig does not have.
     """
+    from engine.memory.side_files import SideFiles, read_adapter, read_projector
+
     device = options.mmproj_device
     if device is not None and options.mmproj is None:
         raise ArgumentError("--mmproj-device says where a projector runs; name its file with --mmproj.")
@@ -120,15 +101,22 @@ def side_files_of(options: Namespace, model: ModelFile, rig: Rig) -> SideFiles:
     )
 
 
-def _context_length(text: str) -> int:
-    return AUTO_CONTEXT if text == AUTO else positive(text)
+def _reader(kind: Kind) -> Callable[[str], Value | object]:
+    """Return the reader of an option, whose None argparse could not tell from an option that is not there."""
+
+    def read(text: str) -> Value | object:
+        try:
+            value = kind.typed(text)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from None
+        return _LEFT_OPEN if value is None else value
+
+    return read
 
 
-def _threads(text: str) -> int:
-    number = positive(text)
-    if number > MAX_THREADS:
-        raise argparse.ArgumentTypeError(f"{number} threads are too many; the engine takes up to {MAX_THREADS}")
-    return number
+def _help(setting: Setting) -> str:
+    words = "" if isinstance(setting.kind, WholeNumber) else f": {setting.kind.allowed}"
+    return f"{setting.help}{words}"
 
 
 def _lora(text: str) -> LoraOption:

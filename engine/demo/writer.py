@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 from pathlib import Path
 
 from engine.demo.babble import babble_weights
 from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
 from engine.errors import ArgumentError, ModelFileError
+from engine.files import replacing
 from engine.gguf.reader import read_model
 
 DEMO_NAME = "Layerdeck demo"
@@ -28,28 +27,24 @@ def write_demo_model(path: Path) -> None:
     Raises:
         ArgumentError: when it cannot be written there.
     """
-    unfinished = path.parent / f".demo-{secrets.token_hex(4)}.part"
     vocabulary = byte_vocabulary()
     try:
         if path.is_dir():
             raise ArgumentError(f"{path} is a folder; name the file to write, such as {path / 'demo.gguf'}")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_llama(
-            unfinished,
-            DEMO_SHAPE,
-            vocabulary,
-            name=DEMO_NAME,
-            weights=babble_weights(vocabulary, seed=_SEED),
-            extra_metadata={_VERSION_KEY: DEMO_VERSION},
-        )
-        unfinished.replace(path)
+        with replacing(path) as unfinished:
+            write_llama(
+                unfinished,
+                DEMO_SHAPE,
+                vocabulary,
+                name=DEMO_NAME,
+                weights=babble_weights(vocabulary, seed=_SEED),
+                extra_metadata={_VERSION_KEY: DEMO_VERSION},
+            )
     except (OSError, ValueError) as error:
         raise ArgumentError(
             f"The demo model cannot be written to {path}: {_reason(error)}; choose another place"
         ) from error
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            unfinished.unlink(missing_ok=True)
 
 
 def _reason(error: OSError | ValueError) -> str:

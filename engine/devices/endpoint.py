@@ -1,6 +1,7 @@
 """Our own bounded hello to RPC endpoints: the engine's client has no timeouts and aborts the process when one fails.
 
-All endpoints are greeted at once from the calling thread, with non-blocking sockets and one deadline.
+All endpoints are greeted at once from the calling thread, with non-blocking sockets and one deadline. What the engine
+would ask a server first is asked here before: it believes every number, and makes as many devices as it is told.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Generator, Iterable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -22,13 +23,18 @@ from ipaddress import IPv4Address
 from engine.cancellation import CancelToken
 
 DEFAULT_TIMEOUT_S = 2.0
-# From ggml-rpc.cpp (RPC_CMD_HELLO, rpc_msg_hello_req/rsp, RPC_CONN_CAPS_SIZE) and ggml-rpc.h (RPC_PROTO_*_VERSION).
+# From ggml-rpc.cpp (rpc_cmd, the rpc_msg_* structs, RPC_CONN_CAPS_SIZE) and ggml-rpc.h (RPC_PROTO_*_VERSION).
 PROTOCOL_VERSION = (7, 0)
-_HELLO_COMMAND = 14
+_GET_ALIGNMENT, _GET_MAX_SIZE, _GET_DEVICE_MEMORY, _HELLO, _DEVICE_COUNT = 1, 2, 11, 14, 15
 _CONN_CAPS_BYTES = 24
-_ANSWER_BYTES = 4 + _CONN_CAPS_BYTES
-_REQUEST = struct.pack("<BQ", _HELLO_COMMAND, _CONN_CAPS_BYTES) + bytes(_CONN_CAPS_BYTES)
 _HEADER = struct.Struct("<Q")
+_DEVICE = struct.Struct("<I")
+_MEMORY = struct.Struct("<QQ")
+
+MAX_DEVICES = 64
+"""Devices of one server; the engine takes 16 in all."""
+MAX_DEVICE_BYTES = 1 << 50
+MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
@@ -37,12 +43,17 @@ _CONNECTING = {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOUL
 
 
 class GreetingStatus(StrEnum):
-    """What answered. `BUSY`: connected, but no answer in time, as from a server that serves somebody else."""
+    """What answered. `BUSY`: connected, but no answer in time, as from a server that serves somebody else.
+
+    After its greeting: `ABSURD`, it claims what cannot be; `SILENT`, it did not answer what the engine asks first.
+    """
 
     OK = "ok"
     BUSY = "busy"
     NOT_RPC = "not_rpc"
     WRONG_VERSION = "wrong_version"
+    ABSURD = "absurd"
+    SILENT = "silent"
     REFUSED = "refused"
     TIMED_OUT = "timed_out"
     UNRESOLVED = "unresolved"
@@ -158,8 +169,13 @@ class _Addresses:
         wake()
 
 
+_Verdict = tuple[GreetingStatus, str]
+_Questions = Generator[tuple[bytes, int], bytes, _Verdict]
+"""Yields a request and the length of its answer, takes the answer, returns what is to be said of the server."""
+
+
 class _Talk:
-    """One hello in progress: look-up, connect, send, receive at most one answer."""
+    """One hello in progress: look-up, connect, then question by question; no answer is read beyond its length."""
 
     def __init__(self, endpoint: str, host: str, port: int, timeout_s: float) -> None:
         self.endpoint = endpoint
@@ -169,6 +185,10 @@ class _Talk:
         self._timeout_s = timeout_s
         self._socket: socket.socket | None = None
         self._connected = False
+        self._version: tuple[int, int, int] | None = None
+        self._has_greeted = False
+        self._questions = self._ask()
+        self._request, self._answer_bytes = next(self._questions)
         self._received = b""
 
     def __enter__(self) -> _Talk:
@@ -183,6 +203,33 @@ class _Talk:
             with suppress(OSError):
                 self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
         self._socket.close()
+
+    def _ask(self) -> _Questions:
+        """The questions in the order in which the engine asks them, of every device."""
+        hello = yield _request(_HELLO, bytes(_CONN_CAPS_BYTES)), 4 + _CONN_CAPS_BYTES
+        version = self._version = (hello[0], hello[1], hello[2])
+        if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
+            theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
+            words = f"speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both"
+            return GreetingStatus.WRONG_VERSION, words
+        self._has_greeted = True
+        (count,) = _DEVICE.unpack((yield _request(_DEVICE_COUNT), _DEVICE.size))
+        if not 0 < count <= MAX_DEVICES:
+            return _absurd(f"{count:,} devices", f"1 to {MAX_DEVICES}")
+        for index in range(count):
+            device = _DEVICE.pack(index)
+            (alignment_bytes,) = _HEADER.unpack((yield _request(_GET_ALIGNMENT, device), _HEADER.size))
+            if alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES:
+                wanted = f"a power of two up to {MAX_ALIGNMENT_BYTES:,}"
+                return _absurd(f"an alignment of {alignment_bytes:,} bytes for device {index}", wanted)
+            (max_bytes,) = _HEADER.unpack((yield _request(_GET_MAX_SIZE, device), _HEADER.size))
+            if max_bytes == 0:
+                return _absurd(f"buffers of at most 0 bytes for device {index}", "more")
+            free_bytes, total_bytes = _MEMORY.unpack((yield _request(_GET_DEVICE_MEMORY, device), _MEMORY.size))
+            if max(free_bytes, total_bytes) > MAX_DEVICE_BYTES:
+                claimed = f"{max(free_bytes, total_bytes):,} bytes of memory for device {index}"
+                return _absurd(claimed, f"up to {MAX_DEVICE_BYTES:,}")
+        return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
         """Connect as soon as the address is known."""
@@ -206,6 +253,11 @@ class _Talk:
 
     def give_up(self) -> Greeting:
         """Return the result at the deadline."""
+        if self._has_greeted:
+            return self._greeting(
+                GreetingStatus.SILENT,
+                f"greets as an RPC worker and then did not answer within {self._timeout_s:g} s; restart the worker",
+            )
         if self._connected and self._received:
             return self._greeting(GreetingStatus.NOT_RPC, "began an answer and did not finish it; is it an RPC worker?")
         if self._connected:
@@ -227,54 +279,54 @@ class _Talk:
             self._refused(code)
             return
         self._connected = True
+        if self._send(selector):
+            selector.modify(self._socket, selectors.EVENT_READ, self._on_readable)
+
+    def _send(self, selector: selectors.BaseSelector) -> bool:
+        """Send the next question; a few bytes fit any empty socket buffer, and every answer was read before."""
+        assert self._socket is not None
         try:
-            self._socket.send(_REQUEST)  # 33 bytes fit any empty socket buffer.
+            self._socket.send(self._request)
         except OSError:
             selector.unregister(self._socket)
             self._closed()
-            return
-        selector.modify(self._socket, selectors.EVENT_READ, self._on_readable)
+            return False
+        return True
 
     def _on_readable(self, selector: selectors.BaseSelector) -> None:
         assert self._socket is not None
         try:
-            part = self._socket.recv(_HEADER.size + _ANSWER_BYTES - len(self._received))
+            part = self._socket.recv(_HEADER.size + self._answer_bytes - len(self._received))
         except BlockingIOError:
             return
         except OSError:
             part = b""
         self._received += part
-        if part and not self._judge():
-            return
-        selector.unregister(self._socket)
-        if self.result is None:
+        if not part:
             self._closed()
-
-    def _judge(self) -> bool:
-        """Set the result if enough was received; return whether that is so."""
-        if len(self._received) < _HEADER.size:
-            return False
-        if _HEADER.unpack_from(self._received)[0] != _ANSWER_BYTES:
+        elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
             self._end(GreetingStatus.NOT_RPC, "answers, but not as an RPC worker does; check the port")
-            return True
-        if len(self._received) < _HEADER.size + _ANSWER_BYTES:
+        elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
+            self._send(selector)
+            return
+        if self.result is not None:
+            selector.unregister(self._socket)
+
+    def _go_on(self) -> bool:
+        """Take the answer and turn to the next question; False where that was the last one."""
+        answer, self._received = self._received[_HEADER.size :], b""
+        try:
+            self._request, self._answer_bytes = self._questions.send(answer)
+        except StopIteration as end:
+            self._end(*end.value)
             return False
-        version = (self._received[_HEADER.size], self._received[_HEADER.size + 1], self._received[_HEADER.size + 2])
-        if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
-            theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
-            self._end(
-                GreetingStatus.WRONG_VERSION,
-                f"speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both",
-                version,
-            )
-        else:
-            self._end(GreetingStatus.OK, "answers", version)
         return True
 
     def _closed(self) -> None:
+        when = "after its greeting" if self._has_greeted else "without an answer"
         self._end(
             GreetingStatus.NOT_RPC,
-            "closed the connection without an answer: it is no RPC worker, or one of another version; check the port, "
+            f"closed the connection {when}: it is no RPC worker, or one of another version; check the port, "
             "and run the same release on both",
         )
 
@@ -286,9 +338,18 @@ class _Talk:
                 GreetingStatus.REFUSED, f"cannot be reached ({os.strerror(code)}); check the address and the network"
             )
 
-    def _end(self, status: GreetingStatus, words: str, version: tuple[int, int, int] | None = None) -> None:
-        self.result = self._greeting(status, words, version)
+    def _end(self, status: GreetingStatus, words: str) -> None:
+        self.result = self._greeting(status, words)
 
-    def _greeting(self, status: GreetingStatus, words: str, version: tuple[int, int, int] | None = None) -> Greeting:
+    def _greeting(self, status: GreetingStatus, words: str) -> Greeting:
         sentence = f"{words}." if status is GreetingStatus.UNRESOLVED else f"{self.endpoint} {words}."
-        return Greeting(self.endpoint, status, sentence.replace("?.", "?"), version)
+        return Greeting(self.endpoint, status, sentence.replace("?.", "?"), self._version)
+
+
+def _request(command: int, payload: bytes = b"") -> bytes:
+    return struct.pack("<BQ", command, len(payload)) + payload
+
+
+def _absurd(claim: str, wanted: str) -> _Verdict:
+    words = f"claims {claim}, which cannot be ({wanted} is understood); check what runs there"
+    return GreetingStatus.ABSURD, words

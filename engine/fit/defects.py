@@ -6,12 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.devices.device import Rig
 from engine.fit.report import DeviceRow
 from engine.gguf.model_file import MetadataValue, ModelFile
-from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout
 from engine.layout.layout_file import LayoutFile, layout_document
+from engine.plan.plan import Plan
 from engine.units import MIB
 
 TOLERANCE = 0.03
@@ -29,16 +27,9 @@ def disagreements(estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> 
     )
 
 
-def defect_text(
-    model: ModelFile,
-    rig: Rig,
-    layout: Layout,
-    context: ContextSettings,
-    estimated: Sequence[DeviceRow],
-    told: Sequence[DeviceRow],
-    engine: str,
-) -> str:
+def defect_text(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow], engine: str) -> str:
     """Return one line of JSON that reproduces the defect. It names no file, no folder and no machine."""
+    model = plan.model
     tensors: dict[str, int] = {}
     for tensor in model.tensors:
         tensors[tensor.type_name] = tensors.get(tensor.type_name, 0) + 1
@@ -49,10 +40,10 @@ def defect_text(
         "hyper_parameters": _hyper_parameters(model),
         "n_vocab": model.n_vocab,
         "tensor_types": tensors,
-        "layout": layout_document(LayoutFile("", layout, context)),
+        "layout": layout_document(LayoutFile("", plan.edit.layout, plan.edit.context)),
         "rig": [
             {"id": device.id, "backend": device.backend, "kind": device.kind, "total_bytes": device.total_bytes}
-            for device in rig.all_devices
+            for device in plan.rig.all_devices
         ],
         "estimated": _numbers(estimated),
         "engine_says": _numbers(told),

@@ -12,9 +12,6 @@ from math import inf
 
 from engine.fit.preview import LoadedLayout
 from engine.gguf.identity import FileIdentity
-from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 
 UNTIL_UNLOADED_S = inf
 AFTER_THE_ANSWER_S = 0.0
@@ -106,14 +103,6 @@ def _fewest(
 
 def _eviction_order(model: LoadedModel) -> tuple[float, float, str]:
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
-
-
-def needs_reload(
-    loaded: LoadedLayout, layout: Layout | None, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
-) -> bool:
-    """Return whether asking for `layout` (None: any would do), `context` and `side_files` means loading again."""
-    beside = loaded.context != context or loaded.side_files != side_files
-    return beside or (layout is not None and loaded.layout != layout)
 
 
 def held_bytes(loaded: LoadedLayout) -> dict[str, int]:

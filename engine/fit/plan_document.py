@@ -8,10 +8,9 @@ import msgspec
 
 from engine.fit.advice import Advice
 from engine.fit.report import DeviceRow, FitReport
-from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout
 from engine.layout.layout_file import LayoutFile, layout_document
+from engine.plan.plan import Plan
 from engine.units import format_bytes
 
 _HEADINGS = (
@@ -29,12 +28,11 @@ _HEADINGS = (
 )
 
 
-def plan_document(
-    model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport, explanation: str | None = None
-) -> dict[str, object]:
+def plan_document(plan: Plan, explanation: str | None = None) -> dict[str, object]:
     """Return the document of `layerdeck-cli plan`; `advice` and `explanation` only where there is something to say."""
+    report = plan.report
     document: dict[str, object] = {
-        "layout": layout_document(LayoutFile(model.name, layout, _planned(context, report))),
+        "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, _planned(plan))),
         "devices": [msgspec.to_builtins(row) for row in report.rows],
         "fits": report.fits,
         "violations": [msgspec.to_builtins(violation) for violation in report.violations],
@@ -48,13 +46,12 @@ def plan_document(
     return document
 
 
-def plan_text(
-    model: ModelFile, layout: Layout, context: ContextSettings, report: FitReport, explanation: str | None = None
-) -> str:
+def plan_text(plan: Plan, explanation: str | None = None) -> str:
     """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
+    report, layout = plan.report, plan.edit.layout
     runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
     lines = [
-        f"{model.name or 'model'}: {layout.n_layers} layers, context {_planned(context, report).n_ctx}",
+        f"{plan.model.name or 'model'}: {layout.n_layers} layers, context {plan.settings.n_ctx}",
         *runs,
         f"  {'output':>9}  {layout.output_device}",
         *([] if explanation is None else ["", explanation]),
@@ -93,10 +90,9 @@ def _notes(report: FitReport) -> tuple[Advice, ...]:
     return (Advice("incomplete_forecast", message, remedy), *report.advice)
 
 
-def _planned(context: ContextSettings, report: FitReport) -> ContextSettings:
+def _planned(plan: Plan) -> ContextSettings:
     """Return the settings as asked for with the length that the rows are for: a layout file is for one length."""
-    n_ctx = context.n_ctx if report.context is None else report.context.n_ctx
-    return msgspec.structs.replace(context, n_ctx=n_ctx)
+    return msgspec.structs.replace(plan.edit.context, n_ctx=plan.settings.n_ctx)
 
 
 def _decision_lines(report: FitReport) -> list[str]:

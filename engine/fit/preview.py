@@ -1,25 +1,22 @@
-"""One object that every bar and warning of the window reads: the edited layout with its forecast.
+"""One object that every bar and warning of the window reads: a plan as it is drawn, and what is loaded beside it.
 
 `make_preview` is the one call of a drag step: estimate, rules and fit, from tables made when the model was opened.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from engine.devices.device import Rig
-from engine.fit.advice import advice
-from engine.fit.check import check_fit
-from engine.fit.decisions.resolve import resolve
 from engine.fit.report import DeviceRow, FitReport
-from engine.fit.side_file_rules import side_file_violations
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.layout.rules import violations
 from engine.memory.backends import HOST_RULE
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,31 +37,35 @@ class LayerBytes:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """A layout as edited, with its forecast on a rig."""
+    """An edit as it is drawn, with its forecast on a rig."""
 
     model_name: str
     rig: Rig
-    layout: Layout
-    context: ContextSettings
+    edit: Edit
     layers: tuple[LayerBytes, ...]
     token_embedding_bytes: int
     output_weights_bytes: int
     report: FitReport
-    side_files: SideFiles = NO_SIDE_FILES
+
+    @property
+    def layout(self) -> Layout:
+        return self.edit.layout
+
+    @property
+    def context(self) -> ContextSettings:
+        return self.edit.context
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedLayout:
-    """What is loaded now: the layout and settings it was loaded with, measured rows and the forecast of that moment.
+    """What is loaded now: the edit it was loaded with, measured rows and the forecast of that moment.
 
-    `context` is what was asked for, `used` what was decided; `flash_attention` is the engine's word on it.
+    `edit` is what was asked for, `used` the settings that were decided; `flash_attention` is the engine's word on it.
     """
 
-    layout: Layout
-    context: ContextSettings
+    edit: Edit
     measured: tuple[DeviceRow, ...]
     forecast: tuple[DeviceRow, ...]
-    side_files: SideFiles = NO_SIDE_FILES
     used: ContextSettings | None = None
     flash_attention: bool | None = None
 
@@ -90,42 +91,21 @@ def make_report(
     context: ContextSettings,
     side_files: SideFiles = NO_SIDE_FILES,
 ) -> FitReport:
-    """Return the forecast of `layout` on `rig` with what was decided, the rules it breaks and what it costs."""
+    """Return the report of one plan, for who has no other use for it."""
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    resolved = resolve(memory, rig, layout, context, side_files)
-    broken = (
-        *violations(layout, memory.model, rig, resolved.context),
-        *side_file_violations(side_files, layout, rig),
-    )
-    report = check_fit(resolved.estimate, rig, broken)
-    return replace(
-        report,
-        advice=advice(layout, memory.model, rig, resolved.context),
-        decisions=resolved.decisions,
-        context=resolved.context,
-    )
+    return Plan(memory, rig, Edit(layout, context, side_files)).report
 
 
-def make_preview(
-    tables: PreviewTables,
-    rig: Rig,
-    layout: Layout,
-    context: ContextSettings,
-    side_files: SideFiles = NO_SIDE_FILES,
-) -> Preview:
-    """Return `layout` with its forecast on `rig`."""
-    memory = tables.memory
-    report = make_report(memory, rig, layout, context, side_files)
+def make_preview(tables: PreviewTables, plan: Plan) -> Preview:
+    """Return what is drawn of `plan`, a plan of the model that `tables` are of."""
     return Preview(
-        model_name=memory.model.name,
-        rig=rig,
-        layout=layout,
-        context=context,
-        layers=tables.layers(report.context or context),
-        token_embedding_bytes=memory.weights.token_embedding_bytes,
-        output_weights_bytes=memory.weights.output_bytes(HOST_RULE),
-        report=report,
-        side_files=side_files,
+        model_name=plan.model.name,
+        rig=plan.rig,
+        edit=plan.edit,
+        layers=tables.layers(plan.settings),
+        token_embedding_bytes=plan.memory.weights.token_embedding_bytes,
+        output_weights_bytes=plan.memory.weights.output_bytes(HOST_RULE),
+        report=plan.report,
     )
 
 

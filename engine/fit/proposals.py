@@ -11,16 +11,14 @@ import msgspec
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.layer_moves import Move, layer_words, moves_off
-from engine.fit.preview import make_report
 from engine.fit.report import DeviceRow, FitReport
 from engine.fit.shares import share_words, shares_within
 from engine.fit.smaller_caches import cache_words, smaller_caches
-from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import Grade
-from engine.memory.model_memory import ModelMemory
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
 from engine.units import format_bytes
 
 ProposalKind = Literal["layers", "shares", "context", "cache", "experts", "ubatch", "unload", "cache_and_context"]
@@ -36,14 +34,13 @@ MAX_ESTIMATES = 32
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A change in one sentence, the layout and settings after it, and what it does to each device that it changes.
+    """A change in one sentence, the edit after it, and what it does to each device that it changes.
 
     `rows` are what it takes, of the grade that says how we know; `unload` names a loaded model that has to go first.
     """
 
     text: str
-    layout: Layout
-    context: ContextSettings
+    edit: Edit
     detail: str
     kind: ProposalKind = "layers"
     rows: tuple[DeviceRow, ...] = ()
@@ -52,22 +49,15 @@ class Proposal:
 
 
 def propose(
-    model: ModelFile | ModelMemory,
-    rig: Rig,
-    layout: Layout,
-    context: ContextSettings,
-    missing: Mapping[str, int],
-    kinds: Collection[ProposalKind] = ALL_KINDS,
-    side_files: SideFiles = NO_SIDE_FILES,
+    plan: Plan, missing: Mapping[str, int], kinds: Collection[ProposalKind] = ALL_KINDS
 ) -> tuple[Proposal, ...]:
-    """Return at most `MAX_PROPOSALS` changes of `layout` and `context` that are forecast to fit, without duplicates.
+    """Return at most `MAX_PROPOSALS` changes of what `plan` asks for that are forecast to fit, without duplicates.
 
     `missing` is how many bytes too few each device had in the load that failed: every proposal takes at least these
     off the device, whatever was forecast. Nothing is proposed for a model whose forecast is not whole, nor for
     a layout that breaks a rule.
     """
-    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
-    search = _Search(memory, rig, layout, context, missing, side_files)
+    search = _Search(plan, missing)
     if not missing or search.before.violations or search.before.probe_only is not None:
         return ()
     searches: dict[ProposalKind, Callable[[], Proposal | None]] = {
@@ -88,19 +78,11 @@ def propose(
 class _Search:
     """One failed load; every method is one kind of change and returns the smallest that helps."""
 
-    def __init__(
-        self,
-        memory: ModelMemory,
-        rig: Rig,
-        layout: Layout,
-        context: ContextSettings,
-        missing: Mapping[str, int],
-        side_files: SideFiles,
-    ) -> None:
-        self._memory, self._rig, self._layout, self._context, self._missing = memory, rig, layout, context, missing
-        self._side_files = side_files
+    def __init__(self, plan: Plan, missing: Mapping[str, int]) -> None:
+        self._plan, self._missing = plan, missing
+        self._layout, self._context = plan.edit.layout, plan.edit.context
         self._left = 0
-        self.before = self._report(layout, context)
+        self.before = self._report(self._layout, self._context)
         self._before_bytes = {row.id: row.need_bytes for row in self.before.rows}
 
     # ------------------------------------------------------------------ kinds of change
@@ -199,7 +181,7 @@ class _Search:
         held = {
             device: {each.model: each.size_bytes for each in found.holdings}
             for device in self._missing
-            if (found := self._rig.device(device)) is not None
+            if (found := self._plan.rig.device(device)) is not None
         }
         enough = [
             name
@@ -207,13 +189,10 @@ class _Search:
             if all(held[device].get(name, 0) >= missing_bytes for device, missing_bytes in self._missing.items())
         ]
         for name in sorted(enough, key=lambda name: (sum(sizes[name] for sizes in held.values()), name)):
-            rig = rig_without(self._rig, name)
-            report = make_report(self._memory, rig, self._layout, self._context, self._side_files)
+            report = self._plan.on(rig_without(self._plan.rig, name)).report
             if report.fits:
                 freed = ", ".join(f"{device} {format_bytes(sizes[name])} less" for device, sizes in held.items())
-                return Proposal(
-                    f"Unload {name}", self._layout, self._context, freed, "unload", report.rows, unload=name
-                )
+                return Proposal(f"Unload {name}", self._plan.edit, freed, "unload", report.rows, unload=name)
         return None
 
     # ------------------------------------------------------------------ candidates
@@ -237,7 +216,7 @@ class _Search:
         taken = (
             each.part == "experts" and (each.layers is None or layer in each.layers) for each in self._layout.overrides
         )
-        return self._memory.model.blocks[layer].expert_bytes > 0 and not any(taken)
+        return self._plan.model.blocks[layer].expert_bytes > 0 and not any(taken)
 
     def _after_experts(self, run: Run, count: int) -> Layout:
         override = Override(CPU_ID, part="experts", first=run.last - count + 1, last=run.last)
@@ -281,7 +260,10 @@ class _Search:
         return self._report(layout, self._context)
 
     def _report(self, layout: Layout, context: ContextSettings) -> FitReport:
-        return make_report(self._memory, self._rig, layout, context, self._side_files)
+        return self._plan.with_edit(self._edit(layout, context)).report
+
+    def _edit(self, layout: Layout, context: ContextSettings) -> Edit:
+        return replace(self._plan.edit, layout=layout, context=context)
 
     def _relieves(self, report: FitReport) -> bool:
         """Return whether every device that was short has as much less on it as was missing, and its forecast fits."""
@@ -305,7 +287,8 @@ class _Search:
         report = self._report(layout, context)
         if not self._helps(report):
             return None
-        return Proposal(text, layout, context, changes_in_words(self.before.rows, report.rows), kind, report.rows)
+        words = changes_in_words(self.before.rows, report.rows)
+        return Proposal(text, self._edit(layout, context), words, kind, report.rows)
 
 
 def rig_without(rig: Rig, model: str) -> Rig:

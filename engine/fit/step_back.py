@@ -16,10 +16,8 @@ from engine.fit.report import DeviceRow
 from engine.fit.shares import share_words
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.wording import describe_runs
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.memory.model_memory import ModelMemory
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.plan import Plan
 from engine.units import format_bytes
 
 MAX_TENTHS = 10
@@ -64,15 +62,10 @@ class Step:
     change: str
 
 
-def step_back(
-    memory: ModelMemory,
-    rig: Rig,
-    context: ContextSettings,
-    history: Sequence[Tried],
-    constraints: Constraints = NO_CONSTRAINTS,
-    side_files: SideFiles = NO_SIDE_FILES,
-) -> Step | None:
+def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> Step | None:
     """Return what to try after all of `history`, whose last layout is stepped back from; None: nothing is left.
+
+    `plan` is what was asked for: its settings and side files stay.
 
     A device that refused gets fewer bytes than in any layout that it refused, and less than it really gave by a tenth
     for every refusal so far. Where that leads to no new layout, the back-off grows; last comes the CPU alone.
@@ -82,7 +75,8 @@ def step_back(
     pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
     if constraints.output is not None:
         pins[last.layout.n_layers] = constraints.output
-    relief = Relief(memory, rig, context, side_files=side_files, pins=pins, off=constraints.off)
+    rig, edit = plan.rig, plan.edit
+    relief = Relief(plan.memory, rig, edit.context, side_files=edit.side_files, pins=pins, off=constraints.off)
     past = {each.layout for each in history}
     tenths = min(MAX_TENTHS, max(each.tenths for each in history) + (last.refusal is not None))
     while True:

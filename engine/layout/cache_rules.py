@@ -9,11 +9,10 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.tensor_types import TYPES_BY_NAME
 from engine.layout.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.layout.violation import Violation
+from engine.settings.table import MAX_SEQUENCES
 
 KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_elements for kind in KV_TYPES}
 """Elements in one block of a cache type, `ggml_blck_size`; a row of the cache is whole blocks."""
-MAX_SEQUENCES = 256
-"""LLAMA_MAX_SEQ."""
 
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:

@@ -1,48 +1,29 @@
-"""Context options of a load, with our defaults; the worker sets every field explicitly."""
+"""Context settings, which live in `engine.settings`, for those who look for them here."""
 
-from __future__ import annotations
+from engine.settings.context_settings import (
+    AUTO,
+    AUTO_CONTEXT,
+    FLASH_ATTENTION_MODES,
+    KV_TYPES,
+    LOAD_MODES,
+    OFFLOAD_MIN_BATCH,
+    ContextSettings,
+    FlashAttention,
+    KvType,
+    LoadMode,
+    OpOffload,
+)
 
-from typing import Literal
-
-import msgspec
-
-KvType = Literal["f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl"]
-KV_TYPES: tuple[KvType, ...] = ("f32", "f16", "bf16", "q8_0", "q5_1", "q5_0", "q4_1", "q4_0", "iq4_nl")
-FlashAttention = Literal["auto", "on", "off"]
-FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = ("auto", "on", "off")
-LoadMode = Literal["auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io"]
-LOAD_MODES: tuple[LoadMode, ...] = ("auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io")
-OpOffload = bool | Literal["auto"]
-AUTO: Literal["auto"] = "auto"
-AUTO_CONTEXT = 0
-"""As `n_ctx`: as long as is sensible on the rig and fits."""
-OFFLOAD_MIN_BATCH = 32
-"""The engine's own threshold of op_offload, in tokens of a micro batch (GGML_OP_OFFLOAD_MIN_BATCH)."""
-
-
-class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """`n_ctx` and batches are in tokens; `threads` None: a thread on each full core; `n_ctx` may be `AUTO_CONTEXT`.
-
-    `op_offload_min_batch`: from how many tokens on a device computes with weights in host memory; None: the engine's.
-    """
-
-    n_ctx: int = 8192
-    n_batch: int = 2048
-    n_ubatch: int = 512
-    n_seq_max: int = 1
-    type_k: KvType = "f16"
-    type_v: KvType = "f16"
-    flash_attn: FlashAttention = "auto"
-    offload_kqv: bool = True
-    op_offload: OpOffload = True
-    op_offload_min_batch: int | None = None
-    swa_full: bool = False
-    kv_unified: bool = False
-    load_mode: LoadMode = "auto"
-    threads: int | None = None
-    threads_batch: int | None = None
-
-    @property
-    def offload_batch(self) -> int:
-        """The tokens of a micro batch from which on op_offload works."""
-        return OFFLOAD_MIN_BATCH if self.op_offload_min_batch is None else self.op_offload_min_batch
+__all__ = [
+    "AUTO",
+    "AUTO_CONTEXT",
+    "FLASH_ATTENTION_MODES",
+    "KV_TYPES",
+    "LOAD_MODES",
+    "OFFLOAD_MIN_BATCH",
+    "ContextSettings",
+    "FlashAttention",
+    "KvType",
+    "LoadMode",
+    "OpOffload",
+]

@@ -7,20 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import msgspec
-
 from engine.devices.device import find_id_fault
 from engine.errors import LayoutError
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
-from engine.layout.context_settings import (
-    AUTO,
-    AUTO_CONTEXT,
-    FLASH_ATTENTION_MODES,
-    KV_TYPES,
-    LOAD_MODES,
-    ContextSettings,
-    OpOffload,
-)
 from engine.layout.layout import (
     MAX_LAYERS,
     SPLIT_MODES,
@@ -32,12 +21,10 @@ from engine.layout.layout import (
     merge_runs,
 )
 from engine.layout.patterns import OVERRIDE_PARTS
+from engine.settings.context_file import context_document, parse_context
+from engine.settings.context_settings import ContextSettings
 
 VERSION = 1
-MAX_TOKENS = (1 << 31) - 1
-MAX_SEQUENCES = 256
-MAX_THREADS = 512
-"""GGML_MAX_N_THREADS; more is an assertion in the engine."""
 
 _LAYERS = re.compile(r"(\d{1,6})(?:-(\d{1,6}))?", re.ASCII)
 
@@ -87,12 +74,7 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
     if layout.main_device is not None:
         document["main_device"] = layout.main_device
     document["overrides"] = [_override_document(override) for override in layout.overrides]
-    context: dict[str, object] = msgspec.to_builtins(file.context)
-    if file.context.op_offload_min_batch is None:
-        del context["op_offload_min_batch"]
-    if file.context.n_ctx == AUTO_CONTEXT:
-        context["n_ctx"] = AUTO
-    document["context"] = context
+    document["context"] = context_document(file.context)
     return document
 
 
@@ -134,7 +116,7 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
         main_device=root.nullable("main_device", partial(_device, root), None),
         overrides=root.maybe("overrides", lambda key: tuple(map(_parse_override, root.nested_list(key))), ()),
     )
-    context = _parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
+    context = parse_context(root.nested("context")) if "context" in root.keys else ContextSettings()
     return LayoutFile(name, layout, context)
 
 
@@ -197,36 +179,3 @@ def _override_document(override: Override) -> dict[str, object]:
     if override.first is not None and override.last is not None:
         document["layers"] = _range_text(override.first, override.last)
     return {**document, "device": override.device}
-
-
-def _parse_context(item: JsonObject) -> ContextSettings:
-    item.allow(*ContextSettings.__struct_fields__)
-    default = ContextSettings()
-
-    def tokens(key: str) -> int:
-        return item.integer(key, 1, MAX_TOKENS)
-
-    def threads(key: str) -> int:
-        return item.integer(key, 1, MAX_THREADS)
-
-    return ContextSettings(
-        n_ctx=item.maybe("n_ctx", lambda key: AUTO_CONTEXT if item.is_text(key, AUTO) else tokens(key), default.n_ctx),
-        n_batch=item.maybe("n_batch", tokens, default.n_batch),
-        n_ubatch=item.maybe("n_ubatch", tokens, default.n_ubatch),
-        n_seq_max=item.maybe("n_seq_max", lambda key: item.integer(key, 1, MAX_SEQUENCES), default.n_seq_max),
-        type_k=item.maybe("type_k", lambda key: item.choice(key, KV_TYPES), default.type_k),
-        type_v=item.maybe("type_v", lambda key: item.choice(key, KV_TYPES), default.type_v),
-        flash_attn=item.maybe("flash_attn", lambda key: item.choice(key, FLASH_ATTENTION_MODES), default.flash_attn),
-        offload_kqv=item.maybe("offload_kqv", item.flag, default.offload_kqv),
-        op_offload=item.maybe("op_offload", partial(_parse_op_offload, item), default.op_offload),
-        op_offload_min_batch=item.nullable("op_offload_min_batch", tokens, None),
-        swa_full=item.maybe("swa_full", item.flag, default.swa_full),
-        kv_unified=item.maybe("kv_unified", item.flag, default.kv_unified),
-        load_mode=item.maybe("load_mode", lambda key: item.choice(key, LOAD_MODES), default.load_mode),
-        threads=item.nullable("threads", threads, None),
-        threads_batch=item.nullable("threads_batch", threads, None),
-    )
-
-
-def _parse_op_offload(item: JsonObject, key: str) -> OpOffload:
-    return AUTO if item.is_text(key, AUTO) else item.flag(key)

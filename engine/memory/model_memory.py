@@ -17,14 +17,16 @@ from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
 from engine.memory.member_weights import MemberTables, member_rules
+from engine.memory.override_homes import OverrideHomes
 from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
+from engine.settings.table import SETTINGS
 
 _LOGIT_BYTES = 4
 _MOST_TABLES = 12
 """A length that is left open asks for several at every step of a drag."""
-_UNDECIDING = frozenset({"threads", "threads_batch", "load_mode"})
+_DECIDING = tuple(setting.key for setting in SETTINGS if setting.effect == "context")
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 
@@ -43,7 +45,8 @@ class ModelMemory:
         self._graphs: GraphTables | None = None
         self._last: tuple[ContextSettings, ContextMemory] | None = None
         self._tables: dict[tuple[object, ...], ContextMemory] = {}
-        self._last_overrides: OverriddenWeights | None = None
+        homes = OverrideHomes(model)
+        self._overridden = OverriddenWeights(self.weights, homes)
         self._last_members: tuple[tuple[tuple[float, ...], tuple[SizeRule, ...]], MemberTables] | None = None
         try:
             self._state = read_state(model)
@@ -52,7 +55,7 @@ class ModelMemory:
             self.unknown = ("state", "compute")
             return
         try:
-            self._graphs = GraphTables(model, *self._state)
+            self._graphs = GraphTables(model, *self._state, homes)
         except MissingNumberError as error:
             self.probe_only = f"{error}; only a probe can tell the compute buffers"
             self.unknown = ("compute",)
@@ -121,10 +124,7 @@ class ModelMemory:
     def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:
         """Return the weights on each device that is not the CPU, and the host's."""
         if placement.overrides:
-            last = self._last_overrides
-            if last is None or last.overrides != placement.overrides:
-                last = self._last_overrides = OverriddenWeights(self.weights, placement.overrides)
-            return last.split(placement, members)
+            return self._overridden.split(placement, members)
         on_device = self.weights.device_bytes(placement)
         if members is not None:
             on_device = dict(zip(placement.entries, members.weight_bytes(placement.leading), strict=True))
@@ -200,8 +200,8 @@ class ContextMemory:
 
 
 def _deciding_fields(context: ContextSettings) -> tuple[object, ...]:
-    """Return what decides about caches and compute buffers: neither threads nor how the file is read."""
-    return tuple(getattr(context, name) for name in context.__struct_fields__ if name not in _UNDECIDING)
+    """Return what decides about caches and graphs: neither threads nor how the file is read."""
+    return tuple(getattr(context, key) for key in _DECIDING)
 
 
 def _nothing_known(rig: Rig, reason: str | None) -> MemoryEstimate:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ from engine.gguf.model_file import TensorInfo
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import HOST_RULE
 from engine.memory.member_weights import MemberTables
+from engine.memory.override_homes import OverrideHomes
 from engine.memory.placement import Placement
 from engine.memory.weights import HostWeights, WeightTables, file_spans, is_repacked, tensor_bytes
 
@@ -20,6 +20,7 @@ _REPACKABLE = "CPU, may be repacked"
 
 
 _MOST_RANGES = 4096
+_MOST_LAYERS = 16384
 _SPLIT = "all members of a tensor split"
 
 
@@ -56,24 +57,28 @@ class _Tally:
 
 
 class OverriddenWeights:
-    """Weights of layouts with the same overrides. What a layer comes to on a device is counted once."""
+    """Weights of layouts with overrides. What a layer comes to on a device is counted once, by what of it is moved."""
 
-    def __init__(self, tables: WeightTables, overrides: tuple[TensorOverride, ...]) -> None:
-        self.overrides = overrides
+    def __init__(self, tables: WeightTables, homes: OverrideHomes) -> None:
         self._tables = tables
-        self._rules = usable_rules(overrides)
+        self._homes = homes
         self._circumstances: object = None
-        self._layers: dict[tuple[int, str], _Tally] = {}
+        self._overrides: tuple[TensorOverride, ...] = ()
+        self._moved: dict[str, str] = {}
+        self._layers: dict[tuple[object, ...], _Tally] = {}
         self._ranges: dict[tuple[str, int, int], _Tally] = {}
 
     def split(self, placement: Placement, members: MemberTables | None = None) -> tuple[dict[str, int], HostWeights]:
         """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
         tables = self._tables
         circumstances = (tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map)
-        if members is not None or circumstances != self._circumstances:
+        if members is not None or circumstances != self._circumstances or len(self._layers) >= _MOST_LAYERS:
             self._layers.clear()
             self._ranges.clear()
             self._circumstances = None if members is not None else circumstances
+        if placement.overrides != self._overrides:
+            self._ranges.clear()
+            self._overrides, self._moved = placement.overrides, self._homes.devices(placement.overrides)
         total = _Tally(tables.n_files)
         for home, first, end in _ranges(placement, len(tables.block_tensors)):
             found = self._ranges.get((home, first, end))
@@ -95,9 +100,11 @@ class OverriddenWeights:
         return total.on_device, HostWeights(total.repacked_bytes, mapped_bytes + lazy_bytes)
 
     def _layer(self, index: int, home: str, placement: Placement, members: MemberTables | None) -> _Tally:
-        found = self._layers.get((index, home))
+        moved = self._moved
+        key = (index, home, *[moved.get(tensor.name) for tensor in self._tables.block_tensors[index]])
+        found = self._layers.get(key)
         if found is None:
-            found = self._layers[index, home] = _Tally(self._tables.n_files)
+            found = self._layers[key] = _Tally(self._tables.n_files)
             for tensor in self._tables.block_tensors[index]:
                 self._add(found, placement, members, tensor, _natural(self._tables, placement, tensor, home))
         return found
@@ -115,7 +122,7 @@ class OverriddenWeights:
         tables = self._tables
         if tensor is tables.lazy and placement.can_map:
             return
-        home = next((device for regex, device in self._rules if regex.search(tensor.name)), natural)
+        home = self._moved.get(tensor.name, natural)
         if home in (CPU_ID, _REPACKABLE):
             repacks = home != natural or natural == _REPACKABLE
             repacks = repacks and placement.repacks and not is_input and is_repacked(tensor)
@@ -135,17 +142,6 @@ class OverriddenWeights:
                 tally.on_device[member] += size_bytes
         elif home in placement.traits:
             tally.on_device[home] += tensor_bytes(tensor, placement.traits[home].size_rule)
-
-
-def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
-    """Return usable patterns; one that is not a regex is a broken rule and moves nothing here."""
-    rules = []
-    for override in overrides:
-        try:
-            rules.append((re.compile(override.pattern), override.device))
-        except (re.error, OverflowError, RecursionError):
-            continue
-    return rules
 
 
 def _ranges(placement: Placement, n_layers: int) -> list[tuple[str, int, int]]:

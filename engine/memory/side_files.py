@@ -15,7 +15,7 @@ from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.quoting import clean, quote
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
-from engine.memory.override_weights import usable_rules
+from engine.memory.override_homes import usable_rules
 from engine.memory.placement import Placement
 from engine.memory.weights import tensor_bytes
 

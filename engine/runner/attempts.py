@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
-from engine.fit.preview import make_report
-from engine.fit.report import DeviceRow, FitReport
+from engine.fit.report import FitReport
 from engine.fit.step_back import Refusal, Step, Tried, layout_words, shortage_words, step_back
 from engine.layout.layout import Layout
-from engine.memory.model_memory import ModelMemory
+from engine.plan.plan import Plan
 from engine.runner.events import STAGE_WORDS, Attempt, Cancelled, Loaded, LoadEnding, OutOfMemory
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.probe import Probes
 from engine.units import format_bytes
 
@@ -43,15 +42,14 @@ class Attempts:
 
     def __init__(
         self,
-        job: LoadJob,
-        memory: ModelMemory,
+        order: LoadOrder,
         probes: Probes | None,
-        load: Callable[[LoadJob], LoadEnding],
+        load: Callable[[LoadOrder], LoadEnding],
         tell: Callable[[Attempt], None],
         cancel: CancelToken,
     ) -> None:
         """`load` loads for real and waits for the ending; `probes` None: the arithmetic has to do."""
-        self._job, self._memory, self._probes = job, memory, probes
+        self._order, self._probes = order, probes
         self._load, self._tell, self._cancel = load, tell, cancel
         # Replaced whole, so that they may be read anywhere.
         self.log: tuple[LoadAttempt, ...] = ()
@@ -59,55 +57,54 @@ class Attempts:
 
     def run(self) -> LoadEnding:
         """Return how it ended: as the last real load did, or `Cancelled`."""
-        job, tenths, reason = self._job, 0, FIRST_REASON
+        plan, tenths, reason = self._order.plan, 0, FIRST_REASON
         while True:
-            self._begin(job.layout, reason)
-            rows = self._rows(job)
+            self._begin(plan.edit.layout, reason)
+            plan = self._probed(plan)
             if self._cancel.cancelled:
                 return self._ended(Cancelled(stage="fit"), "Cancelled.")
+            layout, rows = plan.edit.layout, plan.forecast
             if not FitReport(rows).fits:
                 # A forecast refuses nothing: where no other layout is left to try, this one is loaded all the same.
-                step = self._next(Tried(job.layout, rows, tenths=tenths))
+                step = self._next(Tried(layout, rows, tenths=tenths))
                 if step is not None:
                     outcome = f"Not loaded: the engine's plan is short on {shortage_words(rows)}."
                     self._note(outcome)
-                    job, tenths, reason = self._following(job, step, outcome)
+                    plan, tenths, reason = self._following(step, outcome)
                     continue
-            ending = self._load(replace(job, forecast=rows))
+            ending = self._load(self._order.with_plan(plan))
             refusal = refusal_of(ending) if isinstance(ending, OutOfMemory) else None
             outcome = _outcome_words(ending)
             self._note(outcome, loaded=True)
-            tried = Tried(job.layout, rows, refusal, tenths)
+            tried = Tried(layout, rows, refusal, tenths)
             step = self._next(tried) if refusal is not None else None
             if step is None:
                 self.tried = (*self.tried, tried)
                 return ending
             if self._cancel.cancelled:
                 return Cancelled(stage="fit")
-            job, tenths, reason = self._following(job, step, outcome)
+            plan, tenths, reason = self._following(step, outcome)
 
-    def _rows(self, job: LoadJob) -> tuple[DeviceRow, ...]:
-        """Return the engine's own forecast, or the arithmetic's where the engine cannot be asked; a load says why."""
+    def _probed(self, plan: Plan) -> Plan:
+        """Return `plan` with the engine's own forecast; as it is where the engine cannot be asked: a load says why."""
         try:
-            if self._probes is not None:
-                return self._probes.rows(job)
+            return plan if self._probes is None else self._probes.probed(plan)
         except EngineError:
-            pass
-        return make_report(self._memory, job.rig, job.layout, job.context, job.side_files).rows
+            return plan
 
     def _next(self, tried: Tried) -> Step | None:
         """Return what to try after `tried`, which becomes part of the history if there is something."""
-        job = self._job
-        if len(self.log) > job.retry.retries:
+        retry = self._order.retry
+        if len(self.log) > retry.retries:
             return None
         history = (*self.tried, tried)
-        step = step_back(self._memory, job.rig, job.context, history, job.retry.constraints, job.side_files)
+        step = step_back(self._order.plan, history, retry.constraints)
         if step is not None:
             self.tried = history
         return step
 
-    def _following(self, job: LoadJob, step: Step, outcome: str) -> tuple[LoadJob, int, str]:
-        return replace(job, layout=step.layout), step.tenths, f"{outcome} Moved: {step.change}."
+    def _following(self, step: Step, outcome: str) -> tuple[Plan, int, str]:
+        return self._order.plan.with_layout(step.layout), step.tenths, f"{outcome} Moved: {step.change}."
 
     def _begin(self, layout: Layout, reason: str) -> None:
         number = len(self.log) + 1

@@ -12,13 +12,12 @@ import msgspec
 from engine.cancellation import CancelToken
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
-from engine.fit.preview import make_report
 from engine.fit.proposals import Proposal
 from engine.fit.step_back import Tried
-from engine.memory.model_memory import ModelMemory
+from engine.plan.plan import Plan
 from engine.runner.attempts import Attempts, LoadAttempt, refusal_of
 from engine.runner.events import AnyEvent, Failed, Loaded, LoadEnding, OutOfMemory, Progress, Stage
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.probe import Probes
 from engine.runner.probe_cache import ProbeCache
 from engine.runner.proposal_checks import ProposalCheck, missing_bytes
@@ -39,10 +38,10 @@ class Campaign:
 
     def __init__(
         self,
-        job: LoadJob,
+        order: LoadOrder,
         *,
         held: LoadedInfo | None,
-        load: Callable[[Campaign, LoadJob], None],
+        load: Callable[[Campaign, LoadOrder], None],
         tell: Callable[[AnyEvent], None],
         end: Callable[[Campaign, LoadEnding], None],
         holders: Callable[[Device], tuple[MemoryHolder, ...]],
@@ -51,7 +50,7 @@ class Campaign:
         argv: Sequence[str] | None,
     ) -> None:
         self._proposal_limit_s = proposal_limit_s
-        self._job, self._held = job, held
+        self._order, self._held = order, held
         self._load, self._tell, self._end = load, tell, end
         self._holders, self._cache, self._argv = holders, cache, argv
         self._endings: queue.SimpleQueue[LoadEnding] = queue.SimpleQueue()
@@ -108,40 +107,37 @@ class Campaign:
         self._end(self, ending)
 
     def _steps(self) -> LoadEnding:
-        job = self._job
-        if not job.retry.retries:
-            ending = self._load_really(job)
+        # Its thread plans on while others do: the tables are its own.
+        order = self._order.with_plan(self._order.plan.with_own_tables())
+        plan = order.plan
+        if not order.retry.retries:
+            ending = self._load_really(order)
             if isinstance(ending, OutOfMemory):
-                memory = ModelMemory(job.model)
-                rows = make_report(memory, job.rig, job.layout, job.context, job.side_files).rows
-                return self._explained(memory, ending, (Tried(job.layout, rows, refusal_of(ending)),))
+                return self._explained(plan, ending, (Tried(plan.edit.layout, plan.forecast, refusal_of(ending)),))
             return ending
-        memory = ModelMemory(job.model)
-        if make_report(memory, job.rig, job.layout, job.context, job.side_files).violations:
-            return self._load_really(job)  # It says which rule, and no other layout was asked for.
+        if plan.violations:
+            return self._load_really(order)  # It says which rule, and no other layout was asked for.
         for stage in ("header", "fit"):
             self._tell(Progress(stage=stage))
         with Probes(cache=self._cache, argv=self._argv, cancel=self._cancel) as probes:
-            can_ask = self._held is None or not self._held.job.used_endpoints().keys() & self._endpoints()
-            self._attempts = Attempts(
-                job, memory, probes if can_ask else None, self._load_really, self._tell, self._cancel
-            )
+            can_ask = self._held is None or not self._held.order.plan.used_endpoints.keys() & self._endpoints()
+            self._attempts = Attempts(order, probes if can_ask else None, self._load_really, self._tell, self._cancel)
             ending = self._attempts.run()
-        return self._explained(memory, ending, self._attempts.tried) if isinstance(ending, OutOfMemory) else ending
+        return self._explained(plan, ending, self._attempts.tried) if isinstance(ending, OutOfMemory) else ending
 
     def _endpoints(self) -> set[str]:
-        return {device.endpoint for device in self._job.rig.devices if device.endpoint is not None}
+        return {device.endpoint for device in self._order.plan.rig.devices if device.endpoint is not None}
 
-    def _load_really(self, job: LoadJob) -> LoadEnding:
-        self._load(self, job)
+    def _load_really(self, order: LoadOrder) -> LoadEnding:
+        self._load(self, order)
         return self._endings.get()
 
-    def _explained(self, memory: ModelMemory, ending: OutOfMemory, tried: Sequence[Tried]) -> OutOfMemory:
+    def _explained(self, plan: Plan, ending: OutOfMemory, tried: Sequence[Tried]) -> OutOfMemory:
         """Return `ending` with what to change and who holds the memory."""
-        job, missing, limit_s = self._job, missing_bytes(tried), self._proposal_limit_s
+        missing, limit_s = missing_bytes(tried), self._proposal_limit_s
         with Probes(cache=self._cache, timeout_s=limit_s, argv=self._argv, cancel=self._cancel) as probes:
-            self.proposals = ProposalCheck(job, memory, missing, probes, self._cancel, limit_s).run()
-        device = job.rig.device(ending.device)
+            self.proposals = ProposalCheck(plan, missing, probes, self._cancel, limit_s).run()
+        device = plan.rig.device(ending.device)
         return msgspec.structs.replace(
             ending,
             proposals=tuple(each.text for each in self.proposals),

@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from engine.runner.board import Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runner.events import AnyEvent
-from engine.runner.job import LoadJob
 from engine.runner.lifecycle import STOP_TIMEOUT_S, Lifecycle, RunnerOptions
+from engine.runner.load_order import LoadOrder
 from engine.runner.protocol import DeviceMemoryReading, Generate
 from engine.runner.runs import LoadedInfo, RunnerState
 
-__all__ = ["LoadJob", "LoadedInfo", "Runner", "RunnerState"]
+__all__ = ["LoadOrder", "LoadedInfo", "Runner", "RunnerState"]
 
 
 class Runner:
@@ -61,8 +61,8 @@ class Runner:
         """Tokens in the loaded context after the last generation; None before the first."""
         return self._lifecycle.context_used
 
-    def load(self, job: LoadJob) -> None:
-        """Load `job`. Its events end with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+    def load(self, order: LoadOrder) -> None:
+        """Load `order`. Its events end with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
         Stopped, failed: begins. Ready: what is loaded stays until the layout was checked and the endpoints that it
         does not hold have answered, and is then replaced. Starting, loading, generating, stopping: what runs is
@@ -71,7 +71,7 @@ class Runner:
         Raises:
             ArgumentError: after `close`.
         """
-        self._lifecycle.put_load(job)
+        self._lifecycle.put_load(order)
 
     def generate(self, request: Generate) -> None:
         """Generate. Ready: `Token`s, then one of `Done, OutOfMemory, Failed, Crashed`.

@@ -8,7 +8,7 @@ from importlib import metadata
 
 from engine.fit.defects import defect_text, disagreements
 from engine.fit.report import DeviceRow
-from engine.runner.job import LoadJob
+from engine.plan.plan import Plan
 
 _log = logging.getLogger("layerdeck.defects")
 
@@ -18,9 +18,9 @@ def engine_version() -> str:
     return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
 
 
-def report_defect(job: LoadJob, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
+def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:
     """Log a defect where the arithmetic says it knows the model and is out of tolerance on a device."""
     if not disagreements(estimated, told):
         return
-    text = defect_text(job.model, job.rig, job.layout, job.context, estimated, told, engine_version())
+    text = defect_text(plan, estimated, told, engine_version())
     _log.warning("Forecast and engine disagree; to reproduce: %s", text)

@@ -7,8 +7,12 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import count
+
+import msgspec
 
 from engine.errors import ArgumentError, EngineError
+from engine.plan.requests import environment, load_request
 from engine.runner.board import Board, Receivers
 from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
 from engine.runner.events import (
@@ -22,7 +26,7 @@ from engine.runner.events import (
 )
 from engine.runner.greeter import Greetings
 from engine.runner.inbox import Inbox
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import (
     AllocationFailure,
@@ -90,12 +94,13 @@ class Lifecycle:
         self.loaded: LoadedInfo | None = None
         self.context_used: int | None = None
         self._child: ChildProcess | None = None
-        self._child_job: LoadJob | None = None
+        self._child_order: LoadOrder | None = None
         self._last_child: ChildProcess | None = None
         self._load: LoadRun | None = None
         self._waiting: deque[WaitingLoad] = deque()
         self._unload_wanted = False
         self._closing = False
+        self._request_ids = count(1)
 
     @property
     def state(self) -> RunnerState:
@@ -103,8 +108,8 @@ class Lifecycle:
 
     # ------------------------------------------------------------------ from any thread
 
-    def put_load(self, job: LoadJob) -> None:
-        if not self._inbox.put(partial(self._do_load, job)):
+    def put_load(self, order: LoadOrder) -> None:
+        if not self._inbox.put(partial(self._do_load, order)):
             raise ArgumentError("The runner is closed and loads nothing any more.")
 
     def put_generate(self, request: Generate) -> None:
@@ -137,8 +142,8 @@ class Lifecycle:
     def _is_over(self) -> bool:
         return self._closing and self._is_idle() and self._child is None and not self._waiting
 
-    def _do_load(self, job: LoadJob) -> None:
-        self._waiting.append(WaitingLoad(job))
+    def _do_load(self, order: LoadOrder) -> None:
+        self._waiting.append(WaitingLoad(order))
         self._end_what_runs()
         self._advance()
 
@@ -152,7 +157,7 @@ class Lifecycle:
         self._board.tell_state(RunnerState.GENERATING)
         generation.sent = True
         self._child.watch(True)
-        self._child.send(request)
+        self._child.send(msgspec.structs.replace(request, id=next(self._request_ids)))
 
     def _do_stop(self) -> None:
         for waiting in self._waiting:
@@ -226,7 +231,7 @@ class Lifecycle:
                 self._waiting.popleft()
                 self._board.tell(Cancelled(stage="header"))
             elif self._board.claim(RunnerState.STARTING):
-                self._begin(self._waiting.popleft().job)
+                self._begin(self._waiting.popleft().order)
                 return
             else:
                 self._end_what_runs()
@@ -234,17 +239,19 @@ class Lifecycle:
 
     # ------------------------------------------------------------------ loading
 
-    def _begin(self, job: LoadJob) -> None:
-        load = self._load = LoadRun(job)
+    def _begin(self, order: LoadOrder) -> None:
+        load = self._load = LoadRun(order)
         self._board.tell(load.tracker.enter("header"))
         self._board.tell(load.tracker.enter("fit"))
         try:
-            load.request = job.load_request()
+            load.request = load_request(order.plan)
         except EngineError as error:
             self._finish_load(Failed(kind=error.kind, message=error.summary()))
             return
-        endpoints = job.used_endpoints()
-        held = self._child_job.used_endpoints() if self._child is not None and self._child_job is not None else {}
+        endpoints = order.plan.used_endpoints
+        held = {}
+        if self._child is not None and self._child_order is not None:
+            held = self._child_order.plan.used_endpoints
         load.unchecked = tuple(endpoint for endpoint in endpoints if endpoint in held)
         self._check(load, [endpoint for endpoint in endpoints if endpoint not in held])
 
@@ -257,7 +264,7 @@ class Lifecycle:
     def _on_checked(self, load: LoadRun, greetings: Greetings) -> None:
         if load is not self._load or load.phase is not LoadPhase.CHECKING:
             return
-        refused = refusal(greetings, load.job.used_endpoints())
+        refused = refusal(greetings, load.order.plan.used_endpoints)
         if refused is not None:
             self._finish_load(refused)
         elif self._child is not None:
@@ -278,10 +285,10 @@ class Lifecycle:
             lambda outcome: self._inbox.put_result(partial(self._on_child_ended, child, outcome)),
             argv=self._options.argv,
             stall_timeout_s=self._options.stall_timeout_s,
-            environment=load.job.environment(),
+            environment=environment(load.order.plan),
         )
         self._child = self._last_child = child
-        self._child_job = load.job
+        self._child_order = load.order
         child.start()
         child.send(load.request)
 
@@ -332,23 +339,23 @@ class Lifecycle:
             case LoadedModel() if load.ending is None:
                 self._become_ready(load, message)
             case AllocationFailure():
-                self._conclude(load, out_of_memory_event(load.job.rig, message))
+                self._conclude(load, out_of_memory_event(load.order.plan.rig, message))
             case Failure():
                 self._conclude(load, failed_event(message))
             case Stopped():
                 self._conclude(load, Cancelled(stage=message.stage))
 
     def _become_ready(self, load: LoadRun, message: LoadedModel) -> None:
-        event = loaded_event(load.job, message)
+        event = loaded_event(load.order.plan, message)
         self.loaded = LoadedInfo(
-            job=load.job,
+            order=load.order,
             n_ctx=message.n_ctx,
             n_vocab=message.n_vocab,
             chat_template=message.chat_template,
             flash_attention=message.flash_attention,
             layer_devices=message.layer_devices,
             kv_devices=message.kv_devices,
-            context=load.job.context if load.request is None else load.request.context,
+            context=load.order.plan.settings if load.request is None else load.request.context,
         )
         self.context_used = None
         self._load = None
@@ -360,13 +367,13 @@ class Lifecycle:
 
     def _take_generating(self, message: AnyMessage) -> None:
         match message:
-            case Piece() if message.text:  # An empty one is a sign of progress with the prompt.
+            case Piece():
                 self._board.tell(Token(text=message.text))
             case Generated():
                 self.context_used = message.context_used
                 self._finish_generation(done_event(message))
-            case AllocationFailure() if self._child_job is not None:
-                self._finish_generation(out_of_memory_event(self._child_job.rig, message, generating=True))
+            case AllocationFailure() if self._child_order is not None:
+                self._finish_generation(out_of_memory_event(self._child_order.plan.rig, message, generating=True))
             case Failure():
                 self._finish_generation(failed_event(message))
 
@@ -435,7 +442,7 @@ class Lifecycle:
         self, outcome: ProcessOutcome, stage: Stage | None, finish: Callable[[Failed | Crashed], None]
     ) -> None:
         """Find out which device is to blame, where one can be, then finish with that."""
-        devices = self._child_job.used_endpoints() if self._child_job is not None else {}
+        devices = self._child_order.plan.used_endpoints if self._child_order is not None else {}
         if not devices or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
             finish(crash_event(outcome))
             return

@@ -18,8 +18,8 @@ from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
 from engine.runner.client import Runner
 from engine.runner.events import AnyEvent, Cancelled, Crashed, Done, Failed, Loaded, LoadEnding, OutOfMemory
 from engine.runner.inbox import Inbox
-from engine.runner.job import LoadJob
 from engine.runner.lifecycle import STOP_TIMEOUT_S
+from engine.runner.load_order import LoadOrder
 from engine.runner.probe_cache import ProbeCache
 from engine.runner.proposal_checks import LIMIT_S
 from engine.runner.protocol import DeviceMemoryReading, Generate
@@ -38,7 +38,7 @@ class LoadLoop:
     """A `Runner` that asks the engine before it loads, and loads again: same calls, same events, same guarantees.
 
     Thread-safe; no call but `close` waits. Every load gets exactly one ending, however many layouts were tried for it,
-    and can be stopped at every moment. What is tried beyond the layout that was asked for says `LoadJob.retry`.
+    and can be stopped at every moment. What is tried beyond the layout that was asked for says `LoadOrder.retry`.
     `holders` tells, in a thread of ours, who holds a device's memory when a load has run out of it.
     """
 
@@ -93,7 +93,7 @@ class LoadLoop:
 
     @property
     def loaded(self) -> LoadedInfo | None:
-        """What is loaded, with the job whose layout it was in the end; None before `Loaded` and after the child."""
+        """What is loaded, with the order whose layout it was in the end; None before `Loaded` and after the child."""
         return self._runner.loaded
 
     @property
@@ -118,8 +118,8 @@ class LoadLoop:
 
     # ------------------------------------------------------------------ calls
 
-    def load(self, job: LoadJob) -> None:
-        """Load `job`, or what its retries allow. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+    def load(self, order: LoadOrder) -> None:
+        """Load `order`, or what its retries allow. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
 
         Stopped, failed, ready: begins; what is loaded stays until a layout is loaded for real. Else what runs is
         stopped and gets its ending, then this begins; of several that wait the last does, the others are `Cancelled`.
@@ -128,7 +128,7 @@ class LoadLoop:
             ArgumentError: after `close`.
         """
         with self._lock:
-            if self._closed or not self._inbox.put(partial(self._do_load, job)):
+            if self._closed or not self._inbox.put(partial(self._do_load, order)):
                 raise ArgumentError("The runner is closed and loads nothing any more.")
             self._loads += 1
 
@@ -169,8 +169,8 @@ class LoadLoop:
     def _is_over(self) -> bool:
         return self._closing and self._campaign is None and not self._waiting
 
-    def _do_load(self, job: LoadJob) -> None:
-        self._waiting.append(WaitingLoad(job))
+    def _do_load(self, order: LoadOrder) -> None:
+        self._waiting.append(WaitingLoad(order))
         self._stop_campaign()
         self._advance()
 
@@ -206,15 +206,15 @@ class LoadLoop:
                 self._runner.stop()  # Its ending comes first, and leads here again.
                 return
             else:
-                self._begin(self._waiting.popleft().job)
+                self._begin(self._waiting.popleft().order)
 
     def _answers(self) -> bool:
         with self._lock:
             return self._generations > 0
 
-    def _begin(self, job: LoadJob) -> None:
+    def _begin(self, order: LoadOrder) -> None:
         self._campaign = self._last = Campaign(
-            job,
+            order,
             held=self._runner.loaded,
             load=lambda campaign, each: self._inbox.put_result(partial(self._load_now, campaign, each)),
             tell=lambda event: self._inbox.put_result(partial(self._receivers.tell, event)),
@@ -224,18 +224,18 @@ class LoadLoop:
             proposal_limit_s=self._proposal_limit_s,
             argv=self._argv,
         )
-        if job.retry.retries:
+        if order.retry.retries:
             self._show_state(RunnerState.STARTING)
         self._campaign.start()
 
-    def _load_now(self, campaign: Campaign, job: LoadJob) -> None:
+    def _load_now(self, campaign: Campaign, order: LoadOrder) -> None:
         """Load one layout for real, unless the load was stopped a moment ago."""
         if campaign.is_stopped:
             campaign.take(Cancelled(stage=campaign.stage))
             return
         campaign.is_loading = True
         try:
-            self._runner.load(job)
+            self._runner.load(order)
         except EngineError:  # Closed in the meantime.
             campaign.take(Cancelled(stage=campaign.stage))
 

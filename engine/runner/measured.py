@@ -9,7 +9,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.report import DeviceRow, make_row
 from engine.layout.engine_parameters import split_members
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.runner.job import LoadJob
+from engine.plan.plan import Plan
 from engine.runner.protocol import META_PREFIX, Part
 
 
@@ -45,12 +45,12 @@ def rows_from_parts(
     )
 
 
-def member_estimate(job: LoadJob, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
+def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
     """Return the arithmetic's numbers of the members where the engine told a tensor split as one device."""
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):
         return None
-    devices = job.resolved().model_estimate.devices
-    return {member: devices.get(member, DeviceMemory()) for member in split_members(job.layout)}
+    devices = plan.resolved.model_estimate.devices
+    return {member: devices.get(member, DeviceMemory()) for member in split_members(plan.edit.layout)}
 
 
 def _member_row(row: DeviceRow, rig: Rig, memory: DeviceMemory, compute_bytes: int) -> DeviceRow:

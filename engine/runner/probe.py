@@ -8,19 +8,15 @@ from dataclasses import replace
 from types import TracebackType
 
 from engine.cancellation import CancelToken
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import BusyError, EngineError, UnreachableError
-from engine.fit.advice import advice
 from engine.fit.check import check_fit
-from engine.fit.report import DeviceRow, FitReport, make_row
-from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import Layout
+from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.plan import Plan
+from engine.plan.requests import environment, probe_request
 from engine.runner.defect_log import report_defect
-from engine.runner.job import LoadJob
 from engine.runner.measured import member_estimate, rows_from_parts
 from engine.runner.one_shot import Questions, raise_if_cancelled
 from engine.runner.probe_cache import ProbeCache
@@ -62,34 +58,35 @@ class Probes:
     ) -> None:
         self._end()
 
-    def rows(self, job: LoadJob) -> tuple[DeviceRow, ...]:
-        """Return a row of grade `probed` for every device of the job's rig. Blocks.
+    def probed(self, plan: Plan) -> Plan:
+        """Return `plan` with a row of grade `probed` for every device of its rig. Blocks.
 
         Raises:
             RuleViolationError, LayoutError: for a layout that cannot be loaded.
             UnreachableError: for an endpoint that does not answer; `BusyError` where it serves somebody else.
             EngineError: where the child failed, or after the cancel.
         """
-        rows = self._cache.find(job) if self._cache is not None else None
-        if rows is None:
-            rows = self._ask(job)
-            if self._cache is not None:
-                self._cache.keep(job, rows)
-        return rows
+        found = plan if plan.probed is not None or self._cache is None else self._cache.over(plan)
+        if found.probed is not None:
+            return found
+        found = plan.with_probed(self._ask(plan))
+        if self._cache is not None:
+            self._cache.keep(found)
+        return found
 
-    def _ask(self, job: LoadJob) -> tuple[DeviceRow, ...]:
-        request = job.probe_request()
-        endpoints = job.used_endpoints()
+    def _ask(self, plan: Plan) -> tuple[DeviceRow, ...]:
+        request = probe_request(plan)
+        endpoints = plan.used_endpoints
         # What our child already talks to serves nobody else, and would say that it is busy.
         self._greet({each: devices for each, devices in endpoints.items() if each not in self._held})
         try:
-            answer = self._started(job.environment()).ask(request, Probed, cancel=self._cancel)
+            answer = self._started(environment(plan)).ask(request, Probed, cancel=self._cancel)
         except EngineError:
             self._end()
             raise
         self._held |= endpoints.keys()
-        members = member_estimate(job, answer.parts)
-        return _completed(job, rows_from_parts(answer.parts, job.rig, Grade.PROBED, members))
+        members = member_estimate(plan, answer.parts)
+        return _completed(plan, rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members))
 
     def _greet(self, endpoints: Mapping[str, Sequence[Device]]) -> None:
         greetings = greet_all(tuple(endpoints), cancel=self._cancel)
@@ -114,32 +111,32 @@ class Probes:
 
 
 def probe(
-    job: LoadJob,
+    plan: Plan,
     *,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
-) -> tuple[DeviceRow, ...]:
-    """Return the rows of one probe; blocks and raises as `Probes.rows` does."""
+) -> Plan:
+    """Return `plan` with the rows of one probe; blocks and raises as `Probes.probed` does."""
     with Probes(timeout_s=timeout_s, argv=argv, cancel=cancel) as probes:
-        return probes.rows(job)
+        return probes.probed(plan)
 
 
-def _completed(job: LoadJob, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
+def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
     """Return `rows` with what a dry run cannot tell: the overhead of devices and what the host maps.
 
     A dry run maps nothing and counts all of them as memory; what a load maps follows from the header alone.
     """
-    resolved = job.resolved()
-    alone = check_fit(resolved.model_estimate, job.rig)
-    completed = tuple(map(_completed_row, job.rig.all_devices, alone.rows, rows))
+    resolved = plan.resolved
+    alone = check_fit(resolved.model_estimate, plan.rig)
+    completed = tuple(map(_completed_row, plan.rig.all_devices, alone.rows, rows))
     if alone.probe_only is None:
-        report_defect(job, alone.rows, completed)
-    if not job.side_files:
+        report_defect(plan, alone.rows, completed)
+    if not plan.edit.side_files:
         return completed
     # A dry run does not load them; what their weights take follows from their headers.
-    whole = check_fit(resolved.estimate, job.rig)
-    return tuple(map(_with_side_files, job.rig.all_devices, whole.rows, alone.rows, completed))
+    whole = check_fit(resolved.estimate, plan.rig)
+    return tuple(map(_with_side_files, plan.rig.all_devices, whole.rows, alone.rows, completed))
 
 
 def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: DeviceRow) -> DeviceRow:
@@ -164,49 +161,20 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow) -> Devi
     return make_row(device, memory, row.grade)
 
 
-def probe_report(
-    model: ModelFile, rig: Rig, layout: Layout, context: ContextSettings, side_files: SideFiles = NO_SIDE_FILES
-) -> FitReport:
-    """Return the probed rows as a report; blocks and raises as `Probes.rows` does."""
-    return _report(LoadJob(model, rig, layout, context, side_files=side_files), None)
-
-
-def _report(
-    job: LoadJob, cancel: CancelToken | None, cache: ProbeCache | None = None, spare: SpareChild | None = None
-) -> FitReport:
-    with Probes(cache=cache, cancel=cancel, spare=spare) as probes:
-        rows = probes.rows(job)
-    resolved = job.resolved()
-    return FitReport(
-        rows,
-        advice=advice(job.layout, job.model, job.rig, resolved.context),
-        decisions=resolved.decisions,
-        context=resolved.context,
-    )
-
-
 class ProbeRun:
     """A probe that runs in one thread and is cancelled from another; what is in `cache` costs no child."""
 
-    def __init__(
-        self,
-        model: ModelFile,
-        rig: Rig,
-        layout: Layout,
-        context: ContextSettings,
-        cache: ProbeCache | None = None,
-        spare: SpareChild | None = None,
-        side_files: SideFiles = NO_SIDE_FILES,
-    ) -> None:
-        self._job = LoadJob(model, rig, layout, context, side_files=side_files)
+    def __init__(self, plan: Plan, cache: ProbeCache | None = None, spare: SpareChild | None = None) -> None:
+        self._plan = plan
         self._cache = cache
         self._spare = spare
         self._cancel = CancelToken()
 
-    def run(self) -> FitReport:
-        """Return the report; blocks and raises as `Probes.rows` does."""
+    def run(self) -> Plan:
+        """Return the plan with the rows; blocks and raises as `Probes.probed` does."""
         raise_if_cancelled(self._cancel)
-        return _report(self._job, self._cancel, self._cache, self._spare)
+        with Probes(cache=self._cache, cancel=self._cancel, spare=self._spare) as probes:
+            return probes.probed(self._plan)
 
     def cancel(self) -> None:
         """End the probe: `run` raises soon. Before `run`, it raises at once."""

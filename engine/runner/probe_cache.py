@@ -1,4 +1,4 @@
-"""What probes told, kept for as long as the program runs: the same file, parameters and devices give the same bytes."""
+"""What probes told, kept for as long as the program runs and laid over every plan with the same key."""
 
 from __future__ import annotations
 
@@ -6,10 +6,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Hashable
 
-import msgspec
-
-from engine.fit.report import DeviceRow, make_row
-from engine.runner.job import LoadJob
+from engine.fit.report import DeviceRow
+from engine.plan.plan import Plan
 
 CAPACITY = 128
 
@@ -22,43 +20,23 @@ class ProbeCache:
         self._lock = threading.Lock()
         self._rows: OrderedDict[Hashable, tuple[DeviceRow, ...]] = OrderedDict()
 
-    def find(self, job: LoadJob) -> tuple[DeviceRow, ...] | None:
-        """Return rows as of the devices' memory now, None where this was not probed or the file has changed since."""
-        key = _key(job)
+    def over(self, plan: Plan) -> Plan:
+        """Return `plan` with what was probed of it; as it is where this was not probed or a file has changed since."""
+        if not self._rows or plan.key is None:
+            return plan
         with self._lock:
-            rows = self._rows.get(key) if key is not None else None
+            rows = self._rows.get(plan.key)
             if rows is None:
-                return None
-            self._rows.move_to_end(key)
-        devices = {device.id: device for device in job.rig.all_devices}
-        return tuple(make_row(devices[row.id], row.memory, row.grade) for row in rows)
+                return plan
+            self._rows.move_to_end(plan.key)
+        return plan.with_probed(rows)
 
-    def keep(self, job: LoadJob, rows: tuple[DeviceRow, ...]) -> None:
-        """Remember the rows of a probe."""
-        key = _key(job)
-        if key is None:
+    def keep(self, plan: Plan) -> None:
+        """Remember what was probed of `plan`."""
+        if plan.key is None or plan.probed is None:
             return
         with self._lock:
-            self._rows[key] = rows
-            self._rows.move_to_end(key)
+            self._rows[plan.key] = plan.probed
+            self._rows.move_to_end(plan.key)
             while len(self._rows) > self._capacity:
                 self._rows.popitem(last=False)
-
-
-def _key(job: LoadJob) -> Hashable | None:
-    """Return what the engine's plan depends on (not on threads and free memory); None for a file that is gone.
-
-    Raises:
-        RuleViolationError, LayoutError: for a layout that cannot be loaded.
-    """
-    try:
-        states = [(str(path), path.stat()) for path in job.model.paths]
-    except OSError:
-        return None
-    files = tuple((path, state.st_size, state.st_mtime_ns) for path, state in states)
-    context = msgspec.structs.replace(job.context, threads=None, threads_batch=None)
-    devices = tuple(
-        (device.id, device.backend, device.endpoint, device.endpoint_device, device.pci_bus_id, device.overhead_bytes)
-        for device in job.rig.all_devices
-    )
-    return (files, job.parameters(), context, devices, job.side_files)

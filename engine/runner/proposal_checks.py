@@ -9,13 +9,11 @@ from dataclasses import replace
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError
-from engine.fit.preview import make_report
 from engine.fit.proposals import Proposal, changes_in_words, propose, rig_without
 from engine.fit.report import DeviceRow, FitReport
 from engine.fit.step_back import Tried
 from engine.memory.estimate import Grade
-from engine.memory.model_memory import ModelMemory
-from engine.runner.job import LoadJob
+from engine.plan.plan import Plan
 from engine.runner.probe import Probes
 
 LIMIT_S = 6.0
@@ -50,14 +48,14 @@ class ProposalCheck:
 
     def __init__(
         self,
-        job: LoadJob,
-        memory: ModelMemory,
+        plan: Plan,
         missing: Mapping[str, int],
         probes: Probes,
         cancel: CancelToken,
         limit_s: float = LIMIT_S,
     ) -> None:
-        self._job, self._memory, self._missing = job, memory, missing
+        self._plan, self._missing = plan, missing
+        self._before = plan.with_edit(plan.edit)  # Proposals are compared by what is estimated of both.
         self._probes, self._cancel = probes, cancel
         self._until_s = time.monotonic() + limit_s
 
@@ -66,11 +64,10 @@ class ProposalCheck:
 
         Blocks for about the limit and one probe at most.
         """
-        job = self._job
-        found = propose(self._memory, job.rig, job.layout, job.context, self._missing, side_files=job.side_files)
+        found = propose(self._plan, self._missing)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
-        distinct = {(each.layout, each.context, each.unload): each for each in reversed(checked)}
-        return tuple(each for each in checked if distinct[each.layout, each.context, each.unload] is each)
+        distinct = {(each.edit, each.unload): each for each in reversed(checked)}
+        return tuple(each for each in checked if distinct[each.edit, each.unload] is each)
 
     def _checked(self, proposal: Proposal) -> Proposal | None:
         """Return `proposal` or a stronger one of its kind, with the engine's numbers; None if it says that none fits.
@@ -86,33 +83,28 @@ class ProposalCheck:
             if rows is None:
                 return wanted
             if self._helps(wanted, rows):
-                before = self._before_rows()
-                detail = wanted.detail if wanted.unload else changes_in_words(before, rows)
+                detail = wanted.detail if wanted.unload else changes_in_words(self._before.forecast, rows)
                 return replace(wanted, rows=rows, grade=Grade.PROBED, detail=detail)
             for row, estimated in zip(rows, wanted.rows, strict=True):
                 unseen[row.id] = max(unseen.get(row.id, 0), row.need_bytes - estimated.need_bytes)
             wanted = self._stronger(wanted, unseen)
         return None
 
-    def _before_rows(self) -> tuple[DeviceRow, ...]:
-        job = self._job
-        return make_report(self._memory, job.rig, job.layout, job.context, job.side_files).rows
-
     def _rows(self, proposal: Proposal) -> tuple[DeviceRow, ...] | None:
         if self._cancel.cancelled or time.monotonic() > self._until_s:
             return None
-        rig = rig_without(self._job.rig, proposal.unload) if proposal.unload else self._job.rig
-        job = replace(self._job, rig=rig, layout=proposal.layout, context=proposal.context)
+        plan = self._plan.with_edit(proposal.edit)
+        if proposal.unload:
+            plan = plan.on(rig_without(plan.rig, proposal.unload))
         try:
-            return self._probes.rows(job)
+            return self._probes.probed(plan).forecast
         except EngineError:
             return None
 
     def _helps(self, proposal: Proposal, rows: tuple[DeviceRow, ...]) -> bool:
         if proposal.unload:
             return FitReport(rows).fits
-        before = self._before_rows()
-        taken = {old.id: old.need_bytes - new.need_bytes for old, new in zip(before, rows, strict=True)}
+        taken = {old.id: old.need_bytes - new.need_bytes for old, new in zip(self._before.forecast, rows, strict=True)}
         empty = {row.id for row in rows if not row.need_bytes}
         relieved = all(taken[name] >= size or name in empty for name, size in self._missing.items())
         return FitReport(rows).fits and relieved
@@ -123,9 +115,8 @@ class ProposalCheck:
         def tighter(device: Device) -> Device:
             return replace(device, margin_bytes=device.margin_bytes + max(0, unseen.get(device.id, 0)))
 
-        job = self._job
-        rig = Rig(tuple(map(tighter, job.rig.devices)), tighter(job.rig.host))
+        rig = self._plan.rig
+        tight = self._plan.on(Rig(tuple(map(tighter, rig.devices)), tighter(rig.host)))
         missing = {name: size + max(0, unseen.get(name, 0)) for name, size in self._missing.items()}
-        found = propose(self._memory, rig, job.layout, job.context, missing, (proposal.kind,), job.side_files)
-        different = [each for each in found if (each.layout, each.context) != (proposal.layout, proposal.context)]
-        return different[0] if different else None
+        found = propose(tight, missing, (proposal.kind,))
+        return next((each for each in found if each.edit != proposal.edit), None)

@@ -2,7 +2,8 @@
 
 The child reads requests on its standard input and writes messages on what was its standard output
 (native prints are sent to standard error, which is text for people). End of input ends the child.
-A child handles one request at a time; `Stop` and `Quit` are read at any moment.
+Requests are read at any moment. Those on a loaded model carry an id and run beside each other; each gets exactly one
+last word: a `LastWord`, or a `Failure` or `AllocationFailure` that names it. All else is done one after another.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import msgspec
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
 
-PROTOCOL_VERSION = 1
+PROTOCOL_VERSION = 2
 
 SERVE_ENVIRONMENT = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "OPENBLAS_NUM_THREADS": "1"}
 """In the environment of a child that will `Serve`: freed memory goes back at once, so that the cap is about use."""
@@ -92,11 +93,20 @@ class ChatMessage(msgspec.Struct, frozen=True):
     content: str
 
 
-class Generate(Request, frozen=True, tag="generate", kw_only=True):
-    """Continue a conversation, or raw `prompt` text when `messages` is empty.
+class ModelRequest(Request, frozen=True, kw_only=True):
+    """Base of what is asked of a loaded model; those that find no free slot wait there in the order of their arrival.
 
-    Answered by `Piece`... and one of `Generated`, `Failure`. The conversation is sent whole; the child reuses the
-    common prefix.
+    `id` is chosen by whoever sends it and never used twice for one child.
+    """
+
+    id: int = 0
+
+
+class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
+    """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
+
+    Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
+    prefix.
     """
 
     messages: tuple[ChatMessage, ...] = ()
@@ -107,6 +117,39 @@ class Generate(Request, frozen=True, tag="generate", kw_only=True):
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    stop: tuple[str, ...] = ()
+
+
+class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
+    """One vector for each text, as the model pools and of length 1; answered by `Reading`... and `Embedded`."""
+
+    texts: tuple[str, ...]
+
+
+class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
+    """Answered by `Tokenised`. `add_special`: with what texts of this vocabulary begin and end with."""
+
+    text: str
+    add_special: bool = True
+
+
+class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
+    """What the prompt of a conversation is; answered by `Rendered`."""
+
+    messages: tuple[ChatMessage, ...]
+
+
+class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
+    """Write what is cached of an ended generation, whose id is `of`; answered by `SequenceSaved`."""
+
+    path: str
+    of: int
+
+
+class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only=True):
+    """Read what `SaveSequence` wrote, as a cached prefix for later requests; answered by `SequenceRestored`."""
+
+    path: str
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
@@ -126,7 +169,7 @@ class Logits(Request, frozen=True, tag="logits", kw_only=True):
 
 
 class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True):
-    """Live memory of the loaded model's devices, asked between generations; answered by `DeviceMemoryReadings`."""
+    """Live memory of the loaded model's devices; answered by `DeviceMemoryReadings`, between two computations."""
 
 
 class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
@@ -141,14 +184,19 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
 
 
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
-    """End the load or the generation that is running."""
+    """End the request with this id; without one the load, or every request there is."""
+
+    request: int | None = None
 
 
 class Quit(Request, frozen=True, tag="quit", kw_only=True):
     """Free everything and exit 0."""
 
 
-AnyRequest = ListDevices | Probe | Load | Generate | Serve | Logits | DeviceMemoryQuery | MeasureSpeed | Stop | Quit
+AnyModelRequest = Generate | Embed | Tokenise | RenderTemplate | SaveSequence | RestoreSequence
+AnyRequest = (
+    ListDevices | Probe | Load | AnyModelRequest | Serve | Logits | DeviceMemoryQuery | MeasureSpeed | Stop | Quit
+)
 
 
 # ------------------------------------------------------------------ messages (from the child)
@@ -224,10 +272,15 @@ class StageProgress(Message, frozen=True, tag="stage_progress", kw_only=True):
 
 
 class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
-    """`layer_devices`: our device id for layers 0..n (n = output), from the engine's own log; `kv_devices`: for KV."""
+    """`layer_devices`: our device id for layers 0..n (n = output), from the engine's own log; `kv_devices`: for KV.
+
+    `n_ctx` is what all slots hold together, `n_ctx_seq` what one request may take of it.
+    """
 
     parts: tuple[Part, ...]
     n_ctx: int
+    n_ctx_seq: int
+    slots: int
     n_vocab: int
     flash_attention: bool | None
     chat_template: bool
@@ -236,7 +289,7 @@ class LoadedModel(Message, frozen=True, tag="loaded_model", kw_only=True):
 
 
 class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=True):
-    """`device` is our id; `parts` is what had been allocated before."""
+    """`device` is our id; `parts` is what had been allocated before. With a `request` it is that one's last word."""
 
     stage: LoadStage
     device: str
@@ -245,35 +298,88 @@ class AllocationFailure(Message, frozen=True, tag="allocation_failure", kw_only=
     free_bytes: int | None
     parts: tuple[Part, ...]
     text: str
+    request: int | None = None
 
 
 class Failure(Message, frozen=True, tag="failure", kw_only=True):
-    """`kind` is one of the contract's words; `message` a sentence, with the engine's last errors where they help."""
+    """`kind` is one of the contract's words; `message` a sentence, with the engine's last errors where they help.
+
+    With a `request` it is that one's last word.
+    """
 
     kind: str
     message: str
+    request: int | None = None
 
 
 class Stopped(Message, frozen=True, tag="stopped", kw_only=True):
     stage: LoadStage
 
 
-class Piece(Message, frozen=True, tag="piece", kw_only=True):
-    """Generated text; empty after each batch of the prompt, which is a sign of progress and no text."""
+class Answer(Message, frozen=True, kw_only=True):
+    """Base of what is said about one request."""
+
+    request: int
+
+
+class LastWord(Answer, frozen=True, kw_only=True):
+    """Base of what ends a request."""
+
+
+class Reading(Answer, frozen=True, tag="reading", kw_only=True):
+    """How much of a prompt is in the cache, after each batch; repeated as a sign of life while a computation lasts."""
+
+    read_tokens: int
+    prompt_tokens: int
+
+
+class Piece(Answer, frozen=True, tag="piece", kw_only=True):
+    """Generated text, never empty."""
 
     text: str
 
 
-class Generated(Message, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds; `evaluated_tokens`: prompt tokens that were really decoded."""
+class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
+    """`stop_reason` as in events; times in seconds.
+
+    Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
+    """
 
     prompt_tokens: int
+    cached_tokens: int
     evaluated_tokens: int
     generated_tokens: int
     prompt_seconds: float
     generation_seconds: float
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+
+
+class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):
+    vectors: tuple[tuple[float, ...], ...]
+
+
+class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
+    """The tokens and how each of them is written; a character may be cut between two."""
+
+    tokens: tuple[int, ...]
+    pieces: tuple[str, ...]
+
+
+class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
+    """`replaced`: why the model's own template was not used; empty where it was, or where there is none."""
+
+    text: str
+    replaced: str = ""
+
+
+class SequenceSaved(LastWord, frozen=True, tag="sequence_saved", kw_only=True):
+    tokens: int
+    size_bytes: int
+
+
+class SequenceRestored(LastWord, frozen=True, tag="sequence_restored", kw_only=True):
+    tokens: int
 
 
 class Serving(Message, frozen=True, tag="serving", kw_only=True):
@@ -317,8 +423,14 @@ AnyMessage = (
     | AllocationFailure
     | Failure
     | Stopped
+    | Reading
     | Piece
     | Generated
+    | Embedded
+    | Tokenised
+    | Rendered
+    | SequenceSaved
+    | SequenceRestored
     | Serving
     | LogitDigest
     | DeviceMemoryReadings

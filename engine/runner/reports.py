@@ -8,8 +8,8 @@ from engine.devices.device import Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.gguf.quoting import clean
 from engine.memory.estimate import Grade
+from engine.plan.plan import Plan
 from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
-from engine.runner.job import LoadJob
 from engine.runner.measured import member_estimate, rows_from_parts
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import AllocationFailure, Failure, Generated, LoadedModel, Part, StageProgress
@@ -53,10 +53,10 @@ class StageTracker:
         return Progress(stage=self.stage, fraction=self._fraction, device=message.device)
 
 
-def loaded_event(job: LoadJob, message: LoadedModel) -> Loaded:
-    """Return the measured rows beside the job's forecast."""
-    estimate = member_estimate(job, message.parts)
-    return Loaded(devices=rows_from_parts(message.parts, job.rig, Grade.MEASURED, estimate), forecast=job.forecast)
+def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
+    """Return the measured rows beside the plan's forecast; nothing beside them where that left something out."""
+    measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
+    return Loaded(devices=measured, forecast=plan.forecast if plan.report.probe_only is None else ())
 
 
 def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: bool = False) -> OutOfMemory:

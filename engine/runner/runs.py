@@ -7,7 +7,7 @@ from enum import Enum, auto
 
 from engine.layout.context_settings import ContextSettings
 from engine.runner.events import LoadEnding
-from engine.runner.job import LoadJob
+from engine.runner.load_order import LoadOrder
 from engine.runner.protocol import Load
 from engine.runner.reports import StageTracker
 
@@ -28,7 +28,7 @@ class RunnerState(Enum):
 class LoadedInfo:
     """What a chat needs to know about the loaded model. `flash_attention` None: the engine did not tell."""
 
-    job: LoadJob
+    order: LoadOrder
     n_ctx: int
     n_vocab: int
     chat_template: bool
@@ -50,7 +50,7 @@ class LoadPhase(Enum):
 class LoadRun:
     """`unchecked` are endpoints that the model loaded before still holds; `ending` is kept until the child is gone."""
 
-    job: LoadJob
+    order: LoadOrder
     tracker: StageTracker = field(default_factory=StageTracker)
     phase: LoadPhase = LoadPhase.CHECKING
     request: Load | None = None
@@ -72,5 +72,5 @@ class GenerationRun:
 class WaitingLoad:
     """A load that begins when what runs now has ended."""
 
-    job: LoadJob
+    order: LoadOrder
     cancelled: bool = False

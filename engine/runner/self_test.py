@@ -20,8 +20,8 @@ from engine.gguf.reader import read_model
 from engine.json_file import write_file
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
+from engine.plan.requests import device_refs
 from engine.runner.defect_log import engine_version
-from engine.runner.job import device_refs
 from engine.runner.one_shot import Questions
 from engine.runner.protocol import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
 

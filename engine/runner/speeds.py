@@ -9,8 +9,8 @@ from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.devices.endpoint import greet_all
 from engine.errors import BusyError, EngineError
+from engine.plan.requests import device_refs
 from engine.processor import default_threads
-from engine.runner.job import device_refs
 from engine.runner.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
 from engine.runner.protocol import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.units import MIB

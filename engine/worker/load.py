@@ -145,6 +145,8 @@ class Loader:
         return LoadedModel(
             parts=self._members.split(session.parts()),
             n_ctx=int(self._engine.low.llama_n_ctx(session.context)),
+            n_ctx_seq=session.context_tokens,
+            slots=max(1, self._load.context.n_seq_max),
             n_vocab=session.vocabulary_size,
             flash_attention=facts.flash_attention,
             chat_template=bool(self._engine.low.llama_model_chat_template(session.model, None)),

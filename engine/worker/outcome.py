@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import msgspec
+
+from engine.runner.protocol import AllocationFailure, Message
 from engine.runner.protocol import Failure as FailureMessage
-from engine.runner.protocol import Message
 
 
 class EndOfRequest(Exception):
@@ -12,6 +14,12 @@ class EndOfRequest(Exception):
     def __init__(self, message: Message) -> None:
         super().__init__(str(message))
         self.message = message
+
+    def word_of(self, request: int) -> Message:
+        """Return the message as the last word of the request with this id."""
+        if isinstance(self.message, FailureMessage | AllocationFailure):
+            return msgspec.structs.replace(self.message, request=request)
+        return self.message
 
 
 def failure(kind: str, sentence: str) -> EndOfRequest:

@@ -11,12 +11,14 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.bug_report import BugDialog, describe_bug, scrub
+from app.notices import Notice
 from app.rig_dialogs import LineDialog, parse_caps
 from app.settings import MAX_RECENT, Settings
-from app.status_line import Notice, StatusLine
+from app.status_line import StatusLine
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError
 from engine.units import GIB, MIB
+from tests.support.patience import DEADLINE_S
 from widgets.library.recent_model import RecentModel
 
 
@@ -99,7 +101,7 @@ def test_background_work_says_what_is_waited_for(qtbot: QtBot) -> None:
     busy: list[str] = []
     done: list[object] = []
     background.busy_changed.connect(busy.append)
-    background.run("Reading a", lambda: release.wait(10), done.append, lambda error: None)
+    background.run("Reading a", lambda: release.wait(DEADLINE_S), done.append, lambda error: None)
     background.run("Reading b", lambda: 1, done.append, lambda error: None)
     background.run("probe", lambda: 2, done.append, lambda error: None, quiet=True)
     qtbot.waitUntil(lambda: len(done) == 2)
@@ -132,14 +134,14 @@ def test_closed_background_work_tells_nobody(qtbot: QtBot) -> None:
     told: list[int] = []
 
     def work() -> int:
-        release.wait(10)
+        release.wait(DEADLINE_S)
         done.set()
         return 1
 
     background.run("late", work, told.append, lambda error: None)
     background.close()
     release.set()
-    assert done.wait(10)
+    assert done.wait(DEADLINE_S)
     QApplication.processEvents()
     assert told == []
 

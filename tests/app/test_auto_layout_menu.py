@@ -9,55 +9,55 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
-from app.main_window import MainWindow
 from app.settings import Settings
 from app.theme import Theme
+from app.wiring import WindowParts, make_window
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.fit.strategies.catalogue import STRATEGIES
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
-    opened = MainWindow(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened)
-    opened.show()
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
     yield opened
-    opened.close()
+    opened.main.close()
     qapp.setStyleSheet("")
 
 
-def open_on_cpu(window: MainWindow, qtbot: QtBot, folder: Path) -> Edit:
+def open_on_cpu(window: WindowParts, qtbot: QtBot, folder: Path) -> Edit:
     """Open a model with all layers on the CPU, beside two cards; return that."""
     path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
     edit = Edit(single_device(model.n_layers, CPU_ID), ContextSettings())
     (folder / "rig.json").write_bytes(encode_rig(rig))
-    with qtbot.waitSignal(window.session.rig_keeper.rig_changed):
-        window.session.rig_keeper.open_rig(folder / "rig.json")
+    with qtbot.waitSignal(window.session.rig.live.rig_changed):
+        window.session.rig.files.open(folder / "rig.json")
     window.session.document.open(model, rig, edit)
-    window.session.model_changed.emit(model)
+    window.session.opener.model_changed.emit(model)
     return edit
 
 
-def test_without_a_model_there_is_nothing_to_lay_out(window: MainWindow) -> None:
-    window.session.model_changed.emit(None)
-    assert not any(window.actions_by_name[f"auto_{name}"].isEnabled() for name in STRATEGIES)
+def test_without_a_model_there_is_nothing_to_lay_out(window: WindowParts) -> None:
+    window.session.opener.model_changed.emit(None)
+    assert not any(window.actions[f"auto_{name}"].isEnabled() for name in STRATEGIES)
     window.session.auto_layouts.use("fewest")
     assert window.session.document.edit is None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-def test_a_layout_is_found_told_and_undone(strategy: str, window: MainWindow, qtbot: QtBot, tmp_path: Path) -> None:
+def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
     before = open_on_cpu(window, qtbot, tmp_path)
-    with qtbot.waitSignal(window.session.notice, timeout=20_000) as told:
-        window.actions_by_name[f"auto_{strategy}"].trigger()
+    with qtbot.waitSignal(window.session.notices.given, timeout=20_000) as told:
+        window.actions[f"auto_{strategy}"].trigger()
     found = window.session.document.edit
     assert found is not None
     assert CPU_ID not in found.layout.devices
@@ -65,5 +65,5 @@ def test_a_layout_is_found_told_and_undone(strategy: str, window: MainWindow, qt
     assert told.args is not None
     assert "CUDA" in told.args[0].text
     assert not told.args[0].bad
-    window.actions_by_name["undo"].trigger()
+    window.actions["undo"].trigger()
     assert window.session.document.edit == before

@@ -11,11 +11,10 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
-from app.main_window import MainWindow
 from app.paths import speeds_path
 from app.settings import Settings
 from app.theme import Theme
+from app.wiring import WindowParts, make_window
 from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.fit.preview import LoadedLayout
@@ -23,56 +22,59 @@ from engine.fit.speed_book import read_speed_book
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import make_layout
+from engine.layout.layout import make_layout, single_device
+from engine.layout.layout_file import LayoutFile, write_layout
+from engine.plan.edit import Edit
 from engine.runner.events import Done
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 from widgets.controls.auto_wishes import AutoWishes
+from widgets.devices.limits import DeviceLimits
 from widgets.layout_editor.moves import PinToggle
 from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins
 
-OpenWindow = Callable[[], MainWindow]
+OpenWindow = Callable[[], WindowParts]
 
 
 @pytest.fixture
 def open_window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[OpenWindow]:
-    opened: list[MainWindow] = []
+    opened: list[WindowParts] = []
 
-    def open_one() -> MainWindow:
-        window = MainWindow(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-        qtbot.addWidget(window)
-        window.show()
+    def open_one() -> WindowParts:
+        window = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+        qtbot.addWidget(window.main)
+        window.main.show()
         opened.append(window)
         return window
 
     yield open_one
     for window in opened:
-        window.close()
+        window.main.close()
     qapp.setStyleSheet("")
 
 
-def show_model(window: MainWindow, qtbot: QtBot, folder: Path) -> ModelFile:
+def show_model(window: WindowParts, qtbot: QtBot, folder: Path) -> ModelFile:
     """Show a model on the CPU and one of two cards."""
     path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
     (folder / "rig.json").write_bytes(encode_rig(rig))
-    with qtbot.waitSignal(window.session.rig_keeper.rig_changed):
-        window.session.rig_keeper.open_rig(folder / "rig.json")
+    with qtbot.waitSignal(window.session.rig.live.rig_changed):
+        window.session.rig.files.open(folder / "rig.json")
     layout = make_layout(16, [CPU_ID] * 4 + ["CUDA0"] * 12)
     window.session.document.open(model, rig, Edit(layout, ContextSettings()))
-    window.session.model_changed.emit(model)
+    window.session.opener.model_changed.emit(model)
     return model
 
 
-def edit_of(window: MainWindow) -> Edit:
+def edit_of(window: WindowParts) -> Edit:
     edit = window.session.document.edit
     assert edit is not None
     return edit
 
 
-def find(window: MainWindow, qtbot: QtBot, strategy: str) -> Edit:
+def find(window: WindowParts, qtbot: QtBot, strategy: str) -> Edit:
     with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000):
-        window.actions_by_name[f"auto_{strategy}"].trigger()
+        window.actions[f"auto_{strategy}"].trigger()
     return edit_of(window)
 
 
@@ -83,17 +85,17 @@ def test_pinned_layers_stay_through_every_layout_and_undo(
     show_model(window, qtbot, tmp_path)
     before = edit_of(window)
     layouts = window.session.auto_layouts
-    window.editor.pin_toggled.emit(PinToggle((2, 3)))
-    window.editor.pin_toggled.emit(PinToggle((4, 5)))
-    window.editor.pin_toggled.emit(PinToggle(None))
+    window.main.editor.pin_toggled.emit(PinToggle((2, 3)))
+    window.main.editor.pin_toggled.emit(PinToggle((4, 5)))
+    window.main.editor.pin_toggled.emit(PinToggle(None))
     assert layouts.pins == Pins((PinnedLayers(CPU_ID, 2, 3), PinnedLayers("CUDA0", 4, 5)), "CUDA0")
     for strategy in ("fewest", "balanced", "fastest"):
         found = find(window, qtbot, strategy).layout
         assert found.assignment()[2:6] == (CPU_ID, CPU_ID, "CUDA0", "CUDA0")
         assert found.output_device == "CUDA0"
-        window.actions_by_name["undo"].trigger()
+        window.actions["undo"].trigger()
         assert edit_of(window) == before
-    window.actions_by_name["release_pins"].trigger()
+    window.actions["release_pins"].trigger()
     assert layouts.pins == NO_PINS
     assert CPU_ID not in find(window, qtbot, "fewest").layout.devices
 
@@ -119,13 +121,13 @@ def test_wishes_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path
     wishes = AutoWishes("priority", ("CUDA1", "CUDA0", "RPC0"), frozenset({"RPC0"}), ("f16", "q8_0"), split=True)
     first.session.auto_layouts.set_wishes(wishes)
     first.session.auto_layouts.toggle_pin(PinToggle((4, 5)))
-    first.close()
+    first.main.close()
     second = open_window()
     assert second.session.auto_layouts.wishes == wishes
     assert second.session.auto_layouts.pins == NO_PINS, "another model has none"
     show_model(second, qtbot, tmp_path)
     assert second.session.auto_layouts.pins == Pins((PinnedLayers("CUDA0", 4, 5),))
-    second.actions_by_name["auto_layout"].trigger()
+    second.actions["auto_layout"].trigger()
     dialog = second.auto_layout_presenter.dialog
     assert dialog is not None
     assert dialog.wishes == wishes
@@ -143,7 +145,7 @@ def test_wishes_that_cannot_be_read_are_none(open_window: OpenWindow, tmp_path: 
 def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    window.actions_by_name["auto_layout"].trigger()
+    window.actions["auto_layout"].trigger()
     dialog = window.auto_layout_presenter.dialog
     assert dialog is not None
     dialog.set_wishes(AutoWishes("priority", ("CUDA1", "CUDA0"), split=True))
@@ -156,7 +158,7 @@ def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBo
     assert window.session.document.undo_group.undoText() == "auto layout priority"
     window.session.auto_layouts.set_wishes(replace(dialog.wishes, off=frozenset({"CUDA1"})))
     assert find(window, qtbot, "fewest").layout.devices == ("CUDA0",)
-    window.session.model_changed.emit(None)
+    window.session.opener.model_changed.emit(None)
     assert dialog.explanation_label.text() == ""
 
 
@@ -166,7 +168,7 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
     session, model = window.session, window.session.models.current
     model.file = file
     edit = edit_of(window)
-    model.loading.loaded = LoadedLayout(edit.layout, edit.context, (), ())
+    model.loading.loaded = LoadedLayout(edit, (), ())
     answer = Done(
         prompt_tokens=4, generated_tokens=64, prompt_tokens_per_second=100.0, generation_tokens_per_second=7.0,
         stop_reason="end_of_text",
@@ -184,22 +186,21 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
 def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot) -> None:
     window = open_window()
     with qtbot.waitSignal(window.session.speeds.said, timeout=60_000) as said:
-        window.actions_by_name["measure_speeds"].trigger()
+        window.actions["measure_speeds"].trigger()
     assert said.args is not None
     assert "CPU reads" in said.args[0]
-    assert "CPU reads" in window.status_text
+    assert "CPU reads" in window.main.status_line.text()
 
 
 def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
     first = open_window()
-    keeper = first.session.rig_keeper
-    with qtbot.waitSignal(keeper.rig_changed):
-        keeper.set_limits(CPU_ID, 8 << 30, 3 << 30)
-    first.close()
-    second = open_window().session.rig_keeper
-    with qtbot.waitSignal(second.rig_changed, timeout=20_000):
-        second.refresh()
-    assert (second.rig.host.cap_bytes, second.rig.host.margin_bytes) == (8 << 30, 3 << 30)
+    with qtbot.waitSignal(first.session.rig.live.rig_changed):
+        first.session.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
+    first.main.close()
+    second = open_window().session.rig
+    with qtbot.waitSignal(second.live.rig_changed, timeout=20_000):
+        second.search.refresh()
+    assert (second.live.rig.host.cap_bytes, second.live.rig.host.margin_bytes) == (8 << 30, 3 << 30)
 
 
 def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
@@ -209,8 +210,70 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     layouts = window.session.auto_layouts
     layouts.toggle_pin(PinToggle((4, 5)))
     layouts.set_wishes(AutoWishes(off=frozenset({"CUDA0"})))
-    with qtbot.waitSignal(window.session.notice, timeout=20_000) as told:
+    with qtbot.waitSignal(window.session.notices.given, timeout=20_000) as told:
         layouts.use("fewest")
     assert told.args is not None
     assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text
     assert edit_of(window) == before
+
+
+def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    session = window.session
+    session.auto_layouts.use("fewest")
+    session.document.set_context(ContextSettings(n_ctx=2048))
+    edited = edit_of(window)
+    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+        pass
+    assert told.args is not None
+    assert "settings were changed" in told.args[0].text
+    assert told.args[0].bad
+    assert edit_of(window) == edited
+
+
+def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    model = show_model(window, qtbot, tmp_path)
+    session, edit = window.session, edit_of(window)
+    session.auto_layouts.use("fewest")
+    session.document.open(replace(model, name="another"), session.rig.live.rig, edit)
+    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+        pass
+    assert told.args is not None
+    assert f"it is for {model.name}" in told.args[0].text
+    assert edit_of(window) == edit
+
+
+def test_what_was_found_is_taken_where_only_layers_were_moved(
+    open_window: OpenWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000) as told:
+        window.session.auto_layouts.use("fewest")
+        window.session.document.set_layout(single_device(16, CPU_ID), "gather")
+    assert told.args is not None
+    assert edit_of(window).layout == told.args[0].layout != single_device(16, CPU_ID)
+
+
+def test_a_layout_file_is_for_the_model_that_it_was_opened_for(
+    open_window: OpenWindow, qtbot: QtBot, tmp_path: Path
+) -> None:
+    window = open_window()
+    model = show_model(window, qtbot, tmp_path)
+    session, edit = window.session, edit_of(window)
+    path = tmp_path / "layout.json"
+    write_layout(path, LayoutFile(model.name, single_device(16, CPU_ID), ContextSettings(n_ctx=2048)))
+    session.layouts.open(path)
+    session.document.open(replace(model, name="another"), session.rig.live.rig, edit)
+    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+        pass
+    assert told.args is not None
+    assert f"layout.json was opened for {model.name}" in told.args[0].text
+    assert told.args[0].bad
+    assert edit_of(window) == edit
+    session.document.open(model, session.rig.live.rig, edit)
+    session.layouts.open(path)
+    qtbot.waitUntil(lambda: edit_of(window).layout == single_device(16, CPU_ID))
+    assert edit_of(window).context.n_ctx == 2048

@@ -10,24 +10,19 @@ from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.calibrator import Calibrator
-from app.rig_keeper import RigKeeper
+from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.calibration import read_calibration
 from engine.fit.report import make_row
-from engine.layout.context_settings import ContextSettings
-from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.runner.events import Loaded
-from engine.runner.job import LoadJob
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
-from tests.support.jobs import N_LAYERS, made_up_model
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, pci_bus_id="0000:01:00.0")
 RIG = Rig((CARD,), make_host("host", 8 * GIB))
 FORECAST = (make_row(CARD, DeviceMemory(weights_bytes=GIB, overhead_bytes=400 * MIB), Grade.ESTIMATED),)
 MEASURED = (make_row(CARD, DeviceMemory(weights_bytes=GIB), Grade.MEASURED),)
-JOB = LoadJob(made_up_model(), RIG, single_device(N_LAYERS, "CUDA0"), ContextSettings(), FORECAST)
 EVENT = Loaded(devices=MEASURED, forecast=FORECAST)
 
 
@@ -43,16 +38,16 @@ def sample(used_bytes: int) -> tuple[Sample, ...]:
 
 
 def test_a_load_is_learned_from_kept_and_reset(qtbot: QtBot, background: Background, tmp_path: Path) -> None:
-    keeper, path = RigKeeper(background), tmp_path / "calibration.json"
-    calibrator = Calibrator(keeper, background, path)
-    keeper.samples_arrived.emit(sample(MIB))
+    live, path = LiveRig(), tmp_path / "calibration.json"
+    calibrator = Calibrator(live, background, path)
+    live.samples_arrived.emit(sample(MIB))
     calibrator.begin(nothing_loaded=True)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     assert calibrator.calibration.overhead_bytes(CARD) is None
-    keeper.samples_arrived.emit(sample(GIB + 601 * MIB))
+    live.samples_arrived.emit(sample(GIB + 601 * MIB))
     assert calibrator.calibration.overhead_bytes(CARD) == 600 * MIB
     qtbot.waitUntil(lambda: read_calibration(path) == calibrator.calibration)
-    again = Calibrator(RigKeeper(background), background, path)
+    again = Calibrator(LiveRig(), background, path)
     assert again.calibration.overhead_bytes(CARD) == 600 * MIB
     again.reset()
     qtbot.waitUntil(lambda: read_calibration(path).overheads == {})
@@ -61,41 +56,32 @@ def test_a_load_is_learned_from_kept_and_reset(qtbot: QtBot, background: Backgro
 def test_a_load_over_another_model_tells_nothing_of_a_card(
     qtbot: QtBot, background: Background, tmp_path: Path
 ) -> None:
-    calibrator = Calibrator(keeper := RigKeeper(background), background, tmp_path / "calibration.json")
-    keeper.samples_arrived.emit(sample(GIB))
+    calibrator = Calibrator(live := LiveRig(), background, tmp_path / "calibration.json")
+    live.samples_arrived.emit(sample(GIB))
     calibrator.begin(nothing_loaded=False)
-    calibrator.finish(JOB, EVENT)
-    keeper.samples_arrived.emit(sample(2 * GIB))
+    calibrator.finish(RIG, EVENT)
+    live.samples_arrived.emit(sample(2 * GIB))
     calibrator.begin(nothing_loaded=True)
-    calibrator.finish(JOB, EVENT)
+    calibrator.finish(RIG, EVENT)
     calibrator.forget()
-    keeper.samples_arrived.emit(sample(4 * GIB))
+    live.samples_arrived.emit(sample(4 * GIB))
     calibrator.begin(nothing_loaded=True, forecast_is_whole=False)
-    calibrator.finish(JOB, EVENT)
-    keeper.samples_arrived.emit(sample(6 * GIB))
+    calibrator.finish(RIG, EVENT)
+    live.samples_arrived.emit(sample(6 * GIB))
     assert calibrator.calibration.overheads == {}
 
 
 def test_devices_are_corrected_as_they_come(qtbot: QtBot, background: Background, tmp_path: Path) -> None:
-    calibrator = Calibrator(keeper := RigKeeper(background), background, tmp_path / "calibration.json")
+    calibrator = Calibrator(live := LiveRig(), background, tmp_path / "calibration.json")
     calibrator.begin(nothing_loaded=True)
-    calibrator.finish(JOB, EVENT)
-    keeper.samples_arrived.emit(())
-    host = make_row(keeper.rig.host, DeviceMemory(weights_bytes=GIB), Grade.ESTIMATED)
-    taken = make_row(keeper.rig.host, DeviceMemory(weights_bytes=GIB + 7 * MIB), Grade.MEASURED)
-    calibrator.finish(
-        LoadJob(JOB.model, keeper.rig, JOB.layout, JOB.context, (host,)), Loaded(devices=(taken,), forecast=(host,))
-    )
-    with qtbot.waitSignal(keeper.rig_changed):
-        keeper.samples_arrived.emit(())
-    assert keeper.rig.host.overhead_bytes == 7 * MIB
-    with qtbot.waitSignal(keeper.rig_changed):
+    calibrator.finish(RIG, EVENT)
+    live.samples_arrived.emit(())
+    host = make_row(live.rig.host, DeviceMemory(weights_bytes=GIB), Grade.ESTIMATED)
+    taken = make_row(live.rig.host, DeviceMemory(weights_bytes=GIB + 7 * MIB), Grade.MEASURED)
+    calibrator.finish(live.rig, Loaded(devices=(taken,), forecast=(host,)))
+    with qtbot.waitSignal(live.rig_changed):
+        live.samples_arrived.emit(())
+    assert live.rig.host.overhead_bytes == 7 * MIB
+    with qtbot.waitSignal(live.rig_changed):
         calibrator.reset()
-    assert keeper.rig.host.overhead_bytes is None
-
-
-def test_without_a_local_card_there_is_nothing_to_test(qtbot: QtBot, background: Background) -> None:
-    keeper = RigKeeper(background)
-    with qtbot.waitSignal(keeper.said) as said:
-        keeper.test_repeats()
-    assert "no local GPU" in said.args[0]
+    assert live.rig.host.overhead_bytes is None

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit, LayoutDocument
+from app.document import LayoutDocument
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.preview import Preview
+from engine.fit.report import make_row
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, make_layout, single_device
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.memory.side_files import Projector, SideFiles
+from engine.plan.edit import Edit
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
 
@@ -129,16 +134,48 @@ def test_a_device_that_goes_away_ends_the_drag_and_breaks_a_rule(document: Layou
     assert [violation.rule for violation in document.preview.report.violations] == ["unknown_device"]
 
 
-def test_probed_numbers_are_shown_only_for_the_edit_they_are_of(document: LayoutDocument) -> None:
-    assert document.edit is not None
+def probe(document: LayoutDocument) -> None:
+    """What the engine tells of what is edited now: 5 MiB on each device."""
+    assert document.plan is not None
+    rows = tuple(make_row(each, DeviceMemory(compute_bytes=5 * MIB), Grade.PROBED) for each in RIG.all_devices)
+    document.probes.keep(document.plan.with_probed(rows))
+
+
+def grades(document: LayoutDocument) -> set[Grade]:
     assert document.preview is not None
-    old, report = document.edit, document.preview.report
+    return {row.grade for row in document.preview.report.rows}
+
+
+def test_probed_numbers_are_shown_only_for_the_edit_they_are_of(document: LayoutDocument) -> None:
+    probe(document)
     document.set_context(ContextSettings(n_ctx=4096))
-    forecast = document.preview.report
-    document.show_probed(old, report)
-    assert document.preview.report is forecast
-    document.show_probed(document.edit, report)
-    assert document.preview.report is report
+    document.show_probed()
+    assert grades(document) == {Grade.ESTIMATED}
+    probe(document)
+    document.show_probed()
+    assert grades(document) == {Grade.PROBED}
+    document.set_side_files(SideFiles(Projector(Path("mmproj.gguf"), (), "CPU")), "a projector")
+    assert grades(document) == {Grade.ESTIMATED}
+
+
+def test_memory_that_moves_leaves_probed_numbers_standing(document: LayoutDocument) -> None:
+    probe(document)
+    document.show_probed()
+    less = replace(RIG.devices[0], free_bytes=492 * MIB)
+    document.set_rig(Rig((less, *RIG.devices[1:]), RIG.host))
+    assert grades(document) == {Grade.PROBED}
+    assert document.preview is not None
+    row = document.preview.report.rows[0]
+    assert (row.free_bytes, row.shortfall_bytes) == (492 * MIB, -487 * MIB)
+
+
+def test_undo_goes_back_to_what_was_probed(document: LayoutDocument) -> None:
+    probe(document)
+    document.show_probed()
+    document.set_layout(single_device(N_LAYERS, "RPC1"), "gather")
+    assert grades(document) == {Grade.ESTIMATED}
+    document.undo_group.undo()
+    assert grades(document) == {Grade.PROBED}
 
 
 def test_a_sheet_put_aside_keeps_its_edit_and_its_undo(document: LayoutDocument, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from engine.fit.report import DeviceRow, make_row
 from engine.gguf.identity import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.units import GIB
-from tests.support.jobs import worker_device
+from tests.support.orders import worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 2 * GIB)
 RIG = Rig((CARD, worker_device("RPC0", "attic:1", 8 * GIB)), make_host("host", 64 * GIB, 60 * GIB))

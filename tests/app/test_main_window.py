@@ -12,22 +12,22 @@ from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.keys_dialog import KeysDialog
-from app.main_window import MainWindow
 from app.settings import Settings
 from app.theme import THEME_NAMES, Theme
+from app.wiring import WindowParts, make_window
 from widgets.library.recent_model import RecentModel
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
     settings = Settings(tmp_path / "settings.ini")
     settings.add_recent_model(RecentModel(tmp_path / "a&b.gguf", "a & b", "F16"))
-    opened = MainWindow(settings, Theme(qapp, "dark"))
-    qtbot.addWidget(opened)
-    opened.presenter.show_recent_models()
-    opened.show()
+    opened = make_window(settings, Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.model_presenter.show_recent_models()
+    opened.main.show()
     yield opened
-    opened.close()
+    opened.main.close()
     qapp.setStyleSheet("")
 
 
@@ -39,8 +39,8 @@ def focusable(window: QWidget) -> list[QWidget]:
     ]
 
 
-def test_everything_that_takes_the_keyboard_has_a_name(window: MainWindow) -> None:
-    found = focusable(window)
+def test_everything_that_takes_the_keyboard_has_a_name(window: WindowParts) -> None:
+    found = focusable(window.main)
     assert len(found) > 15
     nameless = []
     for widget in found:
@@ -50,35 +50,36 @@ def test_everything_that_takes_the_keyboard_has_a_name(window: MainWindow) -> No
     assert nameless == []
 
 
-def test_tab_reaches_everything_and_comes_round(window: MainWindow) -> None:
-    wanted = {widget for widget in focusable(window) if widget.isEnabled()}
+def test_tab_reaches_everything_and_comes_round(window: WindowParts) -> None:
+    wanted = {widget for widget in focusable(window.main) if widget.isEnabled()}
     seen = set()
-    widget: QWidget | None = window.model_panel.search_edit
+    widget: QWidget | None = window.main.model_panel.search_edit
     for _ in range(500):
         assert widget is not None
         seen.add(widget)
         widget = widget.nextInFocusChain()
-        if widget is window.model_panel.search_edit:
+        if widget is window.main.model_panel.search_edit:
             break
     assert wanted <= seen
 
 
-def test_the_menus_know_recent_models_and_the_theme(window: MainWindow) -> None:
-    assert [action.text() for action in window.recent_menu.actions() if action.text()] == ["a && b", "&Clear the List"]
-    window.actions_by_name["theme_light"].trigger()
+def test_the_menus_know_recent_models_and_the_theme(window: WindowParts) -> None:
+    recent = window.main.recent_menu
+    assert [action.text() for action in recent.actions() if action.text()] == ["a && b", "&Clear the List"]
+    window.actions["theme_light"].trigger()
     assert window.theme.palette.name == "light"
-    assert [name for name in THEME_NAMES if window.actions_by_name[f"theme_{name}"].isChecked()] == ["light"]
-    assert window.settings.theme == "light"
-    window.recent_menu.actions()[-1].trigger()
-    assert not window.recent_menu.isEnabled()
+    assert [name for name in THEME_NAMES if window.actions[f"theme_{name}"].isChecked()] == ["light"]
+    assert window.session.settings.theme == "light"
+    recent.actions()[-1].trigger()
+    assert not recent.isEnabled()
 
 
-def test_a_theme_switch_restyles_pictures_too(window: MainWindow, qapp: QApplication) -> None:
-    window.set_theme("light")
-    light = window.grab().toImage()
+def test_a_theme_switch_restyles_pictures_too(window: WindowParts, qapp: QApplication) -> None:
+    window.actions["theme_light"].trigger()
+    light = window.main.grab().toImage()
     assert "arrow-light.svg" in qapp.styleSheet()
-    window.set_theme("dark")
-    dark = window.grab().toImage()
+    window.actions["theme_dark"].trigger()
+    dark = window.main.grab().toImage()
     assert "arrow-dark.svg" in qapp.styleSheet()
     changed = 0
     points = [(x, y) for x in range(5, dark.width(), 40) for y in range(5, dark.height(), 40)]
@@ -88,17 +89,17 @@ def test_a_theme_switch_restyles_pictures_too(window: MainWindow, qapp: QApplica
     assert changed > 0.95 * len(points)
 
 
-def test_the_table_of_keys_names_every_shortcut_once(window: MainWindow, qtbot: QtBot) -> None:
-    shortcuts = window.actions_by_name.shortcuts()
+def test_the_table_of_keys_names_every_shortcut_once(window: WindowParts, qtbot: QtBot) -> None:
+    shortcuts = window.actions.shortcuts()
     assert shortcuts["Ctrl+Return"] == "Load"
-    window.show_keys()
-    dialog = window.findChild(KeysDialog)
+    window.actions["keys"].trigger()
+    dialog = window.main.findChild(KeysDialog)
     assert dialog is not None
     dialog.close()
 
 
-def test_panels_come_back_where_they_were(window: MainWindow) -> None:
-    for dock in window.docks.values():
+def test_panels_come_back_where_they_were(window: WindowParts) -> None:
+    for dock in window.main.docks.values():
         dock.hide()
-    window.reset_docks()
-    assert all(dock.isVisible() for dock in window.docks.values())
+    window.main.reset_docks()
+    assert all(dock.isVisible() for dock in window.main.docks.values())

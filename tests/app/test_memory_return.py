@@ -9,8 +9,9 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.open_model import OpenModel
-from app.session import Session
+from app.rig.device_list import DeviceList
 from app.settings import Settings
+from app.wiring import make_session
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.loaded_models import LoadedModel
 from engine.fit.recovery import LIMIT_S
@@ -27,8 +28,8 @@ class Bench:
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 50.0
-        self.session = Session(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
-        self.session.rig_keeper._set_rig(Rig((CARD,), make_host("host", 64 * GIB, 60 * GIB)))
+        self.session = make_session(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
+        self.session.rig.live.set_devices(DeviceList(Rig((CARD,), make_host("host", 64 * GIB, 60 * GIB))))
         self.begun: list[str] = []
         self.waits: list[str] = []
         self.memory_return = self.session.loader.memory_return
@@ -42,7 +43,7 @@ class Bench:
         self.model.changed.emit()
 
     def read(self, used_bytes: int) -> None:
-        self.session.rig_keeper._on_sampled((Sample("CUDA0", self.now_s, used_bytes, 24 * GIB),))
+        self.session.rig.live.take_samples((Sample("CUDA0", self.now_s, used_bytes, 24 * GIB),))
 
     def load_next(self) -> None:
         self.memory_return.then(lambda: self.begun.append("load"))

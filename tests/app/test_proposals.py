@@ -9,17 +9,18 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
-from app.main_window import MainWindow
 from app.settings import Settings
 from app.theme import Theme
+from app.wiring import WindowParts, make_window
 from engine.fit.proposals import Proposal, propose
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.client import LoadJob
+from engine.plan.edit import Edit
+from engine.plan.plan import make_plan
+from engine.runner.client import LoadOrder
 from engine.runner.events import OutOfMemory
 from engine.runner.load_loop import LoadLoop
 from engine.units import MIB
@@ -31,12 +32,12 @@ EDIT = Edit(single_device(16, "CUDA0"), ContextSettings())
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[MainWindow]:
-    opened = MainWindow(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened)
-    opened.show()
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
     yield opened
-    opened.close()
+    opened.main.close()
     qapp.setStyleSheet("")
 
 
@@ -45,42 +46,42 @@ def model_in(folder: Path, name: str) -> ModelFile:
 
 
 @pytest.fixture
-def proposals(window: MainWindow, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
+def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
     """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
     session, model = window.session, model_in(tmp_path, "model.gguf")
     session.document.open(model, RIG, EDIT)
-    found = propose(model, RIG, EDIT.layout, EDIT.context, {"CUDA0": 100 * MIB})
+    found = propose(make_plan(model, RIG, EDIT), {"CUDA0": 100 * MIB})
     event = OutOfMemory(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
     with monkeypatch.context() as patch:
         patch.setattr(LoadLoop, "proposals", found)
-        patch.setattr(session.loading, "_pending", LoadJob(model, RIG, EDIT.layout, EDIT.context))
+        patch.setattr(session.loading, "_pending", LoadOrder(make_plan(model, RIG, EDIT)))
         session.loading.bridge.out_of_memory.emit(event)
     return found
 
 
-def test_each_button_applies_its_proposal_as_one_step(window: MainWindow, proposals: tuple[Proposal, ...]) -> None:
-    document, shown = window.session.document, window.load_report.proposal_list
+def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, proposals: tuple[Proposal, ...]) -> None:
+    document, shown = window.session.document, window.views.current.report.proposal_list
     assert shown is not None
     assert len(shown.buttons) == len(proposals) > 2
     for button, proposal in zip(shown.buttons, proposals, strict=True):
         button.click()
-        assert document.edit == Edit(proposal.layout, proposal.context)
+        assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
         assert window.session.loading.state is ModelState.EMPTY
         document.undo_group.undo()
         assert document.edit == EDIT
-    assert window.load_report.plain_text().count("estimated") == len(proposals)
+    assert window.views.current.report.plain_text().count("estimated") == len(proposals)
 
 
 def test_a_proposal_is_not_for_another_model(
-    window: MainWindow, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
+    window: WindowParts, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
 ) -> None:
     window.session.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
-    with qtbot.waitSignal(window.session.notice) as told:
-        window.session.apply_proposal(0)
+    with qtbot.waitSignal(window.session.notices.given) as told:
+        window.session.other_layouts.apply_proposal(0)
     assert told.args is not None
     assert "open that model first" in told.args[0].text
     assert told.args[0].bad

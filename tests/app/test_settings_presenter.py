@@ -6,20 +6,21 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtWidgets import QApplication
+from PySide6.QtWidgets import QApplication, QComboBox
 from pytestqt.qtbot import QtBot
 
 from app import dialogs
-from app.main_window import MainWindow
 from app.settings import KeptAdapter, KeptSideFiles, Settings
 from app.settings_presenter import loaded_text
 from app.theme import Theme
+from app.wiring import WindowParts, make_window
 from engine.devices.rig_file import encode_rig
 from engine.fit.preview import LoadedLayout
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
@@ -41,75 +42,77 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def window(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[MainWindow]:
+def window(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowParts]:
     opened = open_window(qtbot, qapp, folder)
     yield opened
-    opened.close()
+    opened.main.close()
     qapp.setStyleSheet("")
 
 
-def open_window(qtbot: QtBot, qapp: QApplication, folder: Path) -> MainWindow:
+def open_window(qtbot: QtBot, qapp: QApplication, folder: Path) -> WindowParts:
     """Open the window with a rig of two cards and the model."""
-    opened = MainWindow(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
-    qtbot.addWidget(opened)
-    opened.show()
-    with qtbot.waitSignal(opened.session.rig_keeper.rig_changed, timeout=LONG_MS):
-        opened.session.rig_keeper.open_rig(folder / "rig.json")
-    with qtbot.waitSignal(opened.session.model_changed, timeout=LONG_MS):
-        opened.session.open_model(folder / "m.gguf")
+    opened = make_window(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    with qtbot.waitSignal(opened.session.rig.live.rig_changed, timeout=LONG_MS):
+        opened.session.rig.files.open(folder / "rig.json")
+    with qtbot.waitSignal(opened.session.opener.model_changed, timeout=LONG_MS):
+        opened.session.opener.open(folder / "m.gguf")
     return opened
 
 
-def dialog_of(window: MainWindow) -> SettingsDialog:
-    window.settings_bar.context_editor.all_button.click()
+def dialog_of(window: WindowParts) -> SettingsDialog:
+    window.main.settings_bar.context_editor.all_button.click()
     dialog = window.settings_presenter.dialog
     assert dialog is not None
     assert dialog.isVisible()
     return dialog
 
 
-def side_files(window: MainWindow) -> SideFiles:
+def side_files(window: WindowParts) -> SideFiles:
     edit = window.session.document.edit
     assert edit is not None
     return edit.side_files
 
 
-def names(window: MainWindow) -> list[str]:
+def names(window: WindowParts) -> list[str]:
     files = side_files(window)
     projector = [] if files.projector is None else [files.projector.path.name]
     return projector + [each.path.name for each in files.adapters]
 
 
-def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: MainWindow) -> None:
+def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts) -> None:
     dialog = dialog_of(window)
     assert dialog.rows.line("load_mode").startswith("mmap: ")
     assert "trained with, 4096 tokens" in dialog.rows.line("n_ctx")
     # Cards have no kernel for heads of 16.
-    assert "off: Not all of it can be done" in window.settings_bar.context_editor.flash_box.toolTip()
-    dialog.load_mode_box.setCurrentText("none")
-    dialog.load_mode_box.activated.emit(0)
+    assert "off: Not all of it can be done" in window.main.settings_bar.context_editor.flash_box.toolTip()
+    box = dialog.controls["load_mode"].widgets[0]
+    assert isinstance(box, QComboBox)
+    box.setCurrentText("none")
+    box.activated.emit(0)
     preview = window.session.document.preview
     assert preview is not None
     assert preview.report.context is not None
     assert preview.report.context.load_mode == "none"
     assert dialog.rows.line("load_mode").startswith("Chosen")
-    window.actions_by_name["undo"].trigger()
-    assert dialog.load_mode_box.currentText() == "auto"
+    window.actions["undo"].trigger()
+    assert box.currentText() == "auto"
 
 
 def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
     used = ContextSettings(n_ctx=16384, type_v="q8_0", load_mode="mmap", threads=6, threads_batch=8)
-    layout = Layout(4, (Run("CPU", 0, 3),), "CPU")
+    edit = Edit(Layout(4, (Run("CPU", 0, 3),), "CPU"), ContextSettings())
     assert loaded_text(None) == ""
-    assert loaded_text(LoadedLayout(layout, ContextSettings(), (), ())) == ""
-    assert loaded_text(LoadedLayout(layout, ContextSettings(), (), (), used=used, flash_attention=True)) == (
+    assert loaded_text(LoadedLayout(edit, (), ())) == ""
+    assert loaded_text(LoadedLayout(edit, (), (), used=used, flash_attention=True)) == (
         "Loaded with 16\u202f384 tokens, cache f16 and q8_0, flash attention on, load mode mmap, "
         "6 threads, 8 for prompts, op_offload on."
     )
 
 
-def test_a_context_left_open_is_shown_as_what_it_is_now(window: MainWindow, qtbot: QtBot) -> None:
-    editor = window.settings_bar.context_editor
+def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtbot: QtBot) -> None:
+    editor = window.main.settings_bar.context_editor
     editor.presets_button.menu().actions()[0].trigger()
     edit = window.session.document.edit
     assert edit is not None
@@ -121,7 +124,7 @@ def test_a_context_left_open_is_shown_as_what_it_is_now(window: MainWindow, qtbo
 
 
 def test_files_are_chosen_counted_undone_and_kept(
-    window: MainWindow, qtbot: QtBot, qapp: QApplication, folder: Path, monkeypatch: pytest.MonkeyPatch
+    window: WindowParts, qtbot: QtBot, qapp: QApplication, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     dialog, document = dialog_of(window), window.session.document
     assert document.preview is not None
@@ -138,10 +141,10 @@ def test_files_are_chosen_counted_undone_and_kept(
     after = [row.need_bytes for row in document.preview.report.rows]
     assert [more > less for more, less in zip(after, before, strict=True)][1]
     assert dialog.side_files.projector_line.text().startswith("Chosen")
-    assert window.settings.side_files(folder / "m.gguf") == KeptSideFiles(
+    assert window.session.settings.side_files(folder / "m.gguf") == KeptSideFiles(
         str(folder / "mmproj.gguf"), "CUDA1", (KeptAdapter(str(folder / "lora.gguf"), 0.5),)
     )
-    window.close()
+    window.main.close()
     again = open_window(qtbot, qapp, folder)
     files = side_files(again)
     assert names(again) == ["mmproj.gguf", "lora.gguf"]
@@ -149,16 +152,16 @@ def test_files_are_chosen_counted_undone_and_kept(
     dialog_of(again).side_files.projector_removed.emit()
     again.session.side_files.remove_adapter(0)
     assert names(again) == []
-    assert again.settings.side_files(folder / "m.gguf") == KeptSideFiles()
-    again.actions_by_name["undo"].trigger()
+    assert again.session.settings.side_files(folder / "m.gguf") == KeptSideFiles()
+    again.actions["undo"].trigger()
     assert names(again) == ["lora.gguf"]
-    again.close()
+    again.main.close()
 
 
 def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
-    window: MainWindow, qtbot: QtBot, folder: Path
+    window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS) as told:
+    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS) as told:
         window.session.side_files.add_adapter(folder / "mmproj.gguf")
     assert told.args[0].text.startswith("mmproj.gguf: is a projector, not a LoRA adapter")
     assert names(window) == []
@@ -171,17 +174,17 @@ def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(qtbot: QtBot, qap
     settings.sync()
     window = open_window(qtbot, qapp, folder)
     assert names(window) == ["lora.gguf"]
-    assert "away.gguf: there is no such file" in window.status_text
-    assert window.settings.side_files(folder / "m.gguf") == kept
-    window.close()
+    assert "away.gguf: there is no such file" in window.main.status_line.text()
+    assert window.session.settings.side_files(folder / "m.gguf") == kept
+    window.main.close()
 
 
 def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
-    window: MainWindow, qtbot: QtBot, folder: Path
+    window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:
     with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
         window.session.side_files.choose_projector(folder / "mmproj.gguf")
-    with qtbot.waitSignal(window.session.notice, timeout=LONG_MS):
+    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS):
         window.session.auto_layouts.use("fewest")
     preview = window.session.document.preview
     assert preview is not None
@@ -190,13 +193,13 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
     assert "projector" in {each.setting for each in preview.report.decisions}
 
 
-def test_another_model_has_files_of_its_own(window: MainWindow, qtbot: QtBot, folder: Path) -> None:
+def test_another_model_has_files_of_its_own(window: WindowParts, qtbot: QtBot, folder: Path) -> None:
     with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
         window.session.side_files.choose_projector(folder / "mmproj.gguf")
     other = write_header_only(folder / "other.gguf", n_layers=4, n_embd=1024, n_head=8, n_ff=2048, n_vocab=4096)
-    with qtbot.waitSignal(window.session.model_changed, timeout=LONG_MS):
-        window.session.open_model(other)
+    with qtbot.waitSignal(window.session.opener.model_changed, timeout=LONG_MS):
+        window.session.opener.open(other)
     assert names(window) == []
-    with qtbot.waitSignal(window.session.model_changed, timeout=LONG_MS):
-        window.session.open_model(folder / "m.gguf")
+    with qtbot.waitSignal(window.session.opener.model_changed, timeout=LONG_MS):
+        window.session.opener.open(folder / "m.gguf")
     assert names(window) == ["mmproj.gguf"]

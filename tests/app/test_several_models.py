@@ -10,17 +10,18 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
+from app.notices import Notice
 from app.open_model import OpenModel
-from app.session import Session
 from app.settings import Settings
-from app.status_line import Notice
+from app.wiring import Session, make_session
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.plan.edit import Edit
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from widgets.devices.limits import DeviceLimits
 from widgets.library.load_question import LoadAnswer, LoadChoice, LoadQuestion
 
 DEADLINE_MS = 60_000
@@ -54,7 +55,7 @@ class Bench:
             name: write_tiny_llama(folder / f"{name}.gguf", n_layers=N_LAYERS, seed=seed, n_ctx_train=1 << 17)
             for seed, name in enumerate(("ada", "bob"))
         }
-        session.notice.connect(self.notices.append)
+        session.notices.given.connect(self.notices.append)
         session.loader.question_changed.connect(self.questions.append)
         session.loader.memory_return.waiting_changed.connect(self.waits.append)
 
@@ -62,12 +63,12 @@ class Bench:
         self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
 
     def start_lab(self, caps_bytes: Sequence[int]) -> None:
-        self.session.rig_keeper.start_lab(caps_bytes)
-        self.wait(lambda: len(self.session.rig_keeper.rig.devices) == len(caps_bytes))
+        self.session.rig.lab.start(caps_bytes)
+        self.wait(lambda: len(self.session.rig.live.rig.devices) == len(caps_bytes))
 
     def open(self, name: str, device: str = CPU_ID, context: ContextSettings = CONTEXT) -> OpenModel:
         """Make a model current, and put all of it on one device."""
-        self.session.open_model(self._paths[name])
+        self.session.opener.open(self._paths[name])
         self.wait(lambda: self.session.models.current.name == name)
         self.session.document.replace(Edit(single_device(N_LAYERS, device), context), "test")
         return self.session.models.current
@@ -99,7 +100,7 @@ class Bench:
 @pytest.fixture
 def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
     clock = Clock()
-    session = Session(Settings(tmp_path / "settings.ini"), clock=clock)
+    session = make_session(Settings(tmp_path / "settings.ini"), clock=clock)
     session.prober.close()
     session.document.edit_settled.disconnect()  # No probes: the processes here are workers and models.
     yield Bench(qtbot, session, clock, tmp_path)
@@ -143,11 +144,11 @@ def test_each_model_keeps_its_conversation_and_its_edit(bench: Bench) -> None:
     assert bench.answer_of(bob) != first
     session = bench.session
     session.document.replace(Edit(single_device(N_LAYERS, CPU_ID), ContextSettings(n_ctx=256)), "edit bob")
-    session.show_model(ada)
+    session.opener.show(ada)
     assert session.document.model is ada.file
     assert not session.is_edited
-    assert session.conversation is ada.conversation
-    session.show_model(bob)
+    assert session.models.current.conversation is ada.conversation
+    session.opener.show(bob)
     assert session.is_edited
     session.document.undo_group.undo()
     assert not session.is_edited
@@ -167,12 +168,32 @@ def test_another_layout_of_a_loaded_model_replaces_only_that_one(bench: Bench) -
     bench.load("bob")
     assert bench.load("ada", context=ContextSettings(n_ctx=256)) is ada
     assert ada.loading.loaded is not None
-    assert ada.loading.loaded.context.n_ctx == 256
+    assert ada.loading.loaded.edit.context.n_ctx == 256
     assert bench.loaded_names == ["ada", "bob"]
     loaded = ada.loading.loaded
     bench.session.loader.load()
     assert ada.loading.state is ModelState.READY
     assert ada.loading.loaded is loaded
+
+
+def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ada = bench.load("ada", context=LONG)
+    lost: list[str] = []
+    ada.loading.answer_lost.connect(lost.append)
+    ada.conversation.send("hello")
+    bench.open("ada", context=CONTEXT)
+    with monkeypatch.context() as patch:
+        patch.setattr(ada.loading.bridge, "stop", lambda: None)  # It is to fail before it has stopped.
+        bench.session.loader.load()
+    assert ada.loading.state is ModelState.GENERATING
+    (child,) = children()
+    child.kill()
+    bench.wait(lambda: bool(lost))
+    bench.wait_for(ada, ModelState.READY)
+    assert ada.loading.loaded is not None
+    assert ada.loading.loaded.edit.context == CONTEXT
 
 
 def test_only_one_model_is_loaded_at_a_time(bench: Bench) -> None:
@@ -214,20 +235,20 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
 
 
 def test_the_next_load_waits_until_the_memory_of_the_last_one_is_back(bench: Bench) -> None:
-    keeper = bench.session.rig_keeper
-    keeper.start()
+    memory = bench.session.rig.live.memory
+    bench.session.rig.start()
     bench.start_lab([128 * MIB])
     ada = bench.load("ada", "RPC0", LONG)
     assert ada.held is not None
     held_bytes = ada.held.held_bytes["RPC0"]
-    bench.wait(lambda: keeper.memory.free_bytes.get("RPC0", 128 * MIB) < 128 * MIB - held_bytes // 2)
+    bench.wait(lambda: memory.free_bytes.get("RPC0", 128 * MIB) < 128 * MIB - held_bytes // 2)
     bob = bench.open("bob", "RPC0")
     bench.session.loader.load()
     bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
     assert bench.waits == ["Waiting for memory to come back on RPC0"]
     assert bench.session.loader.is_waiting
     bench.wait_for(bob, ModelState.READY)
-    assert keeper.memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
+    assert memory.free_bytes["RPC0"] > 128 * MIB - held_bytes // 2
 
 
 def make_room_for_one(bench: Bench) -> None:
@@ -236,7 +257,7 @@ def make_room_for_one(bench: Bench) -> None:
     preview = bench.session.document.preview
     assert preview is not None
     need_bytes = preview.report.rows[-1].need_bytes
-    bench.session.rig_keeper.set_limits(CPU_ID, need_bytes * 3 // 2, 0)
+    bench.session.rig.limits.set(DeviceLimits(CPU_ID, need_bytes * 3 // 2, 0))
 
 
 def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
@@ -252,7 +273,7 @@ def test_a_model_that_does_not_fit_beside_another_asks(bench: Bench) -> None:
     bench.session.loader.answer(LoadChoice(LoadAnswer.BESIDE))
     bench.wait_for(bob, ModelState.READY)
     assert bench.loaded_names == ["ada", "bob"]
-    bench.session.unload_model(bob)
+    bench.session.unloader.unload(bob)
     bench.session.loader.load()
     bench.session.loader.answer(LoadChoice(LoadAnswer.UNLOAD, remember=True))
     bench.wait_for(bob, ModelState.READY)
@@ -345,7 +366,7 @@ def test_a_model_whose_process_is_lost_leaves_the_other_alone(bench: Bench) -> N
 def test_the_lab_takes_only_its_own_model_along(bench: Bench) -> None:
     bench.start_lab([128 * MIB])
     ada, bob = bench.load("ada", "RPC0"), bench.load("bob")
-    bench.session.stop_lab()
+    bench.session.unloader.stop_lab()
     assert bench.loaded_names == ["bob"]
     assert ada.loading.state is ModelState.EMPTY
     assert bench.answer_of(bob)

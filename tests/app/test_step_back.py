@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import Edit
 from app.loading import ModelState
-from app.session import Session
+from app.notices import Notice
 from app.settings import Settings
-from app.status_line import Notice
+from app.wiring import Session, make_session
 from engine.fit.proposals import Proposal
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
+from engine.memory.side_files import SideFiles, read_adapter
+from engine.plan.edit import Edit
 from engine.runner.events import Attempt, OutOfMemory
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.side_models import write_tiny_lora
 
 DEADLINE_MS = 60_000
 N_LAYERS = 8
@@ -29,13 +32,13 @@ ASKED = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
 @pytest.fixture
 def session(qtbot: QtBot, tmp_path: Path) -> Iterator[Session]:
     """A session with a model of about 50 MiB on a worker that has room for some of it."""
-    opened = Session(Settings(tmp_path / "settings.ini"))
+    opened = make_session(Settings(tmp_path / "settings.ini"))
     opened.prober.close()
     opened.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
     path = write_tiny_llama(tmp_path / "wide.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536)
-    opened.rig_keeper.start_lab([28 * MIB])
-    wait(qtbot, lambda: len(opened.rig_keeper.rig.devices) == 1)
-    opened.open_model(path)
+    opened.rig.lab.start([28 * MIB])
+    wait(qtbot, lambda: len(opened.rig.live.rig.devices) == 1)
+    opened.opener.open(path)
     wait(qtbot, lambda: opened.document.model is not None)
     opened.document.replace(ASKED, "test")
     yield opened
@@ -55,13 +58,31 @@ def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(session: Se
     loaded, edit = session.loading.loaded, session.document.edit
     assert loaded is not None
     assert edit is not None
-    assert loaded.layout == edit.layout != ASKED.layout
+    assert loaded.edit.layout == edit.layout != ASKED.layout
     assert edit.context == CONTEXT
     assert not session.is_edited
     assert len(attempts) >= 2
     session.document.undo_group.undo()
     assert session.document.edit == ASKED
     assert session.is_edited
+
+
+def test_what_is_loaded_beside_the_model_stays(session: Session, qtbot: QtBot, tmp_path: Path) -> None:
+    model = session.document.model
+    assert model is not None
+    adapter = read_adapter(write_tiny_lora(tmp_path / "lora.gguf", model), model, 0.5)
+    asked = replace(ASKED, side_files=SideFiles(None, (adapter,)))
+    session.document.replace(asked, "test")
+    session.settings.step_back(True)
+    session.loader.load()
+    wait(qtbot, lambda: session.loading.state is ModelState.READY)
+    loaded = session.loading.loaded
+    assert loaded is not None
+    assert loaded.edit.layout != asked.layout
+    assert loaded.edit.side_files == asked.side_files
+    assert session.document.edit == loaded.edit
+    session.document.undo_group.undo()
+    assert session.document.edit == asked
 
 
 def test_nothing_else_is_tried_where_that_is_not_allowed(session: Session, qtbot: QtBot) -> None:
@@ -101,19 +122,19 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     first = session.models.current
     session.loader.load()
     wait(qtbot, lambda: first.loading.state is ModelState.READY)
-    session.open_model(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
+    session.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
     wait(qtbot, lambda: session.models.current is not first)
     edit = session.document.edit
     assert edit is not None
-    proposal = Proposal("Unload wide", edit.layout, edit.context, "CPU 1 MiB less", "unload", unload="wide")
+    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload="wide")
     notices: list[Notice] = []
-    session.notice.connect(notices.append)
+    session.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:
         patch.setattr(session.loading, "proposals", (proposal,))
         patch.setattr(session.loading, "proposals_model", session.document.model)
-        session.apply_proposal(0)
+        session.other_layouts.apply_proposal(0)
         assert notices[-1].text == "Unloaded wide"
         wait(qtbot, lambda: first.loading.state is ModelState.EMPTY)
-        session.apply_proposal(0)
+        session.other_layouts.apply_proposal(0)
         assert "not loaded any more" in notices[-1].text
     assert session.document.edit == edit

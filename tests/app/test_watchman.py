@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.background import Background
-from app.rig_keeper import RigKeeper
+from app.rig.device_list import DeviceList
+from app.rig.live_rig import LiveRig
 from app.watchman import Watchman
 from engine.devices.device import Device, Rig, make_host
 from engine.telemetry.sample import Sample
@@ -22,25 +21,24 @@ RIG = Rig(CARDS, make_host("host", 32 * GIB))
 
 @dataclass
 class Watched:
-    keeper: RigKeeper
+    live: LiveRig
     watchman: Watchman
     alerts: list[dict[str, CardAlert]] = field(default_factory=list)
     alarms: list[str] = field(default_factory=list)
 
     def read(self, time_s: float, **free_bytes: int) -> None:
         samples = (Sample(each.id, time_s, 8 * GIB - free_bytes[each.id], 8 * GIB) for each in CARDS)
-        self.keeper.samples_arrived.emit(tuple(samples))
+        self.live.samples_arrived.emit(tuple(samples))
 
 
 @pytest.fixture
-def watched(qtbot: QtBot) -> Iterator[Watched]:
-    keeper = RigKeeper(Background())
-    keeper._set_rig(RIG)
-    made = Watched(keeper, Watchman(keeper))
+def watched(qtbot: QtBot) -> Watched:
+    live = LiveRig()
+    live.set_devices(DeviceList(RIG))
+    made = Watched(live, Watchman(live))
     made.watchman.alerts_changed.connect(made.alerts.append)
     made.watchman.alarmed.connect(made.alarms.append)
-    yield made
-    keeper.close()
+    return made
 
 
 def test_nothing_is_watched_while_nothing_is_loaded(watched: Watched) -> None:

@@ -20,17 +20,18 @@ from engine.devices.rig_file import write_rig
 from engine.runner.lab import LabRig
 from engine.units import GIB, MIB
 from tests.support.command_line import (
-    DEADLINE_S,
     RunningCommand,
     all_gone,
     check_endings,
     parse_event,
+    role_of,
     run_cli,
     spawn_cli,
     start_cli,
 )
-from tests.support.jobs import worker_device
 from tests.support.models import write_tiny_llama
+from tests.support.orders import worker_device
+from tests.support.patience import DEADLINE_S
 
 N_LAYERS = 8
 HOST = make_host("host", 8 * GIB, 8 * GIB)
@@ -103,11 +104,17 @@ def started_child(command: RunningCommand) -> psutil.Process:
     raise AssertionError(f"no child was seen: {command.err}")
 
 
+def loading_child(command: RunningCommand) -> psutil.Process:
+    """Return the process that loads the model; the one that probed for it may not have ended yet."""
+    (child,) = [each for each in command.children() if role_of(each) == "worker"]
+    return child
+
+
 @pytest.mark.parametrize("stage", MODEL_STAGES)
 def test_the_engine_process_is_killed(stage: str, model: Path, rig: Path, tmp_path: Path) -> None:
     with start_cli(*words_on_cpu(model, rig, tmp_path)) as command:
         read_until(command, stage)
-        started_child(command).kill()
+        loading_child(command).kill()
         assert command.finish() == 5
     check_endings(command.events)
     ending = command.events[-1]

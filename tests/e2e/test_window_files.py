@@ -11,9 +11,10 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
-from tests.support.desktop import DEADLINE_S, ROOT, Desktop, Window, open_window
+from tests.support.desktop import ROOT, Desktop, Window, open_window
 from tests.support.drag_source import SIZE_PX
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.window_steps import status
 
 DROP_PLACES = (

@@ -119,7 +119,7 @@ def test_the_lab_can_go_under_a_loaded_model_and_comes_once(window: Window) -> N
 
 
 def lab_ports(window: Window) -> list[str]:
-    return str(window.ask("text", "session.rig_keeper.lab_endpoints")).split(",")
+    return str(window.ask("text", "session.rig.lab.endpoints")).split(",")
 
 
 def test_a_remote_worker_is_warned_of_once_and_a_wrong_address_is_explained(window: Window) -> None:

@@ -20,10 +20,9 @@ import psutil
 import pytest
 
 from app.cli import main
+from tests.support.patience import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60.0
-"""Far beyond what any of this takes; only a hang meets it."""
 ENDINGS = ("done", "loaded", "out_of_memory", "failed", "crashed", "cancelled")
 _PROGRAM = (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())")
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
@@ -212,3 +211,11 @@ def all_gone(processes: Sequence[psutil.Process]) -> bool:
     """Wait for the end of `processes`, which need not be children of ours."""
     _, alive = psutil.wait_procs(processes, timeout=DEADLINE_S)
     return not alive
+
+
+def role_of(process: psutil.Process) -> str:
+    """Return what the last word of its command line says it is for; empty for one that has just ended."""
+    try:
+        return str(process.cmdline()[-1])
+    except (psutil.Error, IndexError):
+        return ""

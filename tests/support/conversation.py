@@ -8,10 +8,8 @@ from types import TracebackType
 
 from engine.runner.child import ChildProcess
 from engine.runner.outcome import ProcessOutcome
-from engine.runner.protocol import AnyMessage, AnyRequest, Hello, Piece, StageProgress
-
-ANSWER_S = 60.0
-END_S = 10.0
+from engine.runner.protocol import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
+from tests.support.patience import DEADLINE_S
 
 
 class Conversation:
@@ -31,7 +29,7 @@ class Conversation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._child.stop()
-        assert self._child.wait(END_S) is not None, "the worker did not end"
+        assert self._child.wait(DEADLINE_S) is not None, "the worker did not end"
 
     @property
     def pid(self) -> int:
@@ -43,12 +41,12 @@ class Conversation:
         """Send without waiting."""
         self._child.send(request)
 
-    def ask(self, request: AnyRequest, timeout_s: float = ANSWER_S) -> AnyMessage:
+    def ask(self, request: AnyRequest, timeout_s: float = DEADLINE_S) -> AnyMessage:
         """Send and return the answer; fails when the worker ends instead or says nothing for too long."""
         self.send(request)
         return self.answer(timeout_s)
 
-    def answer(self, timeout_s: float = ANSWER_S) -> AnyMessage:
+    def answer(self, timeout_s: float = DEADLINE_S) -> AnyMessage:
         """Return the next message that ends a request."""
         self.heard = []
         deadline_s = time.monotonic() + timeout_s
@@ -56,6 +54,6 @@ class Conversation:
             message = self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()))
             if isinstance(message, ProcessOutcome):
                 raise AssertionError(f"the worker ended: {message}")
-            if not isinstance(message, Hello | StageProgress | Piece):
+            if not isinstance(message, Hello | StageProgress | Reading | Piece):
                 return message
             self.heard.append(message)

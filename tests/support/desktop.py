@@ -13,8 +13,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from tests.support.patience import DEADLINE_S
+
 ROOT = Path(__file__).resolve().parents[2]
-DEADLINE_S = 60.0
 POLL_S = 0.02
 TOOLS = ("Xvfb", "xdotool", "openbox")
 

@@ -69,7 +69,7 @@ class FakeWorker:
         if self.mode == "silent":
             self._wait_for_ever()
         if self.mode == "no_hello":
-            say(Piece(text="hi"))
+            say(Piece(request=1, text="hi"))
         say(Hello(protocol=PROTOCOL_VERSION + (self.mode == "other_version"), engine="fake", pid=os.getpid()))
         if self.mode == "dies_after_hello":
             os._exit(7)
@@ -215,27 +215,29 @@ class FakeWorker:
         match self.mode:
             case "endless":
                 while not self.stopped.wait(0.02):
-                    say(Piece(text="a"))
+                    say(Piece(request=request.id, text="a"))
             case "flood":
                 while not self.stopped.is_set():
-                    say(Piece(text="a" * 100))
+                    say(Piece(request=request.id, text="a" * 100))
             case "deaf_flood":
                 while True:
-                    say(Piece(text="a" * 100))
+                    say(Piece(request=request.id, text="a" * 100))
             case "stubborn_generate" | "deaf_generate":
-                say(Piece(text="a"))
+                say(Piece(request=request.id, text="a"))
                 self._wait_for_ever()
             case "killed_generate":
-                say(Piece(text="a"))
+                say(Piece(request=request.id, text="a"))
                 os.kill(os.getpid(), signal.SIGKILL)
             case "failing_generate":
-                say(Failure(kind="internal", message="No room in the batch."))
+                say(Failure(kind="internal", message="No room in the batch.", request=request.id))
                 return
             case _:
-                say(Piece(text=request.prompt))
+                say(Piece(request=request.id, text=request.prompt))
         say(
             Generated(
+                request=request.id,
                 prompt_tokens=4,
+                cached_tokens=2,
                 evaluated_tokens=2,
                 generated_tokens=3,
                 prompt_seconds=0.5,
@@ -288,6 +290,8 @@ def _loaded() -> LoadedModel:
     return LoadedModel(
         parts=(Part(device="CPU", buffer_type="CPU", weights_bytes=10 * MIB),),
         n_ctx=512,
+        n_ctx_seq=512,
+        slots=1,
         n_vocab=259,
         flash_attention=True,
         chat_template=True,

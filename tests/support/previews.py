@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.preview import LayerBytes, LoadedLayout, Preview
@@ -12,6 +13,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.layout.rules import Violation
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.edit import Edit
 from engine.units import GIB, MIB
 
 
@@ -118,8 +120,7 @@ def make_preview(
     return Preview(
         model_name=name,
         rig=rig,
-        layout=layout,
-        context=context or ContextSettings(),
+        edit=Edit(layout, context or ContextSettings()),
         layers=layers,
         token_embedding_bytes=280 * MIB,
         output_weights_bytes=output_bytes,
@@ -127,10 +128,15 @@ def make_preview(
     )
 
 
+def with_edit(preview: Preview, **changes: Any) -> Preview:
+    """Return `preview` of another edit; its rows stay."""
+    return replace(preview, edit=replace(preview.edit, **changes))
+
+
 def with_layout(preview: Preview, layout: Layout) -> Preview:
     """Return `preview` with another layout and its rows."""
     rows = rows_of(preview.rig, layout, preview.layers, output_bytes=preview.output_weights_bytes)
-    return replace(preview, layout=layout, report=replace(preview.report, rows=rows))
+    return replace(with_edit(preview, layout=layout), report=replace(preview.report, rows=rows))
 
 
 def loaded_from(preview: Preview, *, extra_bytes: int = 24 * MIB) -> LoadedLayout:
@@ -143,7 +149,7 @@ def loaded_from(preview: Preview, *, extra_bytes: int = 24 * MIB) -> LoadedLayou
         grade=Grade.MEASURED,
         extra_bytes=extra_bytes,
     )
-    return LoadedLayout(preview.layout, preview.context, measured, preview.report.rows)
+    return LoadedLayout(preview.edit, measured, preview.report.rows)
 
 
 def dense_preview() -> Preview:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, suppress
 
 ANSWER = struct.pack("<QBBBB", 28, 7, 0, 0, 0) + bytes(24)
@@ -44,15 +44,38 @@ def serve_peer(talk: Callable[[socket.socket], None], *, connections: int | None
         thread.join(10)
 
 
-def rpc_server(*, answers: int | None = None, answer: bytes = ANSWER) -> AbstractContextManager[str]:
-    """Answer hellos, one client at a time, until it hangs up; after `answers` of them refuse."""
+FACTS = {
+    1: struct.pack("<Q", 32),
+    2: struct.pack("<Q", (1 << 64) - 1),
+    11: struct.pack("<QQ", 1 << 30, 1 << 31),
+    15: struct.pack("<I", 1),
+}
+"""What a server with one device answers by command: alignment, largest buffer, free and total memory, devices."""
+
+
+def rpc_server(
+    *, answers: int | None = None, answer: bytes = ANSWER, facts: Mapping[int, bytes] = FACTS
+) -> AbstractContextManager[str]:
+    """Answer hellos and questions, one client at a time, until it hangs up; after `answers` clients refuse.
+
+    What `facts` does not have is never answered.
+    """
 
     def talk(client: socket.socket) -> None:
         receive(client, HELLO_BYTES)
         client.sendall(answer)
-        client.recv(1)
+        answer_questions(client, facts)
 
     return serve_peer(talk, connections=answers)
+
+
+def answer_questions(client: socket.socket, facts: Mapping[int, bytes] = FACTS) -> None:
+    """Answer what comes after a hello, until the client hangs up."""
+    while header := receive(client, 9):
+        command, size = struct.unpack("<BQ", header)
+        receive(client, size)
+        if command in facts:
+            client.sendall(struct.pack("<Q", len(facts[command])) + facts[command])
 
 
 def receive(client: socket.socket, size: int) -> bytes:

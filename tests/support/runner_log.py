@@ -10,9 +10,8 @@ from typing import Any, Generic, Self, TypeVar
 from engine.runner.client import Runner, RunnerState
 from engine.runner.events import AnyEvent, Attempt, Progress, Token
 from engine.runner.load_loop import LoadLoop
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 30.0
-"""Far beyond what any of this takes; only a hang meets it."""
 LOOK_S = 0.05
 
 _R = TypeVar("_R", Runner, LoadLoop)

@@ -1,8 +1,8 @@
 """Runs the real window in a process of its own and answers questions about it, one JSON line each.
 
 End-to-end tests move a real mouse on a virtual screen; this tells them where things are and what they show.
-A question is a path of attributes and places in lists from the window, with an optional method before a place or at
-the end:
+A question is a path of attributes and places in lists from the window or what is behind it (`SHORT` has other names
+for some), with an optional method before a place or at the end:
 `{"rect": "settings_bar"}`, `{"text": "load_report.badge_text"}`, `{"layout": ""}`.
 """
 
@@ -20,12 +20,22 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.bug_report import BugReporter
 from app.gui import QuitOnSignals
 from app.logs import start_logging
-from app.main_window import MainWindow
 from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
+from app.wiring import WindowParts, make_window
 from engine.layout.layout import make_layout
 from widgets.layout_editor.shown import Shown
+
+SHORT = {
+    "chat": "views.current.chat",
+    "load_report": "views.current.report",
+    "status_text": "main.status_line.text",
+    "add_remote": "questions.add_remote",
+    "session.open_demo": "session.opener.open_demo",
+    "session.try_demo": "session.opener.try_demo",
+    "session.stop_lab": "session.unloader.stop_lab",
+}
 
 
 class Answers(QObject):
@@ -33,8 +43,8 @@ class Answers(QObject):
 
     asked = Signal(str)
 
-    def __init__(self, window: MainWindow) -> None:
-        super().__init__(window)
+    def __init__(self, window: WindowParts) -> None:
+        super().__init__(window.main)
         self._window = window
         self.asked.connect(self._on_asked, Qt.ConnectionType.QueuedConnection)
 
@@ -48,7 +58,10 @@ class Answers(QObject):
         sys.stdout.flush()
 
     def _find(self, path: str) -> Any:
-        found: Any = self._window
+        path = next(
+            (full + path[len(short) :] for short, full in SHORT.items() if f"{path}.".startswith(f"{short}.")), path
+        )
+        found: Any = self._window if hasattr(self._window, path.split(".")[0]) else self._window.main
         for name in filter(None, path.split(".")):
             found = (found() if callable(found) else found)[int(name)] if name.isdecimal() else getattr(found, name)
         return found() if callable(found) and not isinstance(found, QWidget) else found
@@ -78,12 +91,12 @@ class Answers(QObject):
         return self._screen_point(QPointF(place.x, place.dot_y))
 
     def _shown(self) -> Shown:
-        shown = self._window.editor.shown
+        shown = self._window.main.editor.shown
         assert shown is not None, "no model is open"
         return shown
 
     def _screen_point(self, point: QPointF) -> list[int]:
-        view = self._window.editor.view
+        view = self._window.main.editor.view
         place = view.viewport().mapToGlobal(view.mapFromScene(point))
         return [place.x(), place.y()]
 
@@ -109,23 +122,23 @@ class Answers(QObject):
 
     def _loaded_models(self, _path: str) -> list[str]:
         """What the panel says of each loaded model."""
-        return [row.accessibleName() for row in self._window.model_panel.loaded_list.rows()]
+        return [row.accessibleName() for row in self._window.main.model_panel.loaded_list.rows()]
 
     def _trigger(self, name: str) -> None:
-        self._window.actions_by_name[name].trigger()
+        self._window.actions[name].trigger()
 
     def _drop(self, path: str) -> None:
-        self._window.open_dropped(Path(path))
+        self._window.questions.open_dropped(Path(path))
 
     def _last_note(self, _path: str) -> str:
-        return self._window.chat.message_list.bubbles()[-1].note
+        return self._window.views.current.chat.message_list.bubbles()[-1].note
 
     def _last_answer(self, _path: str) -> str:
-        return self._window.chat.message_list.bubbles()[-1].text
+        return self._window.views.current.chat.message_list.bubbles()[-1].text
 
     def _bugs(self, _path: str) -> list[str]:
         top = QApplication.topLevelWidgets()
-        return [widget.windowTitle() for widget in top if widget.isVisible() and widget is not self._window]
+        return [widget.windowTitle() for widget in top if widget.isVisible() and widget is not self._window.main]
 
 
 def main() -> None:
@@ -134,7 +147,7 @@ def main() -> None:
     start_logging(log_path())
     application = QApplication(sys.argv[:1])
     BugReporter(application).install()
-    window = MainWindow(Settings(), Theme(application, "dark" if theme == "dark" else "light"))
+    window = make_window(Settings(), Theme(application, "dark" if theme == "dark" else "light"))
     signals = QuitOnSignals(application)
     answers = Answers(window)
 
@@ -143,7 +156,7 @@ def main() -> None:
             answers.asked.emit(line)
 
     threading.Thread(target=listen, daemon=True).start()
-    window.show()
+    window.main.show()
     window.start(model=Path(model) if model else None, rig=Path(rig) if rig else None)
     application.exec()
     signals.close()

@@ -6,7 +6,9 @@ from typing import Any
 
 import psutil
 
+from tests.support.command_line import role_of
 from tests.support.desktop import Window
+from tests.support.patience import DEADLINE_S
 
 LOAD_BUTTON = "settings_bar.load_buttons.load_button"
 SPREAD: list[list[Any]] = [["RPC0", 0, 4], ["CPU", 5, 6], ["RPC1", 7, 11], ["RPC0", 12, 13], ["RPC2", 14, 15]]
@@ -67,22 +69,14 @@ def children_of(window: Window) -> list[psutil.Process]:
 
 def lab_workers(window: Window) -> set[psutil.Process]:
     """The three workers of the lab."""
-    return {each for each in children_of(window) if _role(each).startswith("lab")}
+    return {each for each in children_of(window) if role_of(each).startswith("lab")}
 
 
 def engines(window: Window) -> list[psutil.Process]:
     """The children of models that are loaded or being loaded."""
-    return [each for each in children_of(window) if _role(each) == "worker"]
-
-
-def _role(process: psutil.Process) -> str:
-    """What the last word of its command line says it is for; empty for one that has just ended."""
-    try:
-        return str(process.cmdline()[-1])
-    except (psutil.Error, IndexError):
-        return ""
+    return [each for each in children_of(window) if role_of(each) == "worker"]
 
 
 def wait_until_gone(processes: list[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=DEADLINE_S)
     assert not alive

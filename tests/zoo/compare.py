@@ -68,11 +68,11 @@ def exact_parts(
     return parts
 
 
-def compare_model(name: str) -> Tally:
-    """Compare weights and state of every recorded case of one model that the engine did not refuse."""
+def compare_model(name: str, cases: Iterable[TruthCase]) -> Tally:
+    """Compare weights and state in those of the recorded `cases` of one model that the engine did not refuse."""
     tally = Tally()
     memory = ModelMemory(truth_model(name))
-    for case in truth_cases(name):
+    for case in cases:
         if case.refused is None:
             _compare_case(name, memory, case, tally)
     return tally
@@ -101,7 +101,7 @@ def _compare_case(name: str, memory: ModelMemory, case: TruthCase, tally: Tally)
 
 def main(names: Iterable[str]) -> int:
     """Print a line per difference and a total; return 1 if anything differs."""
-    tallies = [compare_model(name) for name in names]
+    tallies = [compare_model(name, truth_cases(name)) for name in names]
     for tally in tallies:
         for line in (*tally.unknown, *tally.differences):
             print(line)

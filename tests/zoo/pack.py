@@ -42,7 +42,7 @@ def pack_model(path: Path) -> None:
     (FOLDER / "headers" / f"{name}.gguf.head.gz").write_bytes(gzip.compress(header, mtime=0))
     document = read_document(name)
     document["size_bytes"] = size_bytes
-    _write_document(name, document)
+    write_document(name, document)
 
 
 def pack_truth(path: Path) -> None:
@@ -53,10 +53,10 @@ def pack_truth(path: Path) -> None:
     cases = {(case["stand_ins"], case["load"], case["name"]): case for case in document["cases"]}
     for load in ("no_alloc", "real"):
         for case in record.get(load, ()):
-            packed = _pack_case(case, record["stand_ins"], load)
+            packed = pack_case(case, record["stand_ins"], load)
             cases[packed["stand_ins"], packed["load"], packed["name"]] = packed
     document["cases"] = list(cases.values())
-    _write_document(name, document)
+    write_document(name, document)
 
 
 def read_document(name: str) -> dict[str, Any]:
@@ -68,13 +68,15 @@ def read_document(name: str) -> dict[str, Any]:
     return document
 
 
-def _write_document(name: str, document: dict[str, Any]) -> None:
+def write_document(name: str, document: dict[str, Any]) -> None:
+    """Keep the document of one model, a line a case."""
     lines = ",\n".join(json.dumps(case, separators=(",", ":")) for case in document["cases"])
     text = f'{{"size_bytes":{document["size_bytes"]},"cases":[\n{lines}\n]}}\n'
     (FOLDER / "truth" / f"{name}.json.gz").write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
-def _pack_case(case: dict[str, Any], stand_ins: str, load: str) -> dict[str, Any]:
+def pack_case(case: dict[str, Any], stand_ins: str, load: str) -> dict[str, Any]:
+    """Return what is kept of one measured case."""
     options = {key: value for key, value in case.items() if key not in _RESULTS}
     packed = {"name": options.pop("name"), "stand_ins": stand_ins, "load": load, **options}
     if "error" in case:

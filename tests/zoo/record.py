@@ -43,10 +43,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-FIRST_PORT = 50152
 STAND_INS = 3
 SIMULATED_BYTES = 1 << 40
 REAL_CPU_LIMIT_BYTES = 1 << 30
@@ -401,6 +401,7 @@ class Library:
         )
         low.llama_log_set(self.on_log, pointer(0))
         low.llama_backend_init()
+        self.endpoints = endpoints
         self.stand_ins: list[int] = []
         if simdev:
             make = bind(ctypes.CDLL(simdev), "simdev_registry", pointer, size, size)
@@ -511,10 +512,11 @@ class Library:
                     devices[str(number)] = kept
         return {"devices": devices, "host": host, "by_buffer_type": by_type, "log": self._facts()}
 
-    @staticmethod
-    def _plain(name: str) -> str:
-        """Replace the port of an endpoint by the number of the stand-in."""
-        return re.sub(r"127\.0\.0\.1:(\d+)", lambda hit: f"device{int(hit[1]) - FIRST_PORT}", name)
+    def _plain(self, name: str) -> str:
+        """Replace the endpoint of a stand-in by its number."""
+        for number, endpoint in enumerate(self.endpoints):
+            name = name.replace(endpoint, f"device{number}")
+        return name
 
     def _facts(self) -> dict[str, Any]:
         """Pick what the log alone tells: output buffer, effective sizes, flash attention."""
@@ -572,15 +574,15 @@ def serve(port: int) -> None:
 
 
 @contextlib.contextmanager
-def stand_ins() -> Iterator[list[str]]:
+def stand_ins(python: Path) -> Iterator[list[str]]:
     """Start the RPC stand-ins and end them on exit, each by its own process handle."""
     children = []
-    ports = [FIRST_PORT + number for number in range(STAND_INS)]
+    ports = _free_ports(STAND_INS)
     try:
         for port in ports:
             children.append(
                 subprocess.Popen(
-                    [sys.executable, __file__, "serve", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+                    [str(python), __file__, "serve", str(port)], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
                 )
             )
         for port in ports:
@@ -593,6 +595,15 @@ def stand_ins() -> Iterator[list[str]]:
             child.wait(10)
 
 
+def _free_ports(count: int) -> list[int]:
+    """Return ports of loopback that nobody listens on; held until all are chosen, so that they differ."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
 def _wait_for(port: int) -> None:
     deadline = time.monotonic() + 20
     while time.monotonic() < deadline:
@@ -602,27 +613,43 @@ def _wait_for(port: int) -> None:
     raise TimeoutError(f"stand-in on port {port} did not answer")
 
 
+@dataclass(frozen=True)
+class Engine:
+    """Which engine is asked: the interpreter that has it, and the compiled `simdev.c` and `nopopulate.c`, if any.
+
+    Without `preload` the children have what this process was started with.
+    """
+
+    python: Path
+    simdev: Path | None = None
+    preload: Path | None = None
+
+
 def measure_cases(
-    path: Path, cases: Sequence[dict[str, Any]], *, real: bool, simdev: str | None
+    path: Path, cases: Sequence[dict[str, Any]], engine: Engine, *, real: bool, simulated: bool
 ) -> list[dict[str, Any]]:
     """Run the cases in child processes; a native abort costs one case only."""
     results: list[dict[str, Any]] = []
     pending = list(cases)
-    servers: contextlib.AbstractContextManager[list[str]] = contextlib.nullcontext([]) if simdev else stand_ins()
+    servers: contextlib.AbstractContextManager[list[str]] = (
+        contextlib.nullcontext([]) if simulated else stand_ins(engine.python)
+    )
     with servers as endpoints:
         while pending:
-            done = _run_worker(path, pending, endpoints, real, simdev)
+            done = _run_worker(path, pending, endpoints, real, engine if simulated else Engine(engine.python))
             results += done
             pending = pending[len(done) :]
     return results
 
 
 def _run_worker(
-    path: Path, cases: list[dict[str, Any]], endpoints: list[str], real: bool, simdev: str | None
+    path: Path, cases: list[dict[str, Any]], endpoints: list[str], real: bool, engine: Engine
 ) -> list[dict[str, Any]]:
+    simdev = None if engine.simdev is None else str(engine.simdev)
     request = json.dumps({"path": str(path), "cases": cases, "endpoints": endpoints, "real": real, "simdev": simdev})
     child = subprocess.Popen(
-        [sys.executable, __file__, "worker"],
+        [str(engine.python), __file__, "worker"],
+        env=os.environ if engine.preload is None else {**os.environ, "LD_PRELOAD": str(engine.preload)},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -665,12 +692,13 @@ def run(
     tiny: bool,
     real_only: bool,
     wanted: str | None,
-    simdev: str | None,
+    engine: Engine,
     layouts: bool,
     like: str | None,
 ) -> None:
     """Write one JSON file per model."""
     out.mkdir(parents=True, exist_ok=True)
+    simulated = engine.simdev is not None
     for path in paths:
         facts = describe(path)
         if like is not None:
@@ -679,12 +707,12 @@ def run(
             chosen = layout_cases(facts, tiny=tiny) if layouts else choose_cases(facts, tiny=tiny)
         cases = [case for case in chosen if not wanted or re.search(wanted, case["name"])]
         started = time.monotonic()
-        dry = measure_cases(path, cases, real=False, simdev=simdev) if not real_only else []
+        dry = measure_cases(path, cases, engine, real=False, simulated=simulated) if not real_only else []
         record: dict[str, Any] = {
             "model": path.name,
             **facts,
             "unit": "bytes",
-            "stand_ins": "sim" if simdev else "rpc",
+            "stand_ins": "sim" if simulated else "rpc",
             "defaults": DEFAULTS,
             "no_alloc": dry,
         }
@@ -692,7 +720,7 @@ def run(
             # a CPU-only load repacks the weights into RAM, so big models skip it
             small = facts["file_bytes"] <= REAL_CPU_LIMIT_BYTES
             loaded = [case for case in cases if small or case.get("device_order") != []]
-            record["real"] = measure_cases(path, loaded, real=True, simdev=simdev)
+            record["real"] = measure_cases(path, loaded, engine, real=True, simulated=simulated)
         text = json.dumps(record, indent=1)
         text = re.sub(r"\{\s+([^{}\[\]]*?)\s+\}", lambda hit: "{" + re.sub(r"\s+", " ", hit[1]) + "}", text)
         (out / f"{path.stem}.json").write_text(text + "\n")
@@ -714,7 +742,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument("--real-only", action="store_true", help="with --real: leave the no-alloc part out")
         command.add_argument("--tiny", action="store_true", help="cases for models with a training context of 256")
         command.add_argument("-o", "--out", type=Path, default=Path("truth"))
-        command.add_argument("--simdev", help="path of the compiled simdev.c; without it RPC stand-ins are used")
+        command.add_argument(
+            "--simdev", type=Path, help="path of the compiled simdev.c; without it RPC stand-ins are used"
+        )
         command.add_argument("--layouts", action="store_true", help="the cases with CPU entries and the like")
         command.add_argument("--like", metavar="NAME", help="the cases of a model of the zoo with as many layers")
         command.add_argument("--only", help="regular expression on case names")
@@ -736,7 +766,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tiny=options.tiny,
             real_only=options.real_only,
             wanted=options.only,
-            simdev=options.simdev,
+            engine=Engine(Path(sys.executable), options.simdev),
             layouts=options.layouts,
             like=options.like,
         )

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QComboBox, QGridLayout, QHBoxLayout, QLabel, QSpinBox, QWidget
+from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
 from engine.fit.decisions.decision import Decision
 from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text
 
-AUTO_TEXT = "auto"
 TWO_LINES_PX = 34
 """So that a dialog does not change its height with every reason."""
 
@@ -34,10 +33,13 @@ class DecidedRows:
             row += 1
         self._grid.addWidget(plain_label(text, "title"), row, 0, 1, 3)
 
-    def add(self, setting: str, label: str, *controls: QWidget) -> None:
-        """Add the controls of one setting; its line shows what was decided for `setting`."""
+    def add(self, setting: str, label: str, *controls: QWidget, hint: str = "") -> None:
+        """Add the controls of one setting; its line shows what was decided for `setting`, `hint` is its tool tip."""
         row = self._grid.rowCount()
-        self._grid.addWidget(plain_label(label, "dim"), row, 0)
+        name = plain_label(label, "dim")
+        for widget in (name, *controls):
+            widget.setToolTip(plain_tool_tip(hint[:1].upper() + hint[1:]))
+        self._grid.addWidget(name, row, 0)
         self._grid.addWidget(_beside(controls), row, 1)
         line = self._lines[setting] = plain_label("", "dim", wrap=True)
         line.setAccessibleName(f"{label}: what is used and why")
@@ -53,25 +55,6 @@ class DecidedRows:
         for setting, line in self._lines.items():
             decided = decisions.get(setting)
             line.setText("" if decided is None else decided_text(decided))
-
-
-def number_or_auto(name: str, most: int) -> QSpinBox:
-    """Return a box for a number from 1 on; its least value means that the choice is left open."""
-    box = QSpinBox()
-    box.setRange(0, most)
-    box.setSpecialValueText(AUTO_TEXT)
-    box.setKeyboardTracking(False)
-    box.setAlignment(Qt.AlignmentFlag.AlignCenter)
-    box.setAccessibleName(name)
-    return box
-
-
-def choice_box(name: str, values: tuple[str, ...]) -> QComboBox:
-    """Return a box with these choices."""
-    box = QComboBox()
-    box.addItems(list(values))
-    box.setAccessibleName(name)
-    return box
 
 
 def _beside(controls: tuple[QWidget, ...]) -> QWidget:

@@ -10,11 +10,11 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
 from engine.fit.decisions.decision import Decision
+from engine.settings.context_settings import AUTO
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text
-from widgets.controls.decided_row import AUTO_TEXT
 from widgets.controls.states import AdapterName, SideFileNames
 
 MOST_SCALE = 1000.0
@@ -82,8 +82,8 @@ class SideFileForm(QWidget):
         for widget in (self.device_box, self.remove_button):
             widget.setVisible(bool(names.projector))
         self.device_box.clear()
-        self.device_box.addItems([AUTO_TEXT, *devices])
-        self.device_box.setCurrentText(names.device or AUTO_TEXT)
+        self.device_box.addItems([AUTO, *devices])
+        self.device_box.setCurrentText(names.device or AUTO)
         self._none_label.setText("" if names.adapters else "none")
         if [each.path for each in names.adapters] != [each.path for each in self._names.adapters]:
             self._rebuild(len(names.adapters))

@@ -6,10 +6,9 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QValidator
 from PySide6.QtWidgets import QSpinBox, QWidget
 
+from engine.settings.table import CONTEXT_STEP as STEP
 from widgets.common.counts import SEPARATOR, format_count, parse_count
 
-STEP = 256
-"""llama.cpp rounds a context up to this many tokens."""
 MAX_TOKENS = 1 << 24
 PADDING = 22
 

@@ -25,11 +25,10 @@ class LoadState(StrEnum):
 
 
 def load_state(preview: Preview, loaded: LoadedLayout | None) -> LoadState:
-    """Return whether the preview's layout and settings are those that are loaded."""
+    """Return whether what is edited is what is loaded, side files included."""
     if loaded is None:
         return LoadState.NOT_LOADED
-    same = loaded.layout == preview.layout and loaded.context == preview.context
-    return LoadState.LOADED if same else LoadState.EDITED
+    return LoadState.LOADED if loaded.edit == preview.edit else LoadState.EDITED
 
 
 def range_text(first: int, last: int) -> str:

@@ -22,6 +22,8 @@ from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
 
 _UNKNOWN_RESERVE = 5
 """One part in this many stays free where KV cache and compute buffers are unknown."""
@@ -59,7 +61,8 @@ class Workbench:
         self.constraints = constraints
         self.n_layers = memory.model.n_layers
         self._needs: dict[Layout, Mapping[str, DeviceMemory]] = {}
-        preview = make_preview(PreviewTables(memory), rig, single_device(self.n_layers, CPU_ID), context)
+        on_host = Plan(memory, rig, Edit(single_device(self.n_layers, CPU_ID), context))
+        preview = make_preview(PreviewTables(memory), on_host)
         self.side_files = self._with_room_for_projector(constraints.side_files)
         self.layers = preview.layers
         self.output_bytes = preview.output_weights_bytes

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, row_size
@@ -10,30 +12,29 @@ from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 
 
-def backends_of(placement: Placement) -> tuple[list[Backend], list[str]]:
-    """Return the backends of the entries and the CPU's, with the device of each."""
-    traits = {entry: found for entry, found in placement.traits.items() if entry != CPU_ID}
-    names = [entry for entry in placement.entries if entry == CPU_ID or entry in traits]
-    names.append(CPU_ID)
-    return [_backend(name, traits) for name in names], names
+def backend_devices(placement: Placement) -> tuple[str, ...]:
+    """Return the device of each backend: of the entries, and the CPU's at last."""
+    return (*(entry for entry in placement.entries if entry == CPU_ID or entry in placement.traits), CPU_ID)
+
+
+def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
+    """Return the backends of entries, given what their memories are called."""
+    traits = {name: found for name, found in entries if name != HOST}
+    return [_backend(name, traits) for name, _ in entries]
 
 
 def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
-    if entry == CPU_ID:
-        return Backend(HOST, True, 32, _anything, frozenset(), False, _n_bytes)
+    if entry == HOST:
+        return Backend(HOST, True, 32, None, frozenset(), False, _n_bytes)
     found = traits[entry]
     rule = found.size_rule
     blind_to: frozenset[str] = frozenset()
     if found.converts_kv:
         # A CUDA device computes nothing that reads another's memory directly.
         blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
-    supports = _cuda_supports if found.converts_kv else _anything
+    supports = _cuda_supports if found.converts_kv else None
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size)
-
-
-def _anything(node: Tensor) -> bool:
-    return True
 
 
 def _n_bytes(tensor: Tensor) -> int:

@@ -9,23 +9,21 @@ from typing import TypeVar
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings, FlashAttention
-from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
 from engine.memory.compute_graph.building.chains import Chains
 from engine.memory.compute_graph.building.graph_tables import GraphTables
 from engine.memory.compute_graph.building.homes import homes
 from engine.memory.compute_graph.building.sketch import Batch
-from engine.memory.compute_graph.devices import backends_of
+from engine.memory.compute_graph.devices import backend_devices
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES
-from engine.memory.compute_graph.ggml.scheduler import HOST, Scheduler
+from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.compute_graph.ggml.sections import FarReachError
 from engine.memory.compute_graph.members import as_one_device
-from engine.memory.compute_graph.walk import Walk
+from engine.memory.compute_graph.walk import Scheduling, Walk
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement
 
 _MOST_REMEMBERED = 1024
-_MOST_WALKS = 64
 
 Answer = TypeVar("Answer")
 
@@ -64,7 +62,7 @@ class ComputeForecast:
         )
         self._found: dict[object, Found] = {}
         self._walks: dict[object, Walk] = {}
-        self._chains: dict[object, Chains] = {}
+        self._chains: dict[tuple[Batch, bool], Chains] = {}
         self._whole = tables.is_whole
 
     def device_bytes(self, placement: Placement) -> dict[str, int]:
@@ -126,7 +124,7 @@ class ComputeForecast:
         """Return whether devices take over operations whose weights are on the host."""
         on_host = placement.leading or CPU_ID in placement.entries
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
-        on_host = on_host or bool(self._left_out(placement))
+        on_host = on_host or self._leaves_out(placement)
         offloads = any(traits.op_offload for traits in placement.traits.values())
         return bool(on_host and offloads and self._context.op_offload)
 
@@ -137,12 +135,10 @@ class ComputeForecast:
         memory = HOST if placement.output_device == CPU_ID else placement.output_device
         return homes(placement.overrides, {})(matrix, memory) == HOST
 
-    def _left_out(self, placement: Placement) -> dict[str, frozenset[str]]:
-        """Return, by device, the names of the weights that it has no kernel for, where there are any."""
-        found = {
-            device: self._tables.without_kernel(traits.size_rule.kernels) for device, traits in placement.traits.items()
-        }
-        return {device: names for device, names in found.items() if names}
+    def _leaves_out(self, placement: Placement) -> bool:
+        """Return whether a device has no kernel for some weights."""
+        rules = (placement.traits[device].size_rule for device in backend_devices(placement)[:-1] if device != CPU_ID)
+        return any(self._tables.sort_of(rule.kernels) for rule in rules)
 
     def _suits_flash(self, placement: Placement) -> bool:
         """Return whether nothing stands against flash attention, so that the graph need not be asked."""
@@ -169,41 +165,17 @@ class ComputeForecast:
         return ask(self._walk_of(placement, batch), placement)
 
     def _walk_of(self, placement: Placement, batch: Batch) -> Walk:
-        """Return the walk for these devices in this order, as far as possible an earlier one."""
-        traits = tuple(placement.traits.get(entry) for entry in placement.entries)
+        """Return the walk for such layouts, as far as possible an earlier one."""
         pinned = placement.leading == 0 or batch.n_tokens < self._context.offload_batch
-        key = (placement.entries, traits, placement.overrides, placement.pipeline, batch, pinned, self._whole)
+        key = (placement.pipeline, batch, pinned, self._whole)
         found = self._walks.get(key)
         if found is None:
-            if len(self._walks) >= _MOST_WALKS:
-                self._walks.clear()
-            backends, names = backends_of(placement)
-            scheduler = Scheduler(
-                backends,
-                pipeline=placement.pipeline,
-                op_offload=bool(self._context.op_offload),
-                offload_batch=self._context.offload_batch,
-            )
-            pins = {name: place for place, name in enumerate(names)} if pinned else {}
-            chains = self._chains_of(placement.overrides, self._left_out(placement), batch, pinned=pinned)
-            found = self._walks[key] = Walk(chains, scheduler, pins, whole=self._whole)
-        return found
-
-    def _chains_of(
-        self,
-        overrides: tuple[TensorOverride, ...],
-        left_out: dict[str, frozenset[str]],
-        batch: Batch,
-        *,
-        pinned: bool,
-    ) -> Chains:
-        key = (overrides, tuple(left_out.items()), batch, pinned)
-        found = self._chains.get(key)
-        if found is None:
-            if len(self._chains) >= _MOST_WALKS:
-                self._chains.clear()
-            lends = bool(self._context.op_offload)
-            found = self._chains[key] = Chains(self._tables, batch, overrides, left_out, pinned=pinned, lends=lends)
+            op_offload = bool(self._context.op_offload)
+            scheduling = Scheduling(placement.pipeline, op_offload, self._context.offload_batch)
+            chains = self._chains.get((batch, pinned))
+            if chains is None:
+                chains = self._chains[batch, pinned] = Chains(self._tables, batch, pinned=pinned, lends=op_offload)
+            found = self._walks[key] = Walk(chains, scheduling, pinned=pinned, whole=self._whole)
         return found
 
 

@@ -1,36 +1,83 @@
-"""A layout as a walk over the sections of its graph, from the embeddings to the output matrix."""
+"""A layout as a walk over the sections of its graph, from the embeddings to the output matrix.
+
+Layers on one device are a segment of the walk. Of the backends only those can matter to them that hold layers around,
+that overrides name, or that are the first of their sort: the engine takes the first that can compute something wherever
+it has no reason for another. So a segment knows these alone, and steps that were found for it hold for segments amid
+other devices of the same sorts.
+"""
 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import TensorOverride
+from engine.memory.backends import CPU_TRAITS, BackendTraits
 from engine.memory.compute_graph.building.chains import Chains
-from engine.memory.compute_graph.ggml.scheduler import HOST, Place, Scheduler
+from engine.memory.compute_graph.building.graph_tables import Sizes
+from engine.memory.compute_graph.building.homes import memory_of
+from engine.memory.compute_graph.devices import backend_devices, backends_of
+from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError
-from engine.memory.compute_graph.ggml.simulation import SectionName, Simulation, Stop
+from engine.memory.compute_graph.ggml.simulation import SectionName, Segment, Simulation, Steps, Stop
 from engine.memory.placement import Placement
+
+_MOST_OVERRIDES = 64
+_MOST_REMEMBERED = 40000
 
 Part = tuple[str, int, int]
 """Device, first and last layer."""
 
 
-class Walk:
-    """Answers for layouts that have the same devices in the same order. `pins`: the backend of each device's norms."""
+@dataclass(frozen=True, slots=True)
+class Scheduling:
+    """What decides how graphs are cut besides their backends: see `Scheduler`."""
 
-    def __init__(self, chains: Chains, scheduler: Scheduler, pins: dict[str, int], *, whole: bool) -> None:
+    pipeline: bool
+    op_offload: bool
+    offload_batch: int
+
+
+@dataclass(slots=True)
+class _Stops:
+    """Stops of layouts with the same overrides: of units on one device by its place, of others by unit and places, and
+    of the output by places. `outer` is the variant of what is in no layer; `named`: the memories that overrides name
+    for weights of each layer, the last for what is in none."""
+
+    overrides: tuple[TensorOverride, ...]
+    outer: int
+    named: tuple[frozenset[str], ...]
+    alike: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
+    uniform: dict[Place, tuple[Stop, ...]] = field(default_factory=dict)
+    mixed: dict[tuple[int, tuple[Place, ...]], Stop] = field(default_factory=dict)
+    ends: dict[tuple[Place, ...], Stop] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    """The backends of a segment: its steps, the memories in the order of the backends, and each device's place."""
+
+    steps: Steps
+    memories: tuple[str, ...]
+    places: Mapping[str, Place]
+
+
+class Walk:
+    """Answers for layouts of one batch. `pinned`: norms are pinned to the backend of their device."""
+
+    def __init__(self, chains: Chains, scheduling: Scheduling, *, pinned: bool, whole: bool) -> None:
         self._chains = chains
-        self._scheduler = scheduler
-        self._pins = pins
+        self._tables = chains.tables
+        self._scheduling = scheduling
+        self._pinned = pinned
         self._whole = whole
         self._units = chains.tables.units
         self._firsts = [first for first, _ in self._units]
         self._lasts = [last for _, last in self._units]
-        self._simulation = Simulation(scheduler, chains.section)
-        self._uniform: dict[str, tuple[Stop, ...]] = {}
-        self._mixed: dict[tuple[int, tuple[str, ...]], Stop] = {}
-        self._ends: dict[tuple[tuple[str, ...], str], Stop] = {}
-        self._places: dict[str, Place] = {}
+        self._steps: dict[tuple[tuple[str, BackendTraits], ...], Steps] = {}
+        self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
         self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
 
     def sizes(self, placement: Placement) -> dict[str, int]:
@@ -39,8 +86,7 @@ class Walk:
         Raises:
             FarReachError: the graph cannot be taken apart.
         """
-        simulation, stops = self._ready(placement)
-        return simulation.sizes(stops)
+        return self._simulation(placement).sizes()
 
     def moved(self, placement: Placement) -> frozenset[str]:
         """Return which operations are not all on the device of their layer.
@@ -48,19 +94,20 @@ class Walk:
         Raises:
             FarReachError: the graph cannot be taken apart.
         """
-        simulation, stops = self._ready(placement)
-        return simulation.moved(stops)
+        return self._simulation(placement).moved()
 
-    def _ready(self, placement: Placement) -> tuple[Simulation, list[Stop]]:
-        parts = self._parts(placement)
-        if not self._whole:
-            return self._simulation, self._stops(parts, placement.output_device)
-        section = self._chains.whole(parts, self._pins, placement.output_device)
-        return Simulation(self._scheduler, lambda _: section), [Stop(("whole", (), (), (), True), ())]
+    def _simulation(self, placement: Placement) -> Simulation:
+        if self._whole:
+            return Simulation([self._whole_segment(placement)])
+        if not self._units:
+            raise FarReachError
+        if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
+            self._steps.clear()
+        return Simulation(list(self._segments(placement)))
 
     def _parts(self, placement: Placement) -> list[Part]:
         """Return the layers before those of multi-token prediction, by device."""
-        end = self._chains.tables.n_trunk - 1
+        end = self._tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
         parts = [(device, first, min(last, end)) for device, first, last in runs if first <= end]
@@ -68,88 +115,186 @@ class Walk:
         # Runs of all layers after the first go with the last layer.
         return [*parts[:-1], (device, first, end)]
 
+    # ------------------------------------------------------------------ segments
+
+    def _whole_segment(self, placement: Placement) -> Segment:
+        """Return the whole graph as one section, which has no steps in common with others."""
+        window = self._window(placement, backend_devices(placement), {*placement.entries}, {})
+        pins = {device: place.pin for device, place in window.places.items()}
+        sorts = {place.memory: place.left_out for place in window.places.values()}
+        section = self._chains.whole(self._parts(placement), pins, placement.output_device, placement.overrides, sorts)
+        steps = Steps(window.steps.scheduler, lambda _: section)
+        return Segment(steps, window.memories, (None, Stop(("whole", (), (), (), True, 0), ()), None))
+
+    def _segments(self, placement: Placement) -> Iterator[Segment]:
+        """Yield the segments of a layout: one for each device, or one for all where a device comes more than once."""
+        devices = backend_devices(placement)
+        parts = self._parts(placement)
+        known = self._known_stops(placement)
+        n_stops = len(self._units) + 1
+        if len({*devices}) < len(devices):
+            window = self._window(placement, devices, {*devices}, self._steps)
+            yield self._segment(known, window, parts, placement.output_device, 0, n_stops)
+            return
+        firsts = {placement.traits[device]: device for device in devices[-2::-1]}
+        always = set(firsts.values())
+        start = 0
+        for _, _, ends in parts:
+            end = n_stops if ends == parts[-1][2] else bisect_right(self._lasts, ends)
+            if end == start:
+                continue  # Its layers add their nodes behind those of the next device.
+            layers = self._layers_around(start, end)
+            named = known.named[-1].union(*known.named[layers.start : layers.stop])
+            around = {device for device, first, last in parts if first < layers.stop and last >= layers.start}
+            if end >= len(self._units):
+                around.add(placement.output_device)
+            around |= always | named
+            in_order = tuple(device for device in devices[:-1] if device in around)
+            window = self._window(placement, (*in_order, CPU_ID), named, self._steps)
+            yield self._segment(known, window, parts, placement.output_device, start, end)
+            start = end
+
+    def _layers_around(self, start: int, end: int) -> range:
+        """Return the layers of stops `start` to `end`, of their neighbours, and of what those are made behind."""
+        last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
+        return range(self._firsts[max(0, start - 2)], last + 1)
+
+    def _window(
+        self,
+        placement: Placement,
+        devices: tuple[str, ...],
+        named: Set[str],
+        known: dict[tuple[tuple[str, BackendTraits], ...], Steps],
+    ) -> _Window:
+        """Return the window of these devices, the CPU last: `named` keep their names, others go by their numbers."""
+        names = [
+            memory_of(device) if device in named or device == CPU_ID else f"#{number}"
+            for number, device in enumerate(devices)
+        ]
+        traits = [CPU_TRAITS if device == CPU_ID else placement.traits[device] for device in devices]
+        entries = tuple(zip(names, traits, strict=True))
+        steps = known.get(entries)
+        if steps is None:
+            scheduling = self._scheduling
+            scheduler = Scheduler(
+                backends_of(entries),
+                pipeline=scheduling.pipeline,
+                op_offload=scheduling.op_offload,
+                offload_batch=scheduling.offload_batch,
+            )
+            steps = known[entries] = Steps(scheduler, self._chains.section)
+        places = {
+            device: Place(name, number if self._pinned else -1, self._tables.sort_of(found.size_rule.kernels))
+            for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
+        }
+        return _Window(steps, tuple(map(memory_of, devices)), places)
+
+    def _segment(
+        self, known: _Stops, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
+    ) -> Segment:
+        """Return the segment of stops `start` to `end`, which begins or ends within another only at a device's end."""
+        first, last = max(0, start - 1), min(end + 1, len(self._units) + 1)
+        stops: list[Stop | None] = [] if start else [None]
+        unit = first
+        for device, begins, ends in parts:
+            if unit >= last or device not in window.places:
+                continue
+            # Units behind the first are made behind one of the same device, and are as they are anywhere on it.
+            amid = bisect_left(self._firsts, begins) + 1 if begins else 0
+            stop = min(last, bisect_right(self._lasts, ends))
+            while unit < min(amid, stop):
+                stops.append(self._mixed_stop(known, window, unit, parts))
+                unit += 1
+            if stop > unit:
+                stops += self._uniform_stops(known, window.places[device])[unit:stop]
+                unit = stop
+        if last > len(self._units):
+            stops.append(self._end(known, window, parts, output))
+        if end > len(self._units):
+            stops.append(None)
+        return Segment(window.steps, window.memories, stops)
+
     # ------------------------------------------------------------------ stops
 
-    def _stops(self, parts: list[Part], output: str) -> list[Stop]:
-        """Return a stop for each unit of layers and one for the output: those amid a part are as they always are."""
-        if not self._units:
-            raise FarReachError
-        stops: list[Stop] = []
-        for device, first, last in parts:
-            amid = bisect_left(self._firsts, first) + 1 if first else 0
-            end = bisect_right(self._lasts, last)
-            for unit in range(len(stops), min(amid, end)):
-                stops.append(self._mixed_stop(unit, parts))
-            if end > len(stops):
-                stops += self._uniform_stops(device)[len(stops) : end]
-        stops.append(self._end(parts, output))
-        return stops
-
-    def _mixed_stop(self, unit: int, parts: list[Part]) -> Stop:
-        """Return the stop of a unit that has more than one device, counting that of the unit before."""
-        start = self._firsts[unit - 1] if unit else 0
-        devices = _devices(parts, start, self._lasts[unit])
-        found = self._mixed.get((unit, devices))
+    def _known_stops(self, placement: Placement) -> _Stops:
+        """Return the stops for the overrides of `placement`, as far as they were found before."""
+        found = self._stops_of.get(placement.overrides)
         if found is None:
-            places = tuple(self._place(device) for device in devices)
-            found = self._mixed[unit, devices] = self._stop(unit, self._alike(start, devices), places)
+            if len(self._stops_of) >= _MOST_OVERRIDES:
+                self._stops_of.clear()
+            tables, overrides = self._tables, placement.overrides
+            outer = tables.outside(overrides)
+            variants = (tables.variants[number] for number in (*tables.alike(overrides, "none"), outer))
+            named = tuple(frozenset(variant.moved.values()) for variant in variants)
+            found = self._stops_of[overrides] = _Stops(overrides, outer, named)
         return found
 
-    def _uniform_stops(self, device: str) -> tuple[Stop, ...]:
-        found = self._uniform.get(device)
+    def _mixed_stop(self, known: _Stops, window: _Window, unit: int, parts: Sequence[Part]) -> Stop:
+        """Return the stop of a unit that has more than one device, counting that of the unit before."""
+        start = self._firsts[unit - 1] if unit else 0
+        places = tuple(window.places[device] for device in _devices(parts, start, self._lasts[unit]))
+        found = known.mixed.get((unit, places))
         if found is None:
-            place, kinds = self._place(device), tuple(self._chains.alike(device))
+            found = known.mixed[unit, places] = self._stop(known, unit, self._alike(known, start, places), places)
+        return found
+
+    def _uniform_stops(self, known: _Stops, place: Place) -> tuple[Stop, ...]:
+        found = known.uniform.get(place)
+        if found is None:
+            kinds = self._alike_at(known, place)
             # Most layers are like others, and so are their stops.
-            known: dict[tuple[tuple[int, ...], int, bool], Stop] = {}
+            equal: dict[tuple[tuple[int, ...], int, bool], Stop] = {}
             stops = []
             for unit, (first, last) in enumerate(self._units):
                 start = self._firsts[unit - 1] if unit else 0
                 layers, is_last = kinds[start : last + 1], self._is_last(unit)
-                stop = known.get((layers, first - start, is_last))
+                stop = equal.get((layers, first - start, is_last))
                 if stop is None:
-                    stop = known[layers, first - start, is_last] = self._stop(unit, layers, (place,) * len(layers))
+                    stop = self._stop(known, unit, layers, (place,) * len(layers))
+                    equal[layers, first - start, is_last] = stop
                 stops.append(stop)
-            found = self._uniform[device] = tuple(stops)
+            found = known.uniform[place] = tuple(stops)
         return found
 
-    def _stop(self, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]) -> Stop:
+    def _stop(self, known: _Stops, unit: int, layers: tuple[int, ...], places: tuple[Place, ...]) -> Stop:
         behind = self._units[unit][0] - (self._firsts[unit - 1] if unit else 0)
         left_out = tuple(place.left_out for place in places)
-        return self._same(("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit)), places)
+        name = ("layers", layers[:behind], layers[behind:], left_out, self._is_last(unit), known.outer)
+        return self._same(name, places)
 
     def _is_last(self, unit: int) -> bool:
-        return self._lasts[unit] == self._chains.tables.n_trunk - 1
+        return self._lasts[unit] == self._tables.n_trunk - 1
 
     def _same(self, name: SectionName, places: tuple[Place, ...]) -> Stop:
         """Return the one stop for these places."""
         return self._known.setdefault((name, places), Stop(name, places))
 
-    def _end(self, parts: list[Part], output: str) -> Stop:
+    def _end(self, known: _Stops, window: _Window, parts: Sequence[Part], output: str) -> Stop:
         start, last = self._units[-1]
-        devices = _devices(parts, start, self._chains.tables.n_trunk - 1)
-        found = self._ends.get((devices, output))
+        devices = (*_devices(parts, start, self._tables.n_trunk - 1), output)
+        places = tuple(window.places[device] for device in devices)
+        found = known.ends.get(places)
         if found is None:
-            layers = self._alike(start, devices)
-            places = tuple(self._place(device) for device in (*devices, output))
+            layers = self._alike(known, start, places[:-1])
             left_out = tuple(place.left_out for place in places)
             behind = last - start + 1
-            found = self._same(("end", layers[:behind], layers[behind:], left_out, True), places)
-            self._ends[devices, output] = found
+            name = ("end", layers[:behind], layers[behind:], left_out, True, known.outer)
+            found = known.ends[places] = self._same(name, places)
         return found
 
-    def _alike(self, start: int, devices: tuple[str, ...]) -> tuple[int, ...]:
-        return tuple(self._chains.alike(device)[start + number] for number, device in enumerate(devices))
+    def _alike(self, known: _Stops, start: int, places: tuple[Place, ...]) -> tuple[int, ...]:
+        return tuple(self._alike_at(known, place)[start + number] for number, place in enumerate(places))
 
-    def _place(self, device: str) -> Place:
-        found = self._places.get(device)
+    def _alike_at(self, known: _Stops, place: Place) -> tuple[int, ...]:
+        """Return the variant of each layer at a place."""
+        sizes = self._chains.sizes_matter(place.memory, place.left_out)
+        found = known.alike.get(sizes)
         if found is None:
-            memory = HOST if device == CPU_ID else device
-            found = Place(memory, self._pins.get(device, -1), self._chains.left_out(device))
-            self._places[device] = found
+            found = known.alike[sizes] = self._tables.alike(known.overrides, sizes)
         return found
 
 
-def _devices(parts: list[Part], first: int, last: int) -> tuple[str, ...]:
+def _devices(parts: Sequence[Part], first: int, last: int) -> tuple[str, ...]:
     """Return the device of each layer from `first` to `last`."""
     found: list[str] = []
     for device, start, end in parts:

@@ -10,7 +10,7 @@ import pytest
 
 from engine.cancellation import CancelToken
 from engine.devices.endpoint import Greeting, GreetingStatus, greet, greet_all, parse_endpoint
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, rpc_server, serve_peer
+from tests.support.rpc_peers import ANSWER, FACTS, HELLO_BYTES, answer_questions, receive, rpc_server, serve_peer
 
 SHORT_S = 0.3
 
@@ -33,6 +33,7 @@ def test_the_request_is_a_hello_of_33_bytes() -> None:
     def talk(client: socket.socket) -> None:
         received.append(receive(client, HELLO_BYTES))
         client.sendall(ANSWER)
+        answer_questions(client)
 
     with serve_peer(talk) as endpoint:
         assert greeting_of(endpoint).ok
@@ -45,7 +46,7 @@ def test_an_answer_in_single_bytes_is_an_answer() -> None:
         receive(client, HELLO_BYTES)
         for index in range(len(ANSWER)):
             client.sendall(ANSWER[index : index + 1])
-        client.recv(1)
+        answer_questions(client)
 
     with serve_peer(talk) as endpoint:
         assert greeting_of(endpoint).ok
@@ -120,6 +121,71 @@ def test_half_an_answer_ends_at_the_limit() -> None:
         assert greeting_of(endpoint, SHORT_S).status is GreetingStatus.NOT_RPC
 
 
+@pytest.mark.parametrize(
+    ("command", "answer", "claim"),
+    [
+        (15, struct.pack("<I", 4_000_000_000), "4,000,000,000 devices"),
+        (15, struct.pack("<I", 0), "0 devices"),
+        (1, struct.pack("<Q", 0), "an alignment of 0 bytes"),
+        (1, struct.pack("<Q", 48), "an alignment of 48 bytes"),
+        (1, struct.pack("<Q", 1 << 63), "an alignment of 9,223,372,036,854,775,808 bytes"),
+        (2, struct.pack("<Q", 0), "buffers of at most 0 bytes"),
+        (11, struct.pack("<QQ", (1 << 64) - 1, 1 << 30), "18,446,744,073,709,551,615 bytes of memory for device 0"),
+        (11, struct.pack("<QQ", 0, 1 << 60), "1,152,921,504,606,846,976 bytes of memory for device 0"),
+    ],
+)
+def test_a_claim_that_cannot_be_is_named(command: int, answer: bytes, claim: str) -> None:
+    with rpc_server(facts={**FACTS, command: answer}) as endpoint:
+        greeting = greeting_of(endpoint)
+    assert greeting.status is GreetingStatus.ABSURD
+    assert endpoint in greeting.sentence
+    assert claim in greeting.sentence
+
+
+@pytest.mark.parametrize("command", sorted(FACTS))
+def test_silence_after_the_greeting_is_told_of_its_endpoint(command: int) -> None:
+    facts = {each: answer for each, answer in FACTS.items() if each != command}
+    with rpc_server(facts=facts) as endpoint:
+        greeting = greeting_of(endpoint, SHORT_S)
+    assert greeting.status is GreetingStatus.SILENT
+    assert endpoint in greeting.sentence
+
+
+@pytest.mark.parametrize("command", sorted(FACTS))
+def test_an_answer_of_another_length_is_none(command: int) -> None:
+    with rpc_server(facts={**FACTS, command: bytes(5)}) as endpoint:
+        assert greeting_of(endpoint).status is GreetingStatus.NOT_RPC
+
+
+def test_every_device_is_asked_about() -> None:
+    asked: list[tuple[int, bytes]] = []
+
+    def talk(client: socket.socket) -> None:
+        receive(client, HELLO_BYTES)
+        client.sendall(ANSWER)
+        while header := receive(client, 9):
+            command, size = struct.unpack("<BQ", header)
+            asked.append((command, receive(client, size)))
+            answer = struct.pack("<I", 3) if command == 15 else FACTS[command]
+            client.sendall(struct.pack("<Q", len(answer)) + answer)
+
+    with serve_peer(talk) as endpoint:
+        assert greeting_of(endpoint).ok
+    devices = [struct.pack("<I", index) for index in range(3)]
+    assert asked == [(15, b""), *((command, device) for device in devices for command in (1, 2, 11))]
+
+
+def test_closed_after_the_greeting() -> None:
+    def talk(client: socket.socket) -> None:
+        receive(client, HELLO_BYTES)
+        client.sendall(ANSWER)
+
+    with serve_peer(talk) as endpoint:
+        greeting = greeting_of(endpoint)
+    assert greeting.status is GreetingStatus.NOT_RPC
+    assert "after its greeting" in greeting.sentence
+
+
 def test_nobody_listens() -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
@@ -147,7 +213,7 @@ def test_several_are_greeted_at_once() -> None:
         receive(client, HELLO_BYTES)
         all_greeted.wait(20)
         client.sendall(ANSWER)
-        client.recv(1)
+        answer_questions(client)
 
     with serve_peer(talk) as first, serve_peer(talk) as second, serve_peer(talk) as third:
         greetings = greet_all([first, second, third], 20.0)

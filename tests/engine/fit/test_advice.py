@@ -10,13 +10,12 @@ import pytest
 from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
 from engine.fit.advice import advice
 from engine.fit.plan_document import plan_document, plan_text
-from engine.fit.preview import make_report
 from engine.gguf.model_file import MetadataValue, ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.layout.rules import violations
 from engine.units import GIB
-from tests.support.jobs import N_LAYERS, made_up_model, worker_device
+from tests.support.orders import N_LAYERS, made_up_model, plan_of, worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", GIB)
 REMOTE = worker_device("RPC0", "attic:50052", GIB)
@@ -72,15 +71,15 @@ def test_each_cost_is_told_and_refuses_nothing(
 
 def test_a_plan_says_it_in_both_forms() -> None:
     layout = replace(PLAIN, overrides=(Override(CPU_ID, part="experts"),))
-    report = make_report(model(), RIG, layout, CONTEXT)
-    document = plan_document(model(), layout, CONTEXT, report)
+    plan = plan_of(model(), RIG, layout, CONTEXT)
+    document = plan_document(plan)
     # The model is a sketch, with less in it than a forecast needs.
     assert [each["rule"] for each in msgspec.to_builtins(document["advice"])] == [
         "incomplete_forecast",
         "override_leaves_cache",
         "override_stops_pipeline",
     ]
-    assert report.advice[0].message in plan_text(model(), layout, CONTEXT, report)
+    assert plan.advice[0].message in plan_text(plan)
 
 
 def test_a_worker_of_another_model_of_ours_is_named_with_it() -> None:

@@ -15,7 +15,7 @@ from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
 from engine.fit.report import DeviceRow, make_row
 from engine.gguf.identity import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
-from tests.support.jobs import worker_device
+from tests.support.orders import worker_device
 
 
 def card(device_id: str, total: int, free: int | None) -> Device:

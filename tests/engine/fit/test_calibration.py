@@ -25,7 +25,7 @@ from engine.fit.check import check_fit
 from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.units import GIB, MIB
-from tests.support.jobs import worker_device
+from tests.support.orders import worker_device
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, pci_bus_id="0000:0A:00.0")
 REMOTE = worker_device("RPC0", "attic:50052", GIB)

@@ -16,7 +16,7 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.units import GIB, MIB
-from tests.support.jobs import N_LAYERS, made_up_model
+from tests.support.orders import N_LAYERS, made_up_model, plan_of
 
 REMOTE = Device("RPC0", "secret-name", "RPC", "gpu", GIB, endpoint="10.1.2.3:50052")
 RIG = Rig((REMOTE,), make_host("secret-host", GIB))
@@ -45,9 +45,8 @@ def test_a_report_reproduces_without_telling_where_things_are() -> None:
     metadata: dict[str, MetadataValue] = {"llama.block_count": N_LAYERS, "llama.long": tuple(range(1000))}
     metadata |= {"general.url": "https://secret", "x": 1}
     model = replace(made_up_model(Path("/home/secret/model.gguf")), name="secret", metadata=metadata)
-    text = defect_text(
-        model, RIG, single_device(N_LAYERS, "RPC0"), ContextSettings(n_ctx=512), [row(0)], [row(9 * MIB)], "engine 1"
-    )
+    plan = plan_of(model, RIG, single_device(N_LAYERS, "RPC0"), ContextSettings(n_ctx=512))
+    text = defect_text(plan, [row(0)], [row(9 * MIB)], "engine 1")
     assert "secret" not in text
     assert "10.1.2.3" not in text
     assert "\n" not in text

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import combinations
 from math import inf
 
-import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,7 +18,6 @@ from engine.fit.loaded_models import (
     choose_victims,
     expired,
     held_bytes,
-    needs_reload,
     next_expiry_s,
 )
 from engine.fit.preview import LoadedLayout
@@ -29,6 +26,7 @@ from engine.gguf.identity import FileIdentity
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.edit import Edit
 from engine.units import GIB, MIB
 
 GONE_ENOUGH = Callable[[Sequence[LoadedModel]], bool]
@@ -158,37 +156,7 @@ def test_a_load_holds_what_was_measured_and_what_its_process_takes_besides() -> 
         memory = DeviceMemory(weights_bytes=300 * MIB, overhead_bytes=overhead_bytes)
         return make_row(card, memory, grade), make_row(host, DeviceMemory(), grade)
 
-    told = LoadedLayout(LAYOUT, CONTEXT, rows(0, Grade.MEASURED), rows(50 * MIB, Grade.ESTIMATED))
+    edit = Edit(single_device(4, "CUDA0"), ContextSettings())
+    told = LoadedLayout(edit, rows(0, Grade.MEASURED), rows(50 * MIB, Grade.ESTIMATED))
     assert held_bytes(told) == {"CUDA0": 350 * MIB}
-    assert held_bytes(LoadedLayout(LAYOUT, CONTEXT, rows(0, Grade.MEASURED), ())) == {"CUDA0": 300 * MIB}
-
-
-# ---------------------------------------------------------------------- reload
-
-CONTEXT = ContextSettings(n_ctx=4096)
-LAYOUT = single_device(4, "CUDA0")
-LOADED = LoadedLayout(LAYOUT, CONTEXT, (), ())
-
-
-def test_what_is_loaded_is_not_loaded_again() -> None:
-    assert not needs_reload(LOADED, LAYOUT, ContextSettings(n_ctx=4096))
-    assert not needs_reload(LOADED, None, CONTEXT)
-
-
-def test_another_place_is_another_load() -> None:
-    assert needs_reload(LOADED, LAYOUT.move_range(0, 0, "CPU"), CONTEXT)
-    assert needs_reload(LOADED, replace(LAYOUT, split_mode="none"), CONTEXT)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"n_ctx": 8192}, {"n_batch": 1024}, {"n_ubatch": 256}, {"n_seq_max": 2}, {"type_k": "q8_0"},
-        {"type_v": "q8_0"}, {"flash_attn": "on"}, {"load_mode": "none"}, {"threads": 4}, {"threads_batch": 4},
-        {"offload_kqv": False}, {"op_offload": False},
-    ],
-)  # fmt: skip
-def test_every_changed_option_is_another_load(change: dict[str, object]) -> None:
-    wanted = msgspec.structs.replace(CONTEXT, **change)
-    assert needs_reload(LOADED, LAYOUT, wanted)
-    assert needs_reload(LOADED, None, wanted)
+    assert held_bytes(LoadedLayout(edit, rows(0, Grade.MEASURED), ())) == {"CUDA0": 300 * MIB}

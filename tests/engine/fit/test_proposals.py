@@ -25,8 +25,10 @@ from engine.layout.layout import Layout, make_layout, single_device
 from engine.layout.split_modes import with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import Projector, SideFiles
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
+from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
 from tests.support.strategies import rigs
 
@@ -54,11 +56,11 @@ def texts(proposals: tuple[Proposal, ...]) -> tuple[str, ...]:
 
 
 def test_the_fewest_layers_go_to_the_neighbour() -> None:
-    proposals = propose(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT, {"CUDA1": 100 * MIB})
+    proposals = propose(plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT), {"CUDA1": 100 * MIB})
     first = proposals[0]
     assert first.text == "Move layer 16 from CUDA1 to CUDA0"
-    assert first.layout == HALVES.move_range(16, 16, "CUDA0")
-    assert first.context == CONTEXT
+    assert first.edit.layout == HALVES.move_range(16, 16, "CUDA0")
+    assert first.edit.context == CONTEXT
     assert first.grade is Grade.ESTIMATED
     assert first.detail.startswith("CUDA1 ")
     assert " less, CUDA0 " in first.detail
@@ -68,66 +70,69 @@ def test_the_fewest_layers_go_to_the_neighbour() -> None:
 def test_more_that_is_missing_moves_more() -> None:
     memory = memory_of("dense")
     before = rows(memory, TWO_CARDS, HALVES, CONTEXT)["CUDA1"].need_bytes
-    (move, *_) = propose(memory, TWO_CARDS, HALVES, CONTEXT, {"CUDA1": 2 * GIB})
-    count = move.layout.runs[0].length - 16
+    (move, *_) = propose(plan_of(memory, TWO_CARDS, HALVES, CONTEXT), {"CUDA1": 2 * GIB})
+    count = move.edit.layout.runs[0].length - 16
     one_less = HALVES.move_range(16, 16 + count - 2, "CUDA0")
     assert count > 1
-    assert before - rows(memory, TWO_CARDS, move.layout, CONTEXT)["CUDA1"].need_bytes >= 2 * GIB
+    assert before - rows(memory, TWO_CARDS, move.edit.layout, CONTEXT)["CUDA1"].need_bytes >= 2 * GIB
     assert before - rows(memory, TWO_CARDS, one_less, CONTEXT)["CUDA1"].need_bytes < 2 * GIB
 
 
 def test_a_context_is_the_longest_that_helps() -> None:
     memory, layout = memory_of("dense"), single_device(N_LAYERS, "CUDA0")
-    found = propose(memory, TWO_CARDS, layout, CONTEXT, {"CUDA0": 500 * MIB})
+    found = propose(plan_of(memory, TWO_CARDS, layout, CONTEXT), {"CUDA0": 500 * MIB})
     shorter = next(each for each in found if each.text.startswith("Shorten"))
-    n_ctx = shorter.context.n_ctx
+    n_ctx = shorter.edit.context.n_ctx
     assert shorter.text == f"Shorten the context to {n_ctx}"
     assert n_ctx % 256 == 0
     before = rows(memory, TWO_CARDS, layout, CONTEXT)["CUDA0"].need_bytes
     longer = msgspec.structs.replace(CONTEXT, n_ctx=n_ctx + 256)
     assert before - rows(memory, TWO_CARDS, layout, longer)["CUDA0"].need_bytes < 500 * MIB
-    assert before - rows(memory, TWO_CARDS, layout, shorter.context)["CUDA0"].need_bytes >= 500 * MIB
+    assert before - rows(memory, TWO_CARDS, layout, shorter.edit.context)["CUDA0"].need_bytes >= 500 * MIB
 
 
 def test_the_cache_types_keep_to_the_rules() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
     short = {"CUDA0": 200 * MIB}
-    assert "Set the KV cache to q8_0" in texts(propose(memory_of("dense"), TWO_CARDS, layout, CONTEXT, short))
+    assert "Set the KV cache to q8_0" in texts(propose(plan_of(memory_of("dense"), TWO_CARDS, layout, CONTEXT), short))
     without = msgspec.structs.replace(CONTEXT, flash_attn="off")
-    assert "Set the K cache to q8_0" in texts(propose(memory_of("dense"), TWO_CARDS, layout, without, short))
+    assert "Set the K cache to q8_0" in texts(propose(plan_of(memory_of("dense"), TWO_CARDS, layout, without), short))
     smallest = msgspec.structs.replace(CONTEXT, type_k="q4_0", type_v="q4_0")
-    assert not any("cache" in text for text in texts(propose(memory_of("dense"), TWO_CARDS, layout, smallest, short)))
+    assert not any(
+        "cache" in text for text in texts(propose(plan_of(memory_of("dense"), TWO_CARDS, layout, smallest), short))
+    )
 
 
 def test_a_device_in_many_runs_is_left_where_no_run_is_enough() -> None:
     host_first = make_layout(N_LAYERS, [CPU_ID, "CUDA1"] * 2 + ["CUDA0"] * (N_LAYERS - 4))
     rig = Rig(tuple(replace(device, endpoint="10.0.0.1:50052") for device in TWO_CARDS.devices), TWO_CARDS.host)
-    found = propose(memory_of("dense"), rig, host_first, CONTEXT, {"CUDA1": GIB})
+    found = propose(plan_of(memory_of("dense"), rig, host_first, CONTEXT), {"CUDA1": GIB})
     assert found[0].text == "Move everything from CUDA1 to CUDA0"
-    assert "CUDA1" not in found[0].layout.devices
+    assert "CUDA1" not in found[0].edit.layout.devices
 
 
 def test_without_a_neighbour_a_card_comes_before_the_cpu() -> None:
-    found = propose(memory_of("dense"), TWO_CARDS, single_device(N_LAYERS, "CUDA0"), CONTEXT, {"CUDA0": MIB})
+    found = propose(plan_of(memory_of("dense"), TWO_CARDS, single_device(N_LAYERS, "CUDA0"), CONTEXT), {"CUDA0": MIB})
     assert found[0].text == "Move layer 0 from CUDA0 to CUDA1"
 
 
 def test_experts_go_to_the_cpu_where_there_are_some() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
-    found = propose(memory_of("mixture"), TWO_CARDS, layout, CONTEXT, {"CUDA0": GIB})
+    found = propose(plan_of(memory_of("mixture"), TWO_CARDS, layout, CONTEXT), {"CUDA0": GIB})
     experts = next(each for each in found if "experts" in each.text)
-    (override,) = experts.layout.overrides
+    (override,) = experts.edit.layout.overrides
     assert (override.device, override.part, override.last) == (CPU_ID, "experts", N_LAYERS - 1)
-    assert experts.layout.runs == layout.runs
+    assert experts.edit.layout.runs == layout.runs
     assert not any(
-        "experts" in text for text in texts(propose(memory_of("dense"), TWO_CARDS, layout, CONTEXT, {"CUDA0": GIB}))
+        "experts" in text
+        for text in texts(propose(plan_of(memory_of("dense"), TWO_CARDS, layout, CONTEXT), {"CUDA0": GIB}))
     )
 
 
 def test_a_ubatch_is_proposed_where_buffers_are_what_is_missing() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
     large = msgspec.structs.replace(CONTEXT, n_ubatch=2048)
-    found = propose(memory_of("dense"), TWO_CARDS, layout, large, {"CUDA0": 64 * MIB})
+    found = propose(plan_of(memory_of("dense"), TWO_CARDS, layout, large), {"CUDA0": 64 * MIB})
     assert "Lower the ubatch to 1024" in texts(found)
 
 
@@ -135,9 +140,9 @@ def test_what_misses_by_far_gets_a_short_context_and_a_small_cache() -> None:
     memory, layout = memory_of("dense"), single_device(N_LAYERS, CPU_ID)
     context = msgspec.structs.replace(CONTEXT, n_ctx=1 << 20)
     host = make_rig(host_gib=16)
-    (found, *_) = propose(memory, host, layout, context, {CPU_ID: 64 * GIB})
+    (found, *_) = propose(plan_of(memory, host, layout, context), {CPU_ID: 64 * GIB})
     assert "Shorten" in found.text
-    assert make_report(memory, host, found.layout, found.context).fits
+    assert make_report(memory, host, found.edit.layout, found.edit.context).fits
 
 
 @pytest.mark.parametrize("missing", [{}, {"CUDA1": 1 << 50}])
@@ -145,7 +150,7 @@ def test_nothing_helps_when_nothing_is_short_or_all_else_is_full(missing: dict[s
     full = Rig(
         tuple(replace(device, free_bytes=MIB) for device in TWO_CARDS.devices), replace(TWO_CARDS.host, free_bytes=MIB)
     )
-    assert propose(memory_of("dense"), full, HALVES, CONTEXT, missing) == ()
+    assert propose(plan_of(memory_of("dense"), full, HALVES, CONTEXT), missing) == ()
 
 
 @st.composite
@@ -180,18 +185,18 @@ def test_every_proposal_fits_helps_and_differs(
         layout = layout.with_split_mode(mode)
     memory = memory_of(model)
     context = ContextSettings(n_ctx=n_ctx, flash_attn=flash)
-    found = propose(memory, rig, layout, context, missing)
-    assert found == propose(memory, rig, layout, context, missing)
+    found = propose(plan_of(memory, rig, layout, context), missing)
+    assert found == propose(plan_of(memory, rig, layout, context), missing)
     assert len(found) <= MAX_PROPOSALS
-    assert len({(each.text, each.layout, each.context) for each in found}) == len(found)
+    assert len({(each.text, each.edit.layout, each.edit.context) for each in found}) == len(found)
     before = rows(memory, rig, layout, context)
     for each in found:
-        assert (each.layout, each.context) != (layout, context)
-        assert make_report(memory, rig, each.layout, each.context).fits
-        assert each.layout.n_layers == N_LAYERS
-        assert each.layout.split_mode == layout.split_mode
-        assert entry_count(each.layout) <= MAX_ENTRIES
-        after = rows(memory, rig, each.layout, each.context)
+        assert (each.edit.layout, each.edit.context) != (layout, context)
+        assert make_report(memory, rig, each.edit.layout, each.edit.context).fits
+        assert each.edit.layout.n_layers == N_LAYERS
+        assert each.edit.layout.split_mode == layout.split_mode
+        assert entry_count(each.edit.layout) <= MAX_ENTRIES
+        after = rows(memory, rig, each.edit.layout, each.edit.context)
         for device, missing_bytes in missing.items():
             relieved_bytes = before[device].need_bytes - after[device].need_bytes
             assert after[device].need_bytes == 0 or relieved_bytes >= missing_bytes
@@ -200,12 +205,12 @@ def test_every_proposal_fits_helps_and_differs(
 def test_shares_change_in_mode_tensor() -> None:
     memory = memory_of("dense")
     split = with_shares(HALVES.with_split_mode("tensor"), (("CUDA0", 1.0), ("CUDA1", 1.0)))
-    found = propose(memory, TWO_CARDS, split, CONTEXT, {"CUDA1": 500 * MIB})
+    found = propose(plan_of(memory, TWO_CARDS, split, CONTEXT), {"CUDA1": 500 * MIB})
     (shares,) = [each for each in found if each.kind == "shares"]
     assert shares.text.startswith("Change the shares to CUDA0 ")
-    after = dict(shares.layout.tensor_split)
+    after = dict(shares.edit.layout.tensor_split)
     assert after["CUDA0"] > after["CUDA1"] > 0
-    assert shares.layout.split_mode == "tensor"
+    assert shares.edit.layout.split_mode == "tensor"
     assert not any(each.kind in ("layers", "experts") for each in found)
 
 
@@ -214,9 +219,9 @@ def test_shares_leave_layers_to_the_cpu_where_no_member_has_room() -> None:
     split = with_shares(HALVES.with_split_mode("tensor"), (("CUDA0", 1.0), ("CUDA1", 1.0)))
     needs = rows(memory, TWO_CARDS, split, CONTEXT)
     full = tuple(replace(each, free_bytes=needs[each.id].need_bytes, margin_bytes=0) for each in TWO_CARDS.devices)
-    found = propose(memory, Rig(full, TWO_CARDS.host), split, CONTEXT, {"CUDA1": 200 * MIB})
+    found = propose(plan_of(memory, Rig(full, TWO_CARDS.host), split, CONTEXT), {"CUDA1": 200 * MIB})
     (shares,) = [each for each in found if each.kind == "shares"]
-    assert shares.layout.runs[0].device == CPU_ID
+    assert shares.edit.layout.runs[0].device == CPU_ID
     assert "on the CPU" in shares.text
 
 
@@ -224,13 +229,20 @@ def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> N
     holdings = (Holding("large", 6 * GIB), Holding("small", 2 * GIB))
     cards = (TWO_CARDS.devices[0], replace(TWO_CARDS.devices[1], free_bytes=4 * GIB, holdings=holdings))
     rig = Rig(cards, TWO_CARDS.host)
-    found = propose(memory_of("dense"), rig, HALVES, CONTEXT, {"CUDA1": GIB})
+    found = propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA1": GIB})
     (unload,) = [each for each in found if each.unload]
-    assert (unload.text, unload.unload, unload.layout, unload.context) == ("Unload small", "small", HALVES, CONTEXT)
+    assert (unload.text, unload.unload, unload.edit.layout, unload.edit.context) == (
+        "Unload small",
+        "small",
+        HALVES,
+        CONTEXT,
+    )
     assert unload.detail == "CUDA1 2.00 GiB less"
     assert found[-1] is unload
-    assert not any(each.unload for each in propose(memory_of("dense"), rig, HALVES, CONTEXT, {"CUDA1": 7 * GIB}))
-    assert not any(each.unload for each in propose(memory_of("dense"), rig, HALVES, CONTEXT, {"CUDA0": GIB}))
+    assert not any(
+        each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA1": 7 * GIB})
+    )
+    assert not any(each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA0": GIB}))
 
 
 @pytest.mark.parametrize("model", ["dense", "mixture"])
@@ -251,5 +263,14 @@ def test_eight_devices_are_searched_in_bounded_steps(model: str, mode: Any, monk
     rig = Rig(cards, TWO_CARDS.host)
     for missing in (MIB, 3 * GIB, 1 << 50):
         counted.clear()
-        propose(memory_of(model), rig, layout, CONTEXT, {"CUDA3": missing})
+        propose(plan_of(memory_of(model), rig, layout, CONTEXT), {"CUDA3": missing})
         assert len(counted) < 400
+
+
+def test_what_is_loaded_beside_the_model_stays_in_every_proposal() -> None:
+    plan = plan_of(
+        memory_of("dense"), TWO_CARDS, HALVES, CONTEXT, SideFiles(Projector(Path("mmproj.gguf"), (), CPU_ID))
+    )
+    found = propose(plan, {"CUDA1": 100 * MIB})
+    assert {each.kind for each in found} >= {"layers", "context", "cache"}
+    assert {each.edit.side_files for each in found} == {plan.edit.side_files}

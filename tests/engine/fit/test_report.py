@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.check import check_fit
 from engine.fit.plan_document import plan_document, plan_text
-from engine.fit.preview import PreviewTables, make_preview, make_report
+from engine.fit.preview import PreviewTables, make_preview
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.layout.rules import Violation
@@ -13,6 +13,7 @@ from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
 from engine.runner.measured import rows_from_parts
 from engine.runner.protocol import Part
 from engine.units import GIB
+from tests.support.orders import plan_of
 from tests.support.truth import truth_model
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, free_bytes=6 * GIB, margin_bytes=GIB)
@@ -63,7 +64,7 @@ def test_a_broken_rule_does_not_fit() -> None:
 
 
 def test_the_plan_document_has_the_keys_of_the_contract() -> None:
-    document = plan_document(MODEL, LAYOUT, CONTEXT, make_report(MODEL, RIG, LAYOUT, CONTEXT))
+    document = plan_document(plan_of(MODEL, RIG, LAYOUT, CONTEXT))
     assert set(document) == {"layout", "devices", "fits", "violations", "decisions"}
     rows = document["devices"]
     assert isinstance(rows, list)
@@ -75,7 +76,7 @@ def test_the_plan_document_has_the_keys_of_the_contract() -> None:
 
 def test_the_text_names_layers_sizes_and_what_is_short() -> None:
     small = Rig((Device("CUDA0", "card", "CUDA", "gpu", GIB),), make_host("host", 64 * GIB))
-    text = plan_text(MODEL, LAYOUT, CONTEXT, make_report(MODEL, small, LAYOUT, CONTEXT))
+    text = plan_text(plan_of(MODEL, small, LAYOUT, CONTEXT))
     assert "16-31  CUDA0" in text
     assert "CUDA0 is short by" in text
     assert text.endswith("It does not fit.")
@@ -83,14 +84,14 @@ def test_the_text_names_layers_sizes_and_what_is_short() -> None:
 
 def test_the_text_says_what_only_a_probe_can_tell() -> None:
     wrong = Layout(2, (Run(CPU_ID, 0, 1),), CPU_ID)
-    text = plan_text(MODEL, wrong, CONTEXT, make_report(MODEL, RIG, wrong, CONTEXT))
+    text = plan_text(plan_of(MODEL, RIG, wrong, CONTEXT))
     assert "Not everything could be forecast: the layout is for 2 layers" in text
     assert text.endswith("It cannot be loaded.")
 
 
 def test_a_preview_adds_up() -> None:
     tables = PreviewTables(MODEL)
-    preview = make_preview(tables, RIG, LAYOUT, CONTEXT)
+    preview = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, CONTEXT))
     assert preview.layout == LAYOUT
     assert [layer.index for layer in preview.layers] == list(range(32))
     assert all(layer.kv_bytes == 4096 * 2 * 2 * 1024 for layer in preview.layers)
@@ -103,9 +104,9 @@ def test_a_preview_adds_up() -> None:
 
 def test_a_preview_follows_the_context() -> None:
     tables = PreviewTables(MODEL)
-    short = make_preview(tables, RIG, LAYOUT, CONTEXT)
-    long = make_preview(tables, RIG, LAYOUT, ContextSettings(n_ctx=8192))
-    again = make_preview(tables, RIG, LAYOUT, ContextSettings(n_ctx=4096))
+    short = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, CONTEXT))
+    long = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, ContextSettings(n_ctx=8192)))
+    again = make_preview(tables, plan_of(tables.memory, RIG, LAYOUT, ContextSettings(n_ctx=4096)))
     assert long.layers[0].kv_bytes == 2 * short.layers[0].kv_bytes
     assert again == short
 

@@ -28,6 +28,7 @@ from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
+from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
 from tests.support.strategies import rigs
 
@@ -83,7 +84,7 @@ class World:
             if refusal is None:
                 return layout
             self.history.append(Tried(layout, rows, refusal, tenths))
-            step = step_back(self.memory, self.rig, CONTEXT, self.history, constraints)
+            step = step_back(plan_of(self.memory, self.rig, layout, CONTEXT), self.history, constraints)
             if step is None:
                 return None
             layout, tenths = step.layout, step.tenths
@@ -91,7 +92,7 @@ class World:
 
 
 def step_of(rig: Rig, *history: Tried, constraints: Constraints = NO_CONSTRAINTS, model: str = "dense") -> Step | None:
-    return step_back(memory_of(model), rig, CONTEXT, history, constraints)
+    return step_back(plan_of(memory_of(model), rig, history[-1].layout, CONTEXT), history, constraints)
 
 
 def tried(layout: Layout, device: str, requested: int, free: int | None, placed: int = 0) -> Tried:
@@ -345,6 +346,6 @@ def test_the_same_history_gives_the_same_step(drawn: tuple[World, Layout, Constr
     refusal = world.load(layout)
     rows = rows_of(world.memory, world.rig, layout)
     history = [Tried(layout, rows, refusal)]
-    first = step_back(world.memory, world.rig, CONTEXT, history, constraints)
-    assert first == step_back(world.memory, world.rig, CONTEXT, history, constraints)
+    first = step_back(plan_of(world.memory, world.rig, layout, CONTEXT), history, constraints)
+    assert first == step_back(plan_of(world.memory, world.rig, layout, CONTEXT), history, constraints)
     assert all(row.grade is Grade.ESTIMATED for row in rows)

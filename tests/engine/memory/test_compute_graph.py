@@ -16,7 +16,7 @@ from engine.memory.compute_graph.ggml.allocator import Buffer
 from engine.memory.compute_graph.ggml.graph import Graph
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
 from engine.memory.compute_graph.ggml.sections import whole
-from engine.memory.compute_graph.ggml.simulation import Simulation, Stop
+from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
 from engine.memory.model_memory import ModelMemory
 from tests.support.truth import truth_model
 
@@ -30,10 +30,11 @@ DEVICES = st.sampled_from((CPU_ID, "CUDA0", "CUDA1"))
 
 def _buffer_bytes(graph: Graph) -> int:
     """Return the compute buffer of a graph on the CPU alone."""
-    cpu = Backend(HOST, True, 32, lambda _: True, frozenset(), False, lambda tensor: tensor.n_bytes)
+    cpu = Backend(HOST, True, 32, None, frozenset(), False, lambda tensor: tensor.n_bytes)
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
     section = whole(graph)
-    return Simulation(scheduler, lambda _: section).sizes([Stop(("whole", (), (), (), True), ())])[HOST]
+    stops = (None, Stop(("whole", (), (), (), True, 0), ()), None)
+    return Simulation([Segment(Steps(scheduler, lambda _: section), (HOST,), stops)]).sizes()[HOST]
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:

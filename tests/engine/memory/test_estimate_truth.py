@@ -14,6 +14,7 @@ from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.memory.placement import place
 from engine.units import MIB
+from tests.support.selection import some
 from tests.support.truth import KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth_cases, truth_model
 
 SHARE, LOW_BYTES, HIGH_BYTES = 0.03, MIB, 8 * MIB
@@ -37,11 +38,12 @@ def _is_reliable(case: TruthCase) -> bool:
 def _estimates(name: str) -> list[tuple[TruthCase, dict[str, DeviceMemory]]]:
     memory = ModelMemory(truth_model(name))
     assert "compute" not in memory.unknown, memory.probe_only
-    return [
-        (case, dict(memory.estimate(case.layout, case.context, case.rig).devices))
+    cases = [
+        case
         for case in truth_cases(name)
         if case.refused is None and case.compares_devices and not case.lists_idle_devices and _is_reliable(case)
     ]
+    return [(case, dict(memory.estimate(case.layout, case.context, case.rig).devices)) for case in some(cases)]
 
 
 @pytest.mark.parametrize("name", MODEL_NAMES)

@@ -11,6 +11,7 @@ from engine.runner.child import ChildProcess
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import AnyMessage, Generate, Hello, Piece
 from tests.support.fake_worker import fake_worker_argv
+from tests.support.patience import DEADLINE_S
 
 STALL_S = 3.0
 """Long enough for a child to start on a busy machine: until it says hello it is watched too."""
@@ -24,20 +25,20 @@ def test_time_that_we_take_is_no_silence_of_the_child() -> None:
     def receive(message: AnyMessage) -> None:
         if isinstance(message, Hello):
             held.set()
-            go_on.wait(30)
+            go_on.wait(DEADLINE_S)
         if isinstance(message, Piece):
             child.watch(False)
             heard.set()
 
     child = ChildProcess(receive, ended.append, argv=fake_worker_argv("normal"), stall_timeout_s=STALL_S)
     child.start()
-    assert held.wait(30)
+    assert held.wait(DEADLINE_S)
     assert child.wait(1.3 * STALL_S) is None
     go_on.set()
     child.send(Generate(prompt="x"))
-    assert heard.wait(30)
+    assert heard.wait(DEADLINE_S)
     child.stop()
-    assert child.wait(30) is not None
+    assert child.wait(DEADLINE_S) is not None
     assert [outcome.reason for outcome in ended] == [EndReason.STOPPED]
 
 

@@ -21,7 +21,8 @@ from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOf
 from engine.runner.protocol import Generate
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job, worker_device
+from tests.support.orders import make_order, worker_device
+from tests.support.patience import DEADLINE_S
 from tests.support.rpc_peers import rpc_server
 from tests.support.runner_log import RunnerLog
 
@@ -32,7 +33,7 @@ def fake(mode: str, argument: str = "", **options: Any) -> RunnerLog:
 
 def test_load_generate_unload() -> None:
     with fake("normal") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded)
         assert [(row.id, row.need_bytes) for row in loaded.devices] == [("CPU", 10 * MIB)]
@@ -63,7 +64,7 @@ def test_load_generate_unload() -> None:
 
 def test_progress_begins_before_the_child_and_never_goes_back() -> None:
     with fake("normal") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
     progress = [(event.stage, event.fraction) for event in log.events if isinstance(event, Progress)]
     assert progress == [
@@ -93,7 +94,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
     mode: str, signal_number: int | None, exit_code: int | None, words: str
 ) -> None:
     with fake(mode) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed)
         assert (ending.signal, ending.exit_code) == (signal_number, exit_code)
@@ -115,7 +116,7 @@ def test_a_child_that_goes_without_a_word_has_crashed(
 )
 def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> None:
     with fake(mode) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
@@ -126,7 +127,7 @@ def test_a_child_that_breaks_the_protocol_is_ended(mode: str, words: str) -> Non
 @pytest.mark.parametrize("mode", ["silent", "deaf", "stubborn"])
 def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
     with fake(mode, stall_timeout_s=0.4) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "stalled"
@@ -135,14 +136,14 @@ def test_a_child_without_progress_is_ended_as_stalled(mode: str) -> None:
 
 def test_progress_renews_the_stall_timeout() -> None:
     with fake("slow", stall_timeout_s=0.5) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_until(lambda: len(log.events) > 40)  # 0.8 s of ticks at least
         assert log.endings == []
 
 
 def test_a_program_that_is_not_there() -> None:
     with RunnerLog(["/no/such/program"]) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
@@ -151,25 +152,25 @@ def test_a_program_that_is_not_there() -> None:
 
 def test_a_failure_is_told_when_the_child_is_gone_and_the_next_load_works(tmp_path: Path) -> None:
     with fake("failure_once", str(tmp_path / "marker")) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         (ending,) = log.wait_for_endings(1)
         assert ending == Failed(kind="model_file", message="The file is no model.")
         assert psutil.Process().children() == []
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_the_last_word_counts_more_than_a_crash_after_it() -> None:
     with fake("failure_then_crash") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         assert log.wait_for_endings(1) == [Failed(kind="model_file", message="The file is no model.")]
     assert len(log.endings) == 1
 
 
 def test_out_of_memory_names_device_stage_and_bytes() -> None:
     with fake("out_of_memory") as log, rpc_server() as endpoint:
-        job = make_job([worker_device("RPC0", endpoint, 256 * MIB)])
-        log.runner.load(job)
+        order = make_order([worker_device("RPC0", endpoint, 256 * MIB)])
+        log.runner.load(order)
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, OutOfMemory)
     assert (ending.stage, ending.device, ending.requested_bytes) == ("context", "RPC0", 300 * MIB)
@@ -184,7 +185,7 @@ def test_out_of_memory_names_device_stage_and_bytes() -> None:
 
 def test_cancel_before_a_hello() -> None:
     with fake("silent") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_event(Progress, stage="fit")
         log.runner.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
@@ -194,7 +195,7 @@ def test_cancel_before_a_hello() -> None:
 @pytest.mark.parametrize(("mode", "stage"), [("slow", "read"), ("deaf", "allocate"), ("stubborn", "allocate")])
 def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: Stage) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_event(Progress, stage=stage)
         log.runner.stop()
         log.runner.stop()
@@ -206,7 +207,7 @@ def test_cancel_while_loading_ends_the_child_whatever_it_does(mode: str, stage: 
 
 def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
     with fake("late") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_event(Progress, stage="allocate")
         log.runner.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="allocate")]
@@ -218,7 +219,7 @@ def test_a_success_that_comes_after_the_cancel_is_a_cancel() -> None:
 def test_cancel_at_any_moment_leaves_one_ending(mode: str) -> None:
     with fake(mode) as log:
         for turn in range(4):
-            log.runner.load(make_job())
+            log.runner.load(make_order())
             if turn:
                 log.wait_until(partial(_has_more_events, log, 3 * turn))
             log.runner.stop()
@@ -235,7 +236,7 @@ def test_stop_without_anything_running_does_nothing() -> None:
     with fake("normal") as log:
         log.runner.stop()
         log.runner.unload()
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         log.runner.stop()
         log.runner.generate(Generate(prompt="x"))
@@ -247,10 +248,10 @@ def test_stop_without_anything_running_does_nothing() -> None:
 
 def test_a_load_replaces_what_is_loaded() -> None:
     with fake("normal") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         (first,) = psutil.Process().children()
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(2)
         (second,) = psutil.Process().children()
         assert first.pid != second.pid
@@ -259,9 +260,9 @@ def test_a_load_replaces_what_is_loaded() -> None:
 
 def test_a_refused_load_leaves_what_is_loaded() -> None:
     with fake("normal") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
-        log.runner.load(make_job(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
+        log.runner.load(make_order(layout=Layout(4, (Run("CUDA7", 0, 3),), "CUDA7")))
         refused = log.wait_for_endings(2)[1]
         assert isinstance(refused, Failed)
         assert refused.kind == "layout"
@@ -273,10 +274,10 @@ def test_a_refused_load_leaves_what_is_loaded() -> None:
 
 def test_of_several_loads_the_last_remains() -> None:
     with fake("slow") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_event(Progress, stage="read")
-        log.runner.load(make_job())
-        log.runner.load(make_job())
+        log.runner.load(make_order())
+        log.runner.load(make_order())
         log.wait_for_endings(2)
         log.wait_for_state(RunnerState.LOADING)
         log.runner.stop()
@@ -286,11 +287,11 @@ def test_of_several_loads_the_last_remains() -> None:
 
 def test_loading_while_generating_ends_both_properly() -> None:
     with fake("endless") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="x"))
         log.wait_for_event(Token)
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         endings = log.wait_for_endings(3)
     assert [type(ending) for ending in endings] == [Loaded, Done, Loaded]
     assert isinstance(endings[1], Done)
@@ -303,7 +304,7 @@ def test_loading_while_generating_ends_both_properly() -> None:
 @pytest.mark.parametrize("mode", ["endless", "flood"])
 def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
     with fake(mode) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -319,7 +320,7 @@ def test_a_generation_stops_and_the_model_stays(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["deaf_generate", "deaf_flood", "stubborn_generate"])
 def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
     with fake(mode, stop_timeout_s=0.8) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="x"))
         log.wait_for_event(Token)
@@ -333,7 +334,7 @@ def test_a_generation_that_does_not_stop_costs_the_child(mode: str) -> None:
 
 def test_a_crash_while_generating_is_its_ending() -> None:
     with fake("killed_generate") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="x"))
         ending = log.wait_for_endings(2)[1]
@@ -347,7 +348,7 @@ def test_a_crash_while_generating_is_its_ending() -> None:
 
 def test_a_failed_generation_leaves_the_model() -> None:
     with fake("failing_generate") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="x"))
         assert log.wait_for_endings(2)[1] == Failed(kind="internal", message="No room in the batch.")
@@ -356,7 +357,7 @@ def test_a_failed_generation_leaves_the_model() -> None:
 
 def test_a_model_lost_while_idle_is_told_once() -> None:
     with fake("dies_idle") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         loaded, lost = log.wait_for_endings(2)
         assert isinstance(loaded, Loaded)
         assert isinstance(lost, Crashed)
@@ -367,13 +368,13 @@ def test_a_model_lost_while_idle_is_told_once() -> None:
 def test_an_idle_model_does_not_stall() -> None:
     arrived = threading.Event()
     with fake("normal", stall_timeout_s=0.3, on_device_memory=lambda readings: arrived.set()) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_endings(1)
         until_s = time.monotonic() + 1.0  # more than three times the stall timeout
         while time.monotonic() < until_s:
             arrived.clear()
             log.runner.query_device_memory()
-            assert arrived.wait(10)
+            assert arrived.wait(DEADLINE_S)
         assert log.runner.is_ready
 
 
@@ -384,7 +385,7 @@ def test_a_refused_endpoint_refuses_the_load() -> None:
     with socket.socket() as bound, fake("normal") as log:
         bound.bind(("127.0.0.1", 0))  # bound and not listening: nobody else can have the port, and it refuses
         endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
-        log.runner.load(make_job([worker_device("attic", endpoint)]))
+        log.runner.load(make_order([worker_device("attic", endpoint)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -394,7 +395,7 @@ def test_a_refused_endpoint_refuses_the_load() -> None:
 
 def test_cancel_while_an_endpoint_is_silent() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
-        log.runner.load(make_job([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.runner.load(make_order([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
         log.wait_for_event(Progress, stage="fit")
         log.runner.stop()
         assert log.wait_for_endings(1) == [Cancelled(stage="fit")]
@@ -402,7 +403,7 @@ def test_cancel_while_an_endpoint_is_silent() -> None:
 
 def test_a_busy_endpoint_is_busy() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, fake("normal") as log:
-        log.runner.load(make_job([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
+        log.runner.load(make_order([worker_device("attic", f"127.0.0.1:{silent.getsockname()[1]}")]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "busy"
@@ -411,7 +412,7 @@ def test_a_busy_endpoint_is_busy() -> None:
 
 def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
     with fake("rpc_lost") as log, rpc_server() as alive, rpc_server(answers=1) as gone:
-        log.runner.load(make_job([worker_device("RPC0", alive), worker_device("attic", gone)]))
+        log.runner.load(make_order([worker_device("RPC0", alive), worker_device("attic", gone)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -421,7 +422,7 @@ def test_a_child_that_aborts_over_rpc_names_the_device_that_is_gone() -> None:
 
 def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
     with rpc_server() as first, rpc_server() as second, fake("rpc_unreachable", second) as log:
-        log.runner.load(make_job([worker_device("RPC0", first), worker_device("attic", second)]))
+        log.runner.load(make_order([worker_device("RPC0", first), worker_device("attic", second)]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -434,7 +435,7 @@ def test_an_endpoint_that_the_engine_names_is_taken_at_its_word() -> None:
 @pytest.mark.parametrize("mode", ["silent", "slow", "deaf", "stubborn"])
 def test_close_while_loading_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
-    log.runner.load(make_job())
+    log.runner.load(make_order())
     log.wait_for_event(Progress, stage="fit" if mode == "silent" else "allocate")
     log.runner.close()
     log.runner.close()
@@ -445,7 +446,7 @@ def test_close_while_loading_leaves_nothing(mode: str) -> None:
 @pytest.mark.parametrize("mode", ["endless", "flood", "deaf_flood", "stubborn_generate"])
 def test_close_while_generating_leaves_nothing(mode: str) -> None:
     log = fake(mode, stop_timeout_s=0.8)
-    log.runner.load(make_job())
+    log.runner.load(make_order())
     log.wait_for_endings(1)
     log.runner.generate(Generate(prompt="x"))
     log.wait_for_event(Token)
@@ -459,7 +460,7 @@ def test_close_before_anything_and_calls_after_it() -> None:
     log.runner.stop()
     log.runner.unload()
     with pytest.raises(ArgumentError):
-        log.runner.load(make_job())
+        log.runner.load(make_order())
 
 
 def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFixture) -> None:
@@ -474,8 +475,8 @@ def test_receivers_that_fail_do_not_stop_the_runner(caplog: pytest.LogCaptureFix
 
     runner = Runner(fail, argv=fake_worker_argv("normal"))
     try:
-        runner.load(make_job())
-        assert over.wait(30)
+        runner.load(make_order())
+        assert over.wait(DEADLINE_S)
     finally:
         runner.close()
     assert "receiver of the runner's news failed" in caplog.text
@@ -491,19 +492,19 @@ def test_a_bug_of_ours_is_an_ending_and_the_next_load_works(
     with fake("normal") as log:
         with monkeypatch.context() as patch:
             patch.setattr("engine.runner.lifecycle.loaded_event", fail)
-            log.runner.load(make_job())
+            log.runner.load(make_order())
             (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert ending.kind == "internal"
         assert "ZeroDivisionError" in caplog.text
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
     assert len(log.endings) == 2
 
 
 def test_the_child_leads_a_process_group_of_its_own() -> None:
     with fake("slow") as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         log.wait_for_event(Progress, stage="read")
         (child,) = psutil.Process().children()
         assert os.getpgid(child.pid) == child.pid != os.getpgid(0)

@@ -14,29 +14,30 @@ from functools import partial
 import pytest
 
 from engine.errors import ArgumentError
-from engine.runner.client import LoadJob, RunnerState
+from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import Done, Loaded
-from engine.runner.job import RetryPolicy
+from engine.runner.load_order import RetryPolicy
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job
+from tests.support.orders import make_order
+from tests.support.patience import DEADLINE_S
 from tests.support.runner_log import LoopLog, RunnerLog
 
 N_LOADS = 8
 
 AnyLog = RunnerLog | LoopLog
-Kind = tuple[type[RunnerLog] | type[LoopLog], Callable[[], LoadJob]]
+Kind = tuple[type[RunnerLog] | type[LoopLog], Callable[[], LoadOrder]]
 
 
-def stepping_back() -> LoadJob:
-    return replace(make_job(), retry=RetryPolicy(3))
+def stepping_back() -> LoadOrder:
+    return replace(make_order(), retry=RetryPolicy(3))
 
 
 @pytest.fixture(params=["runner", "loop", "retries"])
 def kind(request: pytest.FixtureRequest) -> Kind:
     """The type of log, and of the jobs that are loaded."""
     kinds: dict[str, Kind] = {
-        "runner": (RunnerLog, make_job), "loop": (LoopLog, make_job), "retries": (LoopLog, stepping_back)
+        "runner": (RunnerLog, make_order), "loop": (LoopLog, make_order), "retries": (LoopLog, stepping_back)
     }  # fmt: skip
     return kinds[request.param]
 
@@ -44,9 +45,9 @@ def kind(request: pytest.FixtureRequest) -> Kind:
 class Users:
     """One thread loads, one generates as soon as it can, one interferes; all react to what the runner tells."""
 
-    def __init__(self, log: AnyLog, make_job: Callable[[], LoadJob], seed: int) -> None:
+    def __init__(self, log: AnyLog, make_order: Callable[[], LoadOrder], seed: int) -> None:
         self.log = log
-        self.make_job = make_job
+        self.make_order = make_order
         self.random = random.Random(seed)
         self.generations = 0
         self.loads_done = False
@@ -54,7 +55,7 @@ class Users:
     def load(self) -> None:
         for _ in range(N_LOADS):
             seen = len(self.log.endings)
-            self.log.runner.load(self.make_job())
+            self.log.runner.load(self.make_order())
             if self.random.random() < 0.8:
                 self.log.wait_until(partial(self._told_more, endings=seen))
         self.loads_done = True
@@ -144,7 +145,7 @@ def test_close_from_several_threads_and_from_an_event(kind: Kind) -> None:
 
     log.on_event = close_inside
     log.runner.load(make())
-    assert closed_inside.wait(30)
+    assert closed_inside.wait(DEADLINE_S)
     closers = [threading.Thread(target=log.runner.close) for _ in range(3)]
     for closer in closers:
         closer.start()

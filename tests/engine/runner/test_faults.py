@@ -16,13 +16,14 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.client import LoadJob
+from engine.runner.client import LoadOrder
 from engine.runner.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
 from engine.runner.lab import LabRig
 from engine.runner.protocol import Generate
 from engine.units import GIB, MIB
 from tests.support.faulty_children import build_slow_disk, with_limited_memory, with_slow_disk
 from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of
 from tests.support.runner_log import RunnerLog
 
 N_LAYERS = 4
@@ -48,14 +49,14 @@ def lab() -> Iterator[LabRig]:
         yield lab
 
 
-def job_of(model: ModelFile, rig: Rig = RIG, device: str = CPU_ID, **settings: Any) -> LoadJob:
+def load_of(model: ModelFile, rig: Rig = RIG, device: str = CPU_ID, **settings: Any) -> LoadOrder:
     context = msgspec.structs.replace(CONTEXT, **settings)
-    return LoadJob(model=model, rig=rig, layout=single_device(model.n_layers, device), context=context)
+    return order_of(model=model, rig=rig, layout=single_device(model.n_layers, device), context=context)
 
 
-def ending_of(job: LoadJob, argv: Sequence[str] | None = None, **options: float) -> AnyEvent:
+def ending_of(order: LoadOrder, argv: Sequence[str] | None = None, **options: float) -> AnyEvent:
     with RunnerLog(argv, **options) as log:
-        log.runner.load(job)
+        log.runner.load(order)
         (ending,) = log.wait_for_endings(1)
         return ending
 
@@ -66,7 +67,7 @@ def ending_of(job: LoadJob, argv: Sequence[str] | None = None, **options: float)
 def test_a_disk_that_stops_while_weights_are_read_is_a_stall(path: Path, model: ModelFile, tmp_path: Path) -> None:
     after_bytes = model.size_bytes - model.tensors[-1].size_bytes // 2
     argv = with_slow_disk(build_slow_disk(tmp_path), path, after_bytes)
-    ending = ending_of(job_of(model), argv, stall_timeout_s=STALL_S)
+    ending = ending_of(load_of(model), argv, stall_timeout_s=STALL_S)
     assert isinstance(ending, Failed), ending
     assert ending.kind == "stalled"
     assert "no progress for 2 s" in ending.message
@@ -75,14 +76,14 @@ def test_a_disk_that_stops_while_weights_are_read_is_a_stall(path: Path, model: 
 
 def test_a_disk_that_stops_in_the_header_is_a_stall(path: Path, model: ModelFile, tmp_path: Path) -> None:
     argv = with_slow_disk(build_slow_disk(tmp_path), path, 100)
-    ending = ending_of(job_of(model), argv, stall_timeout_s=STALL_S)
+    ending = ending_of(load_of(model), argv, stall_timeout_s=STALL_S)
     assert isinstance(ending, Failed), ending
     assert ending.kind == "stalled"
 
 
 def test_a_disk_that_delivers_all_of_it_is_none(path: Path, model: ModelFile, tmp_path: Path) -> None:
     argv = with_slow_disk(build_slow_disk(tmp_path), path, 1 << 40)
-    assert isinstance(ending_of(job_of(model), argv), Loaded)
+    assert isinstance(ending_of(load_of(model), argv), Loaded)
 
 
 def test_a_pipe_in_the_place_of_the_file_is_named(path: Path, tmp_path: Path) -> None:
@@ -91,7 +92,7 @@ def test_a_pipe_in_the_place_of_the_file_is_named(path: Path, tmp_path: Path) ->
     model = read_model(copy)
     copy.unlink()
     os.mkfifo(copy)
-    ending = ending_of(job_of(model))
+    ending = ending_of(load_of(model))
     assert isinstance(ending, Failed), ending
     assert ending.kind == "model_file"
     assert "pipe.gguf is not a regular file" in ending.message
@@ -103,7 +104,7 @@ def test_a_file_that_became_shorter_is_named(path: Path, tmp_path: Path, load_mo
     copy.write_bytes(path.read_bytes())
     model = read_model(copy)
     os.truncate(copy, copy.stat().st_size // 2)
-    ending = ending_of(job_of(model, load_mode=load_mode))
+    ending = ending_of(load_of(model, load_mode=load_mode))
     assert isinstance(ending, Failed), ending
     assert ending.kind == "model_file"
     assert "short.gguf" in ending.message
@@ -113,7 +114,7 @@ def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, 
     copy = tmp_path / "cut.gguf"
     copy.write_bytes(path.read_bytes())
     with RunnerLog() as log:
-        log.runner.load(job_of(read_model(copy), load_mode="mmap"))
+        log.runner.load(load_of(read_model(copy), load_mode="mmap"))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         os.truncate(copy, 4096)
         log.runner.generate(Generate(prompt="hello", max_tokens=4))
@@ -121,7 +122,7 @@ def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, 
         assert isinstance(ending, Crashed), ending
         assert "became shorter while it was mapped" in ending.message
         copy.write_bytes(path.read_bytes())
-        log.runner.load(job_of(read_model(copy)))
+        log.runner.load(load_of(read_model(copy)))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
@@ -137,17 +138,17 @@ def test_host_memory_that_is_refused_is_out_of_memory(
     model: ModelFile, limit_bytes: int, settings: dict[str, Any], stage: str
 ) -> None:
     with RunnerLog(with_limited_memory(limit_bytes)) as log:
-        log.runner.load(job_of(model, **settings))
+        log.runner.load(load_of(model, **settings))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert (ending.device, ending.stage) == (CPU_ID, stage)
         assert ending.requested_bytes > 100 * MIB
-        log.runner.load(job_of(model))
+        log.runner.load(load_of(model))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_a_context_beyond_all_memory_ends_in_a_sentence(model: ModelFile) -> None:
-    ending = ending_of(job_of(model, n_ctx=1 << 30, n_batch=2048, n_ubatch=512), with_limited_memory(2 * GIB))
+    ending = ending_of(load_of(model, n_ctx=1 << 30, n_batch=2048, n_ubatch=512), with_limited_memory(2 * GIB))
     assert isinstance(ending, Failed | OutOfMemory), ending
     assert ending.message
 
@@ -157,20 +158,20 @@ def test_a_context_beyond_all_memory_ends_in_a_sentence(model: ModelFile) -> Non
 
 def test_a_cap_that_shrinks_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
     planned = Rig(tuple(replace(each, total_bytes=GIB, free_bytes=GIB) for each in lab.rig.devices), lab.rig.host)
-    job = job_of(model, planned, "RPC0", n_ctx=1 << 19)
+    order = load_of(model, planned, "RPC0", n_ctx=1 << 19)
     with RunnerLog() as log:
-        log.runner.load(job)
+        log.runner.load(order)
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.device == "RPC0"
         assert ending.requested_bytes > 64 * MIB
-        log.runner.load(job_of(model, lab.rig, "RPC0"))
+        log.runner.load(load_of(model, lab.rig, "RPC0"))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_text_beyond_the_context_is_an_ending_and_the_model_stays(model: ModelFile) -> None:
     with RunnerLog() as log:
-        log.runner.load(job_of(model))
+        log.runner.load(load_of(model))
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="word " * 2000, max_tokens=1))
         refused = log.wait_for_endings(2)[1]

@@ -21,8 +21,8 @@ from engine.runner.lab import LabRig, serve
 from engine.telemetry.process_memory import listening_pid
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 30.0
 ROOT = Path(__file__).resolve().parents[3]
 
 

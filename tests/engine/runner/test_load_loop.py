@@ -21,7 +21,9 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, make_layout, single_device
 from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
-from engine.runner.client import LoadJob, RunnerState
+from engine.memory.model_memory import ModelMemory
+from engine.plan.plan import Plan
+from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import (
     AnyEvent,
     Attempt,
@@ -34,13 +36,13 @@ from engine.runner.events import (
     Progress,
     Token,
 )
-from engine.runner.job import RetryPolicy
 from engine.runner.lab import LabRig
+from engine.runner.load_order import RetryPolicy
 from engine.runner.protocol import Generate
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job, worker_device
 from tests.support.models import write_tiny_llama
+from tests.support.orders import make_order, order_of, worker_device
 from tests.support.rpc_peers import rpc_server
 from tests.support.runner_log import LoopLog
 
@@ -78,8 +80,8 @@ def with_host(rig: Rig, free_bytes: int) -> Rig:
     return replace(rig, host=replace(rig.host, free_bytes=free_bytes))
 
 
-def job_of(model: ModelFile, rig: Rig, layout: Layout = ALL_ON_FIRST, retry: RetryPolicy = RETRIES) -> LoadJob:
-    return LoadJob(model=model, rig=rig, layout=layout, context=CONTEXT, retry=retry)
+def load_of(model: ModelFile, rig: Rig, layout: Layout = ALL_ON_FIRST, retry: RetryPolicy = RETRIES) -> LoadOrder:
+    return order_of(model=model, rig=rig, layout=layout, context=CONTEXT, retry=retry)
 
 
 def attempts_of(events: list[AnyEvent]) -> list[Attempt]:
@@ -91,7 +93,7 @@ def attempts_of(events: list[AnyEvent]) -> list[Attempt]:
 
 def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model: ModelFile, small_lab: LabRig) -> None:
     with LoopLog() as log:
-        log.runner.load(job_of(model, promising(small_lab)))
+        log.runner.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
         log_of_attempts = log.runner.attempts
@@ -103,7 +105,7 @@ def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model:
         assert "RPC0 refused" in log_of_attempts[0].outcome
         assert log_of_attempts[-1].outcome == "Loaded."
         assert log.runner.loaded is not None
-        assert log.runner.loaded.job.layout == layouts[-1]
+        assert log.runner.loaded.order.plan.edit.layout == layouts[-1]
         assert log.runner.loaded.layer_devices == (*layouts[-1].assignment(), layouts[-1].output_device)
         told = attempts_of(log.events)
         assert [each.number for each in told] == list(range(1, len(layouts) + 1))
@@ -116,7 +118,7 @@ def test_workers_that_shrank_after_the_plan_are_backed_off_until_it_loads(model:
 
 def test_a_layout_whose_probe_does_not_fit_is_not_loaded(model: ModelFile, small_lab: LabRig) -> None:
     with LoopLog() as log:
-        log.runner.load(job_of(model, small_lab.rig))
+        log.runner.load(load_of(model, small_lab.rig))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
         first, *_, last = log.runner.attempts
@@ -130,11 +132,11 @@ def test_a_layout_whose_probe_does_not_fit_is_not_loaded(model: ModelFile, small
 def test_the_shares_of_mode_tensor_step_back(model: ModelFile) -> None:
     with LabRig([64 * MIB, 12 * MIB]) as lab, LoopLog() as log:
         split = with_shares(layout_in_mode(ALL_ON_FIRST, "tensor", lab.rig), (("RPC0", 1.0), ("RPC1", 4.0)))
-        log.runner.load(job_of(model, promising(lab), split))
+        log.runner.load(load_of(model, promising(lab), split))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
         assert log.runner.loaded is not None
-        found = log.runner.loaded.job.layout
+        found = log.runner.loaded.order.plan.edit.layout
         assert found.split_mode == "tensor"
         assert len(log.runner.attempts) > 1
         shares = dict(found.tensor_split)
@@ -144,7 +146,7 @@ def test_the_shares_of_mode_tensor_step_back(model: ModelFile) -> None:
 def test_what_never_fits_ends_with_a_report(model: ModelFile, small_lab: LabRig) -> None:
     rig = with_host(promising(small_lab, 64 * MIB), MIB)
     with LoopLog(holders=lambda device: (MemoryHolder(pid=7, name=f"on {device.id}", held_bytes=5),)) as log:
-        log.runner.load(job_of(model, rig, make_layout(N_LAYERS, ["RPC0"] * 4 + ["RPC1"] * 4)))
+        log.runner.load(load_of(model, rig, make_layout(N_LAYERS, ["RPC0"] * 4 + ["RPC1"] * 4)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.holders == (MemoryHolder(pid=7, name=f"on {ending.device}", held_bytes=5),)
@@ -157,7 +159,7 @@ def test_what_never_fits_ends_with_a_report(model: ModelFile, small_lab: LabRig)
 
 def test_retries_that_are_used_up_end_with_a_report(model: ModelFile, small_lab: LabRig) -> None:
     with LoopLog() as log:
-        log.runner.load(job_of(model, promising(small_lab), retry=RetryPolicy(retries=1)))
+        log.runner.load(load_of(model, promising(small_lab), retry=RetryPolicy(retries=1)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert len(log.runner.attempts) == 2
@@ -167,7 +169,7 @@ def test_retries_that_are_used_up_end_with_a_report(model: ModelFile, small_lab:
 def test_pinned_layers_stay_where_they_are(model: ModelFile, small_lab: LabRig) -> None:
     pinned = RetryPolicy(10, Constraints(pins=(Pin("RPC0", 3, 4),), off=frozenset({"RPC1"})))
     with LoopLog() as log:
-        log.runner.load(job_of(model, promising(small_lab), retry=pinned))
+        log.runner.load(load_of(model, promising(small_lab), retry=pinned))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Loaded), ending
         for attempt in log.runner.attempts:
@@ -182,7 +184,7 @@ def test_without_retries_one_layout_is_tried_and_what_helps_is_asked_of_the_engi
     model: ModelFile, small_lab: LabRig
 ) -> None:
     with LoopLog() as log:
-        log.runner.load(job_of(model, small_lab.rig, retry=RetryPolicy()))
+        log.runner.load(load_of(model, small_lab.rig, retry=RetryPolicy()))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert attempts_of(log.events) == []
@@ -192,9 +194,7 @@ def test_without_retries_one_layout_is_tried_and_what_helps_is_asked_of_the_engi
         assert ending.proposals == tuple(each.text for each in proposals)
         assert {each.grade for each in proposals} == {Grade.PROBED}
         for number, proposal in enumerate(proposals, 2):
-            log.runner.load(
-                replace(job_of(model, small_lab.rig, proposal.layout, RetryPolicy()), context=proposal.context)
-            )
+            log.runner.load(LoadOrder(Plan(ModelMemory(model), small_lab.rig, proposal.edit)))
             assert isinstance(log.wait_for_endings(number)[-1], Loaded), proposal.text
         assert log.runner.proposals == ()
 
@@ -204,8 +204,8 @@ def test_proposals_that_cannot_be_asked_in_time_are_shown_as_estimated(model: Mo
     """The fake engine never answers a probe: nobody has to wait for it."""
     options = {"proposal_limit_s": 0.3} if how == "limit" else {}
     with rpc_server() as endpoint, LoopLog(fake_worker_argv("out_of_memory", "deaf_to_probes"), **options) as log:
-        rig = Rig((worker_device("RPC0", endpoint, 512 * MIB),), make_job().rig.host)
-        log.runner.load(job_of(model, rig, retry=RetryPolicy()))
+        rig = Rig((worker_device("RPC0", endpoint, 512 * MIB),), make_order().plan.rig.host)
+        log.runner.load(load_of(model, rig, retry=RetryPolicy()))
         if how == "stop":
             log.wait_until(lambda: any(each.name.startswith("probe-") for each in threading.enumerate()), quietly=True)
             log.runner.stop()
@@ -227,7 +227,7 @@ def test_a_load_is_cancelled_at_any_attempt(model: ModelFile, small_lab: LabRig,
                 log.runner.stop()
 
         log.on_event = stop
-        log.runner.load(job_of(model, promising(small_lab)))
+        log.runner.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Cancelled), ending
         assert len(log.runner.attempts) == number
@@ -244,7 +244,7 @@ def test_a_load_is_cancelled_inside_an_attempt(model: ModelFile, small_lab: LabR
                 log.runner.stop()
 
         log.on_event = stop
-        log.runner.load(job_of(model, promising(small_lab)))
+        log.runner.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Cancelled | Loaded), ending  # A stop may come too late for a small model.
     assert len(log.endings) == 1
@@ -253,8 +253,8 @@ def test_a_load_is_cancelled_inside_an_attempt(model: ModelFile, small_lab: LabR
 def test_of_loads_that_meet_the_last_is_loaded(model: ModelFile, small_lab: LabRig) -> None:
     with LoopLog() as log:
         for _ in range(3):
-            log.runner.load(job_of(model, promising(small_lab)))
-        log.runner.load(job_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
+            log.runner.load(load_of(model, promising(small_lab)))
+        log.runner.load(load_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
         endings = log.wait_for_endings(4)
         assert [type(each) for each in endings] == [Cancelled, Cancelled, Cancelled, Loaded]
         assert log.runner.is_ready
@@ -262,11 +262,11 @@ def test_of_loads_that_meet_the_last_is_loaded(model: ModelFile, small_lab: LabR
 
 def test_a_load_waits_for_the_answer_and_comes_after_its_end(model: ModelFile, small_lab: LabRig) -> None:
     with LoopLog() as log:
-        log.runner.load(job_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
+        log.runner.load(load_of(model, small_lab.rig, single_device(N_LAYERS, CPU_ID)))
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="hello", max_tokens=200))
         log.wait_for_event(Token)
-        log.runner.load(job_of(model, small_lab.rig))
+        log.runner.load(load_of(model, small_lab.rig))
         with pytest.raises(ArgumentError, match="being loaded"):
             log.runner.generate(Generate(prompt="too soon"))
         endings = log.wait_for_endings(3)
@@ -279,12 +279,12 @@ def test_a_load_waits_for_the_answer_and_comes_after_its_end(model: ModelFile, s
 @pytest.mark.parametrize("number", [1, 2])
 def test_close_in_an_attempt(model: ModelFile, small_lab: LabRig, number: int) -> None:
     log = LoopLog()
-    log.runner.load(job_of(model, promising(small_lab)))
+    log.runner.load(load_of(model, promising(small_lab)))
     log.wait_for_event(Attempt, number=number)
     log.runner.close()
     assert len(log.endings) == 1
     with pytest.raises(ArgumentError, match="closed"):
-        log.runner.load(job_of(model, promising(small_lab)))
+        log.runner.load(load_of(model, promising(small_lab)))
 
 
 def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab: LabRig) -> None:
@@ -304,7 +304,7 @@ def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab:
                     os.kill(pid, signal.SIGKILL)
 
         log.on_event = kill
-        log.runner.load(job_of(model, promising(small_lab)))
+        log.runner.load(load_of(model, promising(small_lab)))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed), ending
         assert ending.signal == signal.SIGKILL
@@ -322,7 +322,7 @@ def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
                 os.kill(pid, signal.SIGKILL)
 
         log.on_event = kill
-        log.runner.load(job_of(model, promising(lab), make_layout(N_LAYERS, ["RPC0"] * 7 + ["CPU"])))
+        log.runner.load(load_of(model, promising(lab), make_layout(N_LAYERS, ["RPC0"] * 7 + ["CPU"])))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed), ending
         assert ending.kind == "unreachable"
@@ -334,7 +334,7 @@ def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
 
 def test_load_generate_unload_as_a_runner_does() -> None:
     with LoopLog(fake_worker_argv("normal")) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         log.runner.generate(Generate(prompt="Hello"))
         assert isinstance(log.wait_for_endings(2)[1], Done)
@@ -355,7 +355,7 @@ def test_load_generate_unload_as_a_runner_does() -> None:
 
 def test_a_model_lost_right_after_it_was_loaded_is_told_after_that() -> None:
     with LoopLog(fake_worker_argv("dies_idle")) as log:
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         endings = log.wait_for_endings(2)
         assert [type(each) for each in endings] == [Loaded, Crashed]
         log.wait_for_state(RunnerState.FAILED)
@@ -364,16 +364,16 @@ def test_a_model_lost_right_after_it_was_loaded_is_told_after_that() -> None:
 @pytest.mark.parametrize("mode", ["failure", "killed"])
 def test_other_ends_are_not_tried_again(mode: str) -> None:
     with LoopLog(fake_worker_argv(mode)) as log:
-        log.runner.load(replace(make_job(), retry=RETRIES))
+        log.runner.load(replace(make_order(), retry=RETRIES))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed | Crashed)
         assert len(log.runner.attempts) == 1
 
 
 def test_a_layout_that_breaks_a_rule_is_refused_at_once() -> None:
-    job = make_job(layout=make_layout(4, ["CUDA7"] * 4))
+    order = make_order(layout=make_layout(4, ["CUDA7"] * 4))
     with LoopLog(fake_worker_argv("normal")) as log:
-        log.runner.load(replace(job, retry=RETRIES))
+        log.runner.load(replace(order, retry=RETRIES))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Failed)
         assert "CUDA7" in ending.message

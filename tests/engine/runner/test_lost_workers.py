@@ -14,8 +14,9 @@ from engine.runner.client import RunnerState
 from engine.runner.events import Crashed, Failed, Loaded
 from engine.runner.protocol import Generate
 from tests.support.fake_worker import fake_worker_argv
-from tests.support.jobs import make_job, worker_device
-from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, serve_peer
+from tests.support.orders import make_order, worker_device
+from tests.support.patience import DEADLINE_S
+from tests.support.rpc_peers import ANSWER, HELLO_BYTES, answer_questions, receive, serve_peer
 from tests.support.runner_log import RunnerLog
 
 
@@ -27,6 +28,7 @@ def answers_once() -> AbstractContextManager[str]:
         receive(client, HELLO_BYTES)
         if next(turns) == 0:
             client.sendall(ANSWER)
+            answer_questions(client)
         with suppress(ConnectionResetError):
             client.recv(1)
 
@@ -35,9 +37,9 @@ def answers_once() -> AbstractContextManager[str]:
 
 def test_a_load_called_during_the_search_is_loaded() -> None:
     with RunnerLog(fake_worker_argv("rpc_lost")) as log, answers_once() as attic:
-        log.runner.load(make_job([worker_device("attic", attic)]))
+        log.runner.load(make_order([worker_device("attic", attic)]))
         log.wait_for_state(RunnerState.STOPPING)
-        log.runner.load(make_job())
+        log.runner.load(make_order())
         lost, second = log.wait_for_endings(2)
     assert isinstance(lost, Failed)
     assert lost.kind == "unreachable"
@@ -51,13 +53,13 @@ def test_a_generation_called_as_the_model_is_lost_ends_once() -> None:
 
     def hold_up(_: object) -> None:
         told.set()
-        go_on.wait(30)
+        go_on.wait(DEADLINE_S)
 
     with RunnerLog(fake_worker_argv("lost_after_query"), on_device_memory=hold_up) as log, answers_once() as attic:
-        log.runner.load(make_job([worker_device("attic", attic)]))
+        log.runner.load(make_order([worker_device("attic", attic)]))
         log.wait_for_endings(1)
         log.runner.query_device_memory()
-        assert told.wait(30)
+        assert told.wait(DEADLINE_S)
         log.wait_until(lambda: not any("supervisor" in thread.name for thread in threading.enumerate()), quietly=True)
         log.runner.generate(Generate(prompt="x"))  # the runner does not know yet that the child is gone
         go_on.set()
@@ -76,7 +78,7 @@ def test_endpoints_that_cannot_be_asked_are_an_ending(monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(socket, "socketpair", no_descriptors)
     with RunnerLog(fake_worker_argv("normal")) as log:
-        log.runner.load(make_job([worker_device("attic", "127.0.0.1:9")]))
+        log.runner.load(make_order([worker_device("attic", "127.0.0.1:9")]))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"

@@ -12,11 +12,12 @@ from engine.devices.device import Rig, make_host
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
-from engine.runner.client import LoadJob, RunnerState
+from engine.runner.client import RunnerState
 from engine.runner.events import Done, Loaded
 from engine.runner.protocol import Generate
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of
 from tests.support.runner_log import RunnerLog
 
 N_CYCLES = 100
@@ -34,7 +35,7 @@ def held() -> tuple[int, int, int]:
 
 def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=1))
-    job = LoadJob(
+    order = order_of(
         model=model,
         rig=Rig((), make_host("host", 8 * GIB)),
         layout=Layout(1, (Run("CPU", 0, 0),), "CPU"),
@@ -44,7 +45,7 @@ def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
     first, warm_bytes = held(), 0
     with RunnerLog() as log:
         for cycle in range(N_CYCLES):
-            log.runner.load(job)
+            log.runner.load(order)
             assert isinstance(log.wait_for_endings(1)[-1], Loaded)
             log.runner.generate(Generate(prompt="x", max_tokens=1))
             assert isinstance(log.wait_for_endings(2)[-1], Done)

@@ -12,7 +12,7 @@ from engine.runner.events import Crashed, Failed
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import Failure
 from engine.runner.reports import crash_event, failed_event, lost_event
-from tests.support.jobs import worker_device
+from tests.support.orders import worker_device
 
 LOST = "ggml-rpc.cpp:566: Remote RPC server crashed or returned malformed response"
 DEVICES = {

@@ -10,11 +10,11 @@ from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import parse_layout
-from engine.runner.client import LoadJob
 from engine.runner.events import Loaded
 from engine.runner.lab import LabRig
 from engine.units import MIB
 from tests.support.models import write_tiny_moe
+from tests.support.orders import order_of
 from tests.support.runner_log import RunnerLog
 
 N_LAYERS = 6
@@ -54,7 +54,7 @@ def test_overridden_weights_are_where_they_were_asked_and_forecast(
     document = parse_layout(DOCUMENT.format(overrides=overrides, load_mode=load_mode), n_layers=N_LAYERS)
     forecast = make_report(model, lab.rig, document.layout, document.context).rows
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, document.layout, document.context, forecast))
+        log.runner.load(order_of(model, lab.rig, document.layout, document.context))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     plain = parse_layout(DOCUMENT.format(overrides="", load_mode=load_mode), n_layers=N_LAYERS)

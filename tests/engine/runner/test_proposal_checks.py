@@ -21,11 +21,12 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import make_layout
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
-from engine.runner.job import LoadJob
+from engine.plan.plan import Plan
 from engine.runner.probe import Probes
 from engine.runner.proposal_checks import ProposalCheck, missing_bytes
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
+from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
 
 N_LAYERS = 16
@@ -36,19 +37,20 @@ CARDS = tuple(replace(make_gpu(name, 24), overhead_bytes=0) for name in ("CUDA0"
 class PlannedProbes(Probes):
     """An engine that plans `beyond` bytes more than the arithmetic on some devices, wherever anything lies there."""
 
-    def __init__(self, memory: ModelMemory, beyond: Mapping[str, int]) -> None:
+    def __init__(self, beyond: Mapping[str, int]) -> None:
         super().__init__()
-        self.memory, self.beyond = memory, beyond
-        self.asked: list[LoadJob] = []
+        self.beyond = beyond
+        self.asked: list[Plan] = []
 
-    def rows(self, job: LoadJob) -> tuple[DeviceRow, ...]:
-        self.asked.append(job)
-        rows = make_report(self.memory, job.rig, job.layout, job.context).rows
-        return tuple(_with(row, self.beyond.get(row.id, 0) if row.need_bytes else 0) for row in rows)
+    def probed(self, plan: Plan) -> Plan:
+        self.asked.append(plan)
+        return plan.with_probed(
+            tuple(_with(row, self.beyond.get(row.id, 0) if row.need_bytes else 0) for row in plan.forecast)
+        )
 
 
 class BusyProbes(Probes):
-    def rows(self, job: LoadJob) -> tuple[DeviceRow, ...]:
+    def probed(self, plan: Plan) -> Plan:
         raise BusyError("RPC0: in use.", device="RPC0", endpoint="127.0.0.1:1")
 
 
@@ -73,12 +75,12 @@ def memory() -> ModelMemory:
 def check(
     memory: ModelMemory, probes: Probes, missing: Mapping[str, int], cancel: CancelToken | None = None
 ) -> ProposalCheck:
-    job = LoadJob(memory.model, make_rig(*CARDS), HALVES, ContextSettings(n_ctx=8192))
-    return ProposalCheck(job, memory, missing, probes, cancel or CancelToken())
+    plan = plan_of(memory, make_rig(*CARDS), HALVES, ContextSettings(n_ctx=8192))
+    return ProposalCheck(plan, missing, probes, cancel or CancelToken())
 
 
 def test_what_the_engine_confirms_has_its_numbers(memory: ModelMemory) -> None:
-    probes = PlannedProbes(memory, {"CUDA0": MIB})
+    probes = PlannedProbes({"CUDA0": MIB})
     found = check(memory, probes, {"CUDA1": 100 * MIB}).run()
     assert found
     assert {each.grade for each in found} == {Grade.PROBED}
@@ -88,21 +90,23 @@ def test_what_the_engine_confirms_has_its_numbers(memory: ModelMemory) -> None:
 
 
 def test_what_the_engine_finds_too_small_is_made_larger(memory: ModelMemory) -> None:
-    easy = check(memory, PlannedProbes(memory, {}), {"CUDA1": 100 * MIB}).run()
-    probes = PlannedProbes(memory, {"CUDA1": 300 * MIB})
+    easy = check(memory, PlannedProbes({}), {"CUDA1": 100 * MIB}).run()
+    probes = PlannedProbes({"CUDA1": 300 * MIB})
     found = check(memory, probes, {"CUDA1": 100 * MIB}).run()
     assert {each.grade for each in found} == {Grade.PROBED}
-    before = {row.id: row.need_bytes for row in make_report(memory, make_rig(*CARDS), HALVES, found[0].context).rows}
+    before = {
+        row.id: row.need_bytes for row in make_report(memory, make_rig(*CARDS), HALVES, found[0].edit.context).rows
+    }
     for each in found:
         after = {row.id: row.need_bytes for row in each.rows}
         assert before["CUDA1"] - after["CUDA1"] >= 100 * MIB, each.text
     moved = next(each for each in found if each.kind == "layers")
     first = next(each for each in easy if each.kind == "layers")
-    assert moved.layout.runs[0].length > first.layout.runs[0].length
+    assert moved.edit.layout.runs[0].length > first.edit.layout.runs[0].length
 
 
 def test_what_the_engine_never_confirms_is_left_out(memory: ModelMemory) -> None:
-    probes = PlannedProbes(memory, {"CUDA0": 100 * GIB, "CUDA1": 100 * GIB})
+    probes = PlannedProbes({"CUDA0": 100 * GIB, "CUDA1": 100 * GIB})
     found = check(memory, probes, {"CUDA1": 100 * MIB}).run()
     assert found == ()
     assert len(probes.asked) <= 3 * 8
@@ -115,7 +119,7 @@ def test_an_engine_that_cannot_be_asked_leaves_estimates(memory: ModelMemory) ->
 
 
 def test_after_a_cancel_nothing_is_asked(memory: ModelMemory) -> None:
-    cancel, probes = CancelToken(), PlannedProbes(memory, {})
+    cancel, probes = CancelToken(), PlannedProbes({})
     cancel.cancel()
     found = check(memory, probes, {"CUDA1": 100 * MIB}, cancel).run()
     assert {each.grade for each in found} == {Grade.ESTIMATED}
@@ -124,12 +128,12 @@ def test_after_a_cancel_nothing_is_asked(memory: ModelMemory) -> None:
 
 def test_another_model_of_ours_that_goes_is_checked_with_its_memory_free(memory: ModelMemory) -> None:
     held = replace(CARDS[1], free_bytes=GIB, holdings=(Holding("other", 20 * GIB),))
-    job = LoadJob(memory.model, make_rig(CARDS[0], held), HALVES, ContextSettings(n_ctx=8192))
-    probes = PlannedProbes(memory, {})
-    found = ProposalCheck(job, memory, {"CUDA1": 2 * GIB}, probes, CancelToken()).run()
+    plan = plan_of(memory, make_rig(CARDS[0], held), HALVES, ContextSettings(n_ctx=8192))
+    probes = PlannedProbes({})
+    found = ProposalCheck(plan, {"CUDA1": 2 * GIB}, probes, CancelToken()).run()
     unload = next(each for each in found if each.unload)
-    assert (unload.text, unload.layout, unload.grade) == ("Unload other", HALVES, Grade.PROBED)
-    freed = next(asked.rig.device("CUDA1") for asked in probes.asked if asked.layout == HALVES)
+    assert (unload.text, unload.edit.layout, unload.grade) == ("Unload other", HALVES, Grade.PROBED)
+    freed = next(asked.rig.device("CUDA1") for asked in probes.asked if asked.edit.layout == HALVES)
     assert freed is not None
     assert (freed.free_bytes, freed.holdings) == (21 * GIB, ())
 

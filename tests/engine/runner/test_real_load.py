@@ -21,7 +21,7 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.estimate import Grade
-from engine.runner.client import LoadJob, RunnerState
+from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.runner.lab import LabRig
 from engine.runner.probe import ProbeRun, probe
@@ -29,6 +29,8 @@ from engine.runner.protocol import Generate
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of
+from tests.support.patience import DEADLINE_S
 from tests.support.runner_log import LoopLog, RunnerLog
 
 N_LAYERS = 8
@@ -48,8 +50,8 @@ def lab() -> Iterator[LabRig]:
         yield lab
 
 
-def job_of(model: ModelFile, rig: Rig, layout: Layout = MIXED, context: ContextSettings = CONTEXT) -> LoadJob:
-    return LoadJob(model=model, rig=rig, layout=layout, context=context)
+def load_of(model: ModelFile, rig: Rig, layout: Layout = MIXED, context: ContextSettings = CONTEXT) -> LoadOrder:
+    return order_of(model=model, rig=rig, layout=layout, context=context)
 
 
 def held_bytes(lab: LabRig, device_id: str) -> int:
@@ -68,7 +70,7 @@ def kill_worker(lab: LabRig, device_id: str) -> None:
 
 def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         assert [row.id for row in loaded.devices] == ["RPC0", "RPC1", "CPU"]
@@ -86,7 +88,7 @@ def test_load_and_generate_over_two_workers_and_the_cpu(model: ModelFile, lab: L
 
 def test_a_prompt_in_many_batches_is_no_text(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="hello " * 30, max_tokens=1, seed=1))
         done = log.wait_for_endings(2)[1]
@@ -98,18 +100,18 @@ def test_a_prompt_in_many_batches_is_no_text(model: ModelFile, lab: LabRig) -> N
 def test_the_same_workers_again_right_after(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
         for _ in range(2):
-            log.runner.load(job_of(model, lab.rig))
-        log.runner.load(job_of(model, lab.rig, Layout(N_LAYERS, (Run("RPC1", 0, 7),), "RPC1")))
+            log.runner.load(load_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig, Layout(N_LAYERS, (Run("RPC1", 0, 7),), "RPC1")))
         endings = log.wait_for_endings(3)
         assert [type(ending) for ending in endings] == [Cancelled, Cancelled, Loaded]
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         assert isinstance(log.wait_for_endings(4)[3], Loaded)
 
 
 def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 19)
     with LoopLog() as log:
-        log.runner.load(job_of(model, lab.rig, context=large))
+        log.runner.load(load_of(model, lab.rig, context=large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert ending.stage == "context"
@@ -124,7 +126,7 @@ def test_a_context_too_large_for_one_worker(model: ModelFile, lab: LabRig) -> No
         assert ending.proposals == tuple(proposal.text for proposal in proposals)
         assert "Shorten the context" in " ".join(ending.proposals)
         for number, proposal in enumerate(proposals, 2):
-            log.runner.load(job_of(model, lab.rig, proposal.layout, proposal.context))
+            log.runner.load(load_of(model, lab.rig, proposal.edit.layout, proposal.edit.context))
             assert isinstance(log.wait_for_endings(number)[-1], Loaded), proposal.text
         assert log.runner.proposals == ()
 
@@ -141,7 +143,7 @@ def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str
                 kill_worker(lab, "RPC1")
             return killed and len(log.endings) == 1
 
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         log.wait_until(look)
         (ending,) = log.endings
         if isinstance(ending, Loaded):  # The kill came too late for the load; then the next use tells.
@@ -156,7 +158,7 @@ def test_a_worker_killed_while_loading(model: ModelFile, lab: LabRig, stage: str
 
 def test_a_worker_killed_while_generating(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="hello", max_tokens=200))
         log.wait_for_event(Token)
@@ -172,7 +174,7 @@ def test_a_worker_killed_while_generating(model: ModelFile, lab: LabRig) -> None
 def test_a_worker_gone_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
     kill_worker(lab, "RPC0")
     with RunnerLog() as log:
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -183,7 +185,7 @@ def test_a_local_device_gone_between_plan_and_load(model: ModelFile, lab: LabRig
     gone = replace(lab.rig.devices[0], id="CUDA5", backend="CUDA", endpoint=None, pci_bus_id="0000:41:00.0")
     layout = Layout(N_LAYERS, (Run("CUDA5", 0, 7),), "CUDA5")
     with RunnerLog() as log:
-        log.runner.load(job_of(model, replace(lab.rig, devices=(gone,)), layout))
+        log.runner.load(load_of(model, replace(lab.rig, devices=(gone,)), layout))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "unreachable"
@@ -194,7 +196,7 @@ def test_a_file_gone_between_plan_and_load(model: ModelFile) -> None:
     moved = replace(model, paths=(Path("/no/such/model.gguf"),))
     layout = Layout(N_LAYERS, (Run("CPU", 0, 7),), "CPU")
     with RunnerLog() as log, LabRig([32 * MIB]) as lab:
-        log.runner.load(job_of(moved, lab.rig, layout))
+        log.runner.load(load_of(moved, lab.rig, layout))
         (ending,) = log.wait_for_endings(1)
     assert isinstance(ending, Failed)
     assert ending.kind == "model_file"
@@ -202,7 +204,7 @@ def test_a_file_gone_between_plan_and_load(model: ModelFile) -> None:
 
 def test_the_child_killed_while_generating_frees_the_workers(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         log.wait_for_endings(1)
         log.runner.generate(Generate(prompt="hello", max_tokens=200))
         log.wait_for_event(Token)
@@ -210,13 +212,13 @@ def test_the_child_killed_while_generating_frees_the_workers(model: ModelFile, l
         (child,) = [each for each in psutil.Process().children() if each.pid not in workers]
         child.kill()
         assert getattr(log.wait_for_endings(2)[1], "signal", None) == signal.SIGKILL
-        log.runner.load(job_of(model, lab.rig))
+        log.runner.load(load_of(model, lab.rig))
         assert isinstance(log.wait_for_endings(3)[2], Loaded)
 
 
 def test_close_while_generating(model: ModelFile, lab: LabRig) -> None:
     log = RunnerLog()
-    log.runner.load(job_of(model, lab.rig))
+    log.runner.load(load_of(model, lab.rig))
     log.wait_for_endings(1)
     log.runner.generate(Generate(prompt="hello", max_tokens=200))
     log.wait_for_event(Token)
@@ -232,7 +234,9 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "from engine.layout.layout import Layout, Run\n"
         "from engine.devices.device import Rig, make_host\n"
         "from engine.layout.context_settings import ContextSettings\n"
-        "from engine.runner.client import LoadJob, Runner\n"
+        "from engine.runner.client import LoadOrder, Runner\n"
+        "from engine.plan.edit import Edit\n"
+        "from engine.plan.plan import make_plan\n"
         "from engine.runner.events import Loaded, Token\n"
         "from engine.runner.protocol import Generate\n"
         "import psutil\n"
@@ -246,7 +250,7 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         f"layout = Layout({N_LAYERS}, (Run('CPU', 0, {N_LAYERS - 1}),), 'CPU')\n"
         "rig = Rig((), make_host('host', 1 << 33))\n"
         "context = ContextSettings(n_ctx=65536, threads=1, threads_batch=1)\n"
-        "runner.load(LoadJob(read_model(Path(sys.argv[1])), rig, layout, context))\n"
+        "runner.load(LoadOrder(make_plan(read_model(Path(sys.argv[1])), rig, Edit(layout, context))))\n"
         "threading.Event().wait()\n"
     )
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
@@ -255,15 +259,15 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         assert owner.stdout is not None
         child = psutil.Process(int(owner.stdout.readline()))
         owner.kill()
-    _, alive = psutil.wait_procs([child], timeout=30)
+    _, alive = psutil.wait_procs([child], timeout=DEADLINE_S)
     assert alive == []
 
 
 def test_a_probe_says_what_the_load_then_measures(model: ModelFile, lab: LabRig) -> None:
-    job = job_of(model, lab.rig)
-    probed = probe(job)
+    order = load_of(model, lab.rig)
+    probed = probe(order.plan).forecast
     with RunnerLog() as log:
-        log.runner.load(job)
+        log.runner.load(order)
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded)
     assert [(row.id, row.grade) for row in probed] == [(row.id, Grade.PROBED) for row in loaded.devices]
@@ -274,13 +278,13 @@ def test_a_probe_says_what_the_load_then_measures(model: ModelFile, lab: LabRig)
 def test_probes_that_fail_say_why(model: ModelFile, lab: LabRig) -> None:
     moved = replace(model, paths=(Path("/no/such/model.gguf"),))
     with pytest.raises(ModelFileError):
-        probe(job_of(moved, lab.rig))
+        probe(load_of(moved, lab.rig).plan)
     with pytest.raises(RuleViolationError):
-        probe(job_of(model, lab.rig, Layout(N_LAYERS, (Run("CUDA5", 0, 7),), "CUDA5")))
-    run = ProbeRun(model, lab.rig, MIXED, CONTEXT)
+        probe(load_of(model, lab.rig, Layout(N_LAYERS, (Run("CUDA5", 0, 7),), "CUDA5")).plan)
+    run = ProbeRun(load_of(model, lab.rig).plan)
     run.cancel()
     with pytest.raises(EngineError):
         run.run()
     kill_worker(lab, "RPC1")
     with pytest.raises(UnreachableError, match="RPC1"):
-        probe(job_of(model, lab.rig))
+        probe(load_of(model, lab.rig).plan)

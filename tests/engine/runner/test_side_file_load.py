@@ -16,13 +16,14 @@ from engine.gguf.reader import read_model
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles, read_adapter, read_projector
-from engine.runner.client import LoadJob
+from engine.runner.client import LoadOrder
 from engine.runner.events import Loaded
 from engine.runner.lab import LabRig
-from engine.runner.probe import probe_report
+from engine.runner.probe import probe
 from engine.runner.protocol import OFFLOAD_VARIABLE
 from engine.units import GIB, KIB, MIB
 from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of, plan_of
 from tests.support.runner_log import RunnerLog
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 
@@ -55,10 +56,10 @@ def side_files(model: ModelFile, tmp_path_factory: pytest.TempPathFactory) -> Si
 def test_what_is_forecast_with_files_beside_the_model_is_measured(
     model: ModelFile, lab: LabRig, side_files: SideFiles
 ) -> None:
-    forecast = make_report(model, lab.rig, LAYOUT, CONTEXT, side_files)
-    probed = probe_report(model, lab.rig, LAYOUT, CONTEXT, side_files)
+    plan = plan_of(model, lab.rig, LAYOUT, CONTEXT, side_files)
+    forecast, probed = plan.report, probe(plan).report
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, LAYOUT, CONTEXT, forecast.rows, side_files=side_files))
+        log.runner.load(LoadOrder(plan))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     measured = [row.weights_bytes for row in loaded.devices]
@@ -75,7 +76,7 @@ def test_a_context_left_to_us_is_loaded_as_it_was_decided(model: ModelFile, lab:
     report = make_report(model, lab.rig, LAYOUT, asked)
     assert report.context is not None
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, LAYOUT, asked, report.rows))
+        log.runner.load(order_of(model, lab.rig, LAYOUT, asked))
         (loaded,) = log.wait_for_endings(1)
         size = log.runner.context_size
     assert isinstance(loaded, Loaded), loaded
@@ -85,7 +86,7 @@ def test_a_context_left_to_us_is_loaded_as_it_was_decided(model: ModelFile, lab:
 
 def test_everything_on_the_cpu_is_read_and_not_mapped(model: ModelFile) -> None:
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), CONTEXT))
+        log.runner.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
     assert isinstance(loaded, Loaded), loaded
     (host,) = loaded.devices
@@ -101,7 +102,7 @@ def test_a_chosen_threshold_is_in_the_childs_environment(
     context = ContextSettings(n_ctx=256, n_ubatch=64, threads=1, op_offload_min_batch=tokens)
     before = children()
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), context))
+        log.runner.load(order_of(model, NO_DEVICES, Layout(4, (Run(CPU_ID, 0, 3),), CPU_ID), context))
         assert isinstance(log.wait_for_endings(1)[0], Loaded)
         (child,) = children() - before
         assert environment_of(child).get(OFFLOAD_VARIABLE) == said
@@ -130,7 +131,7 @@ def test_flash_attention_is_what_was_decided(
     model, context = read_model(path), msgspec.structs.replace(CONTEXT, **changes)
     report = make_report(model, lab.rig, LAYOUT, context)
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, LAYOUT, context))
+        log.runner.load(order_of(model, lab.rig, LAYOUT, context))
         (ending,) = log.wait_for_endings(1)
         loaded = log.runner.loaded
     decided = next(each for each in report.decisions if each.setting == "flash_attn")

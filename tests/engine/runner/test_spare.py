@@ -13,13 +13,12 @@ from engine.errors import WorkerCrashedError
 from engine.runner.one_shot import Questions
 from engine.runner.protocol import DeviceList, ListDevices
 from engine.runner.spare import SpareChild
-
-TIMEOUT_S = 30.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
 def spare() -> Iterator[SpareChild]:
-    waiting = SpareChild(timeout_s=TIMEOUT_S)
+    waiting = SpareChild(timeout_s=DEADLINE_S)
     yield waiting
     waiting.close()
 
@@ -56,7 +55,7 @@ def test_a_child_that_died_in_waiting_is_replaced(spare: SpareChild) -> None:
     spare.prepare()
     child = spare.take()
     os.kill(pid_of(child), signal.SIGKILL)
-    assert child.wait_for_end(TIMEOUT_S)
+    assert child.wait_for_end(DEADLINE_S)
     with child, pytest.raises(WorkerCrashedError):
         child.ask(ListDevices(), DeviceList)
     spare.prepare()

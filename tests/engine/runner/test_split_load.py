@@ -15,7 +15,6 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, make_layout
 from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
-from engine.runner.client import LoadJob
 from engine.runner.events import Done, Loaded, OutOfMemory
 from engine.runner.lab import LabRig
 from engine.runner.probe import probe
@@ -23,6 +22,7 @@ from engine.runner.protocol import Generate
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of
 from tests.support.runner_log import RunnerLog
 
 N_LAYERS = 8
@@ -59,7 +59,7 @@ def held_bytes(lab: LabRig, device_id: str) -> int:
 
 def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT))
+        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         first, second, host = loaded.devices
@@ -86,7 +86,7 @@ def test_members_hold_their_shares_and_the_model_answers(model: ModelFile, lab: 
 
 def test_leading_layers_on_the_host_take_their_cache_there(model: ModelFile, lab: LabRig) -> None:
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, tensor_layout(lab, 1, 1, leading=3), CONTEXT))
+        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1, leading=3), CONTEXT))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         first, second, host = loaded.devices
@@ -97,7 +97,7 @@ def test_leading_layers_on_the_host_take_their_cache_there(model: ModelFile, lab
 def test_the_member_that_refuses_is_named(model: ModelFile, lab: LabRig) -> None:
     large = msgspec.structs.replace(CONTEXT, n_ctx=1 << 15)
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, tensor_layout(lab, 1, 1), large))
+        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), large))
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, OutOfMemory), ending
         assert (ending.device, ending.stage) == ("RPC1", "context")
@@ -107,14 +107,14 @@ def test_the_member_that_refuses_is_named(model: ModelFile, lab: LabRig) -> None
         assert placed["RPC1"].weights_bytes > 0
         assert placed["RPC1"].kv_cache_bytes == 0
         # the workers are free again
-        log.runner.load(LoadJob(model, lab.rig, tensor_layout(lab, 1, 1), CONTEXT))
+        log.runner.load(order_of(model, lab.rig, tensor_layout(lab, 1, 1), CONTEXT))
         assert isinstance(log.wait_for_endings(2)[1], Loaded)
 
 
 def test_feed_forward_weights_may_be_elsewhere(model: ModelFile, lab: LabRig) -> None:
     layout = replace(tensor_layout(lab, 1, 1), overrides=(Override("CPU", part="ffn", first=0, last=3),))
     with RunnerLog() as log:
-        log.runner.load(LoadJob(model, lab.rig, layout, msgspec.structs.replace(CONTEXT, load_mode="none")))
+        log.runner.load(order_of(model, lab.rig, layout, msgspec.structs.replace(CONTEXT, load_mode="none")))
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
         moved_bytes = sum(block.ffn_bytes for block in model.blocks[:4])
@@ -122,10 +122,10 @@ def test_feed_forward_weights_may_be_elsewhere(model: ModelFile, lab: LabRig) ->
 
 
 def test_a_probe_has_the_members_compute_buffers(model: ModelFile, lab: LabRig) -> None:
-    job = LoadJob(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT)
-    *members, host = probe(job)
+    order = order_of(model, lab.rig, tensor_layout(lab, 3, 1), CONTEXT)
+    *members, host = probe(order.plan).forecast
     with RunnerLog() as log:
-        log.runner.load(job)
+        log.runner.load(order)
         (loaded,) = log.wait_for_endings(1)
         assert isinstance(loaded, Loaded), loaded
     assert host.grade is Grade.PROBED

@@ -10,8 +10,7 @@ import pytest
 
 from engine.telemetry.sample import Sample
 from engine.telemetry.sampler import Sampler
-
-DEADLINE_S = 10.0
+from tests.support.patience import DEADLINE_S
 
 
 class Source:

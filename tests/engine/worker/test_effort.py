@@ -21,8 +21,8 @@ from engine.worker.effort import (
     WorkTicks,
     current_effort,
 )
+from tests.support.patience import DEADLINE_S
 
-DEADLINE_S = 30.0
 BEFORE = Effort(10.0, 1 << 30, 5000, 5000)
 
 

@@ -19,8 +19,8 @@ from engine.runner.protocol import (
     Load,
     LoadedModel,
     LoadStage,
-    Piece,
     Quit,
+    Reading,
     StageProgress,
 )
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
@@ -88,7 +88,7 @@ def test_a_server_killed_while_generating_ends_it_with_a_last_word(model: Path) 
     with rpc_workers(None, None) as (workers, refs), RawChild() as child:
         assert isinstance(child.ask(request(model, refs)), LoadedModel)
         child.send(Generate(prompt="Hello", seed=1, temperature=2.0))
-        assert isinstance(child.message(), Piece)
+        assert isinstance(child.message(), Reading)
         workers[0].process.kill()
         answer = child.answer()
         assert isinstance(answer, Aborting)

@@ -8,8 +8,7 @@ import time
 
 from engine.runner.protocol import Message, StageProgress
 from engine.worker.progress import StageReporter
-
-DEADLINE_S = 30.0
+from tests.support.patience import DEADLINE_S
 
 
 def test_a_busy_stage_ticks_with_what_is_known() -> None:

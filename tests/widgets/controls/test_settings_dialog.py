@@ -6,14 +6,16 @@ from typing import cast
 
 import msgspec
 import pytest
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QStandardItemModel
+from PySide6.QtCore import QPoint, QPointF, Qt
+from PySide6.QtGui import QStandardItemModel, QWheelEvent
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QComboBox
+from PySide6.QtWidgets import QApplication, QComboBox, QSpinBox, QToolButton
 from pytestqt.qtbot import QtBot
 
 from engine.fit.decisions.decision import Decision
 from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.settings.table import KEYS, SETTINGS
+from widgets.controls.setting_controls import ChoiceControl, LengthControl, NumberControl
 from widgets.controls.settings_dialog import SettingsDialog
 from widgets.controls.side_file_form import AdapterScale
 from widgets.controls.states import AdapterName, SideFileNames
@@ -35,6 +37,34 @@ def dialog(qtbot: QtBot) -> SettingsDialog:
     return dialog
 
 
+def combo(dialog: SettingsDialog, key: str) -> QComboBox:
+    control = dialog.controls[key]
+    assert isinstance(control, ChoiceControl)
+    return control.box
+
+
+def number(dialog: SettingsDialog, key: str) -> QSpinBox:
+    control = dialog.controls[key]
+    assert isinstance(control, NumberControl | LengthControl)
+    return control.box
+
+
+def auto_button(dialog: SettingsDialog) -> QToolButton:
+    control = dialog.controls["n_ctx"]
+    assert isinstance(control, LengthControl)
+    return control.auto_button
+
+
+def turn_wheel(box: QSpinBox) -> None:
+    """Turn the wheel one notch upwards over the middle of `box`."""
+    spot = box.rect().center()
+    turned = QWheelEvent(
+        QPointF(spot), QPointF(box.mapToGlobal(spot)), QPoint(), QPoint(0, 120), Qt.MouseButton.NoButton,
+        Qt.KeyboardModifier.NoModifier, Qt.ScrollPhase.NoScrollPhase, False,
+    )  # fmt: skip
+    QApplication.sendEvent(box, turned)
+
+
 def choose(box: QComboBox, text: str) -> None:
     box.setCurrentText(text)
     box.activated.emit(box.currentIndex())
@@ -51,33 +81,33 @@ def test_each_setting_says_what_is_used_and_why(dialog: SettingsDialog) -> None:
 def test_every_choice_is_reported(qtbot: QtBot, dialog: SettingsDialog) -> None:
     told: list[ContextSettings] = []
     dialog.context_changed.connect(told.append)
-    choose(dialog.load_mode_box, "mmap")
-    choose(dialog.flash_box, "off")
-    choose(dialog.offload_box, "auto")
-    choose(dialog.type_k_box, "q8_0")
-    dialog.threads_box.setValue(6)
-    dialog.threads_batch_box.setValue(12)
-    dialog.min_batch_box.setValue(64)
-    dialog.n_ctx_box.setValue(16384)
+    choose(combo(dialog, "load_mode"), "mmap")
+    choose(combo(dialog, "flash_attn"), "off")
+    choose(combo(dialog, "op_offload"), "auto")
+    choose(combo(dialog, "type_k"), "q8_0")
+    number(dialog, "threads").setValue(6)
+    number(dialog, "threads_batch").setValue(12)
+    number(dialog, "op_offload_min_batch").setValue(64)
+    number(dialog, "n_ctx").setValue(16384)
     assert told[-1] == ContextSettings(
         load_mode="mmap", flash_attn="off", op_offload="auto", type_k="q8_0", threads=6, threads_batch=12,
         op_offload_min_batch=64, n_ctx=16384,
     )  # fmt: skip
     assert len(told) == 8
-    choose(dialog.offload_box, "off")
-    dialog.threads_box.setValue(0)
+    choose(combo(dialog, "op_offload"), "off")
+    number(dialog, "threads").setValue(0)
     assert (told[-1].op_offload, told[-1].threads) == (False, None)
 
 
 def test_the_context_may_be_left_open_and_taken_back(dialog: SettingsDialog) -> None:
     told: list[ContextSettings] = []
     dialog.context_changed.connect(told.append)
-    QTest.mouseClick(dialog.auto_ctx_button, Qt.MouseButton.LeftButton)
+    QTest.mouseClick(auto_button(dialog), Qt.MouseButton.LeftButton)
     assert told[-1].n_ctx == AUTO_CONTEXT
     dialog.set_settings(told[-1], DECISIONS)
-    assert dialog.n_ctx_box.value() == 32768
-    assert not dialog.n_ctx_box.isEnabled()
-    QTest.mouseClick(dialog.auto_ctx_button, Qt.MouseButton.LeftButton)
+    assert number(dialog, "n_ctx").value() == 32768
+    assert not number(dialog, "n_ctx").isEnabled()
+    QTest.mouseClick(auto_button(dialog), Qt.MouseButton.LeftButton)
     assert told[-1].n_ctx == 32768
     assert len(told) == 2
 
@@ -92,19 +122,21 @@ def test_showing_settings_reports_nothing(dialog: SettingsDialog) -> None:
     dialog.set_settings(settings, DECISIONS)
     dialog.set_settings(ContextSettings(), ())
     assert told == []
-    assert dialog.threads_box.text() == "auto"
+    assert number(dialog, "threads").text() == "auto"
     assert dialog.rows.line("flash_attn") == ""
 
 
 def test_cache_types_that_cannot_be_had_are_grey_and_say_why(dialog: SettingsDialog) -> None:
     settings = msgspec.structs.replace(ContextSettings(), type_v="q5_0")
     dialog.set_settings(settings, (), {"type_v": {"q8_0": "Heads are 16 wide.", "q5_0": "Heads are 16 wide."}})
-    model = cast(QStandardItemModel, dialog.type_v_box.model())
-    enabled = {dialog.type_v_box.itemText(index): model.item(index).isEnabled() for index in range(model.rowCount())}
+    model = cast(QStandardItemModel, combo(dialog, "type_v").model())
+    enabled = {
+        combo(dialog, "type_v").itemText(index): model.item(index).isEnabled() for index in range(model.rowCount())
+    }
     assert enabled["f16"]
     assert not enabled["q8_0"]
     assert enabled["q5_0"]  # It is set, and stays to be seen.
-    tip = model.item(dialog.type_v_box.findText("q8_0")).data(Qt.ItemDataRole.ToolTipRole)
+    tip = model.item(combo(dialog, "type_v").findText("q8_0")).data(Qt.ItemDataRole.ToolTipRole)
     assert "16 wide" in tip
 
 
@@ -153,16 +185,61 @@ def test_numbers_beyond_what_a_box_takes_stay_unless_they_are_edited(dialog: Set
     told: list[ContextSettings] = []
     dialog.context_changed.connect(told.append)
     dialog.set_settings(ContextSettings(n_ctx=100, op_offload_min_batch=1 << 30))
-    choose(dialog.flash_box, "off")
+    choose(combo(dialog, "flash_attn"), "off")
     assert told == [ContextSettings(n_ctx=100, op_offload_min_batch=1 << 30, flash_attn="off")]
 
 
 def test_enter_in_a_field_takes_its_value_and_presses_no_button(qtbot: QtBot, dialog: SettingsDialog) -> None:
     dialog.show()
-    dialog.threads_box.setFocus()
-    dialog.threads_box.selectAll()
-    QTest.keyClick(dialog.threads_box, Qt.Key.Key_6)
+    number(dialog, "threads").setFocus()
+    number(dialog, "threads").selectAll()
+    QTest.keyClick(number(dialog, "threads"), Qt.Key.Key_6)
     form = dialog.side_files
     with qtbot.assertNotEmitted(form.projector_requested), qtbot.assertNotEmitted(form.adapter_requested):
-        QTest.keyClick(dialog.threads_box, Qt.Key.Key_Return)
-    assert dialog.threads_box.value() == 6
+        QTest.keyClick(number(dialog, "threads"), Qt.Key.Key_Return)
+    assert number(dialog, "threads").value() == 6
+
+
+def test_every_key_has_a_row_that_shows_and_reports_it(dialog: SettingsDialog) -> None:
+    told: list[ContextSettings] = []
+    dialog.context_changed.connect(told.append)
+    assert list(dialog.controls) == list(ContextSettings.__struct_fields__)
+    for setting in SETTINGS:
+        dialog.set_settings(ContextSettings(), ())
+        told.clear()
+        control = dialog.controls[setting.key]
+        if isinstance(control, ChoiceControl):
+            other = (control.box.currentIndex() + 1) % control.box.count()
+            choose(control.box, control.box.itemText(other))
+        else:
+            number(dialog, setting.key).setValue(512 if setting.default != 512 else 256)
+        (edited,) = told
+        changed = [key for key in KEYS if getattr(edited, key) != getattr(ContextSettings(), key)]
+        assert changed == [setting.key]
+        dialog.set_settings(ContextSettings(), ())
+        dialog.set_settings(edited, ())
+        assert control.value() == getattr(edited, setting.key)
+
+
+def test_the_wheel_over_a_form_changes_nothing_that_nobody_is_in(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    dialog.show()
+    box = number(dialog, "n_ubatch")
+    dialog.loaded_label.setFocus()
+    with qtbot.assertNotEmitted(dialog.context_changed):
+        turn_wheel(box)
+    assert box.value() == ContextSettings().n_ubatch
+    dialog.activateWindow()
+    box.setFocus()
+    qtbot.waitUntil(box.hasFocus)
+    turn_wheel(box)
+    assert box.value() != ContextSettings().n_ubatch
+
+
+def test_an_entered_number_may_go_back_to_what_was_shown(dialog: SettingsDialog) -> None:
+    told: list[ContextSettings] = []
+    dialog.context_changed.connect(told.append)
+    most = number(dialog, "n_batch").maximum()
+    dialog.set_settings(ContextSettings(n_batch=1 << 30))
+    number(dialog, "n_batch").setValue(64)
+    number(dialog, "n_batch").setValue(most)
+    assert [each.n_batch for each in told] == [64, most]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
@@ -16,6 +17,7 @@ from engine.devices.device import CPU_ID, Holding
 from engine.fit.preview import Preview
 from engine.layout.context_settings import ContextSettings
 from engine.layout.rules import Violation
+from engine.memory.side_files import Projector, SideFiles
 from engine.units import GIB, MIB
 from tests.support.previews import (
     dense_layers,
@@ -28,6 +30,7 @@ from tests.support.previews import (
     moe_preview,
     patchwork_preview,
     wide_preview,
+    with_edit,
     with_layout,
 )
 from widgets.common.elided_label import ElidedLabel
@@ -114,8 +117,12 @@ def test_the_state_follows_layout_and_settings(make_editor: MakeEditor) -> None:
     editor.set_preview(preview)
     assert "● loaded" in texts(editor)
     longer = ContextSettings(n_ctx=preview.context.n_ctx * 2)
-    editor.set_preview(replace(preview, context=longer))
+    editor.set_preview(with_edit(preview, context=longer))
     assert "edited, not loaded" in texts(editor)
+    editor.set_preview(with_edit(preview, side_files=SideFiles(Projector(Path("mmproj.gguf"), ()))))
+    assert "edited, not loaded" in texts(editor)
+    editor.set_preview(preview)
+    assert "● loaded" in texts(editor)
     editor.set_loaded(None)
     assert "○ not loaded" in texts(editor)
 

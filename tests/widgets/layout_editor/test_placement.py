@@ -17,6 +17,7 @@ from tests.support.previews import (
     make_rig,
     moe_preview,
     patchwork_preview,
+    with_edit,
 )
 from widgets.layout_editor.placement import LaneContent, lane_contents
 
@@ -47,7 +48,7 @@ def test_overridden_experts_are_where_they_live_with_a_ghost_where_their_layer_i
 def test_an_ffn_override_parts_the_dense_strip() -> None:
     preview = dense_preview()
     override = Override("CUDA1", part="ffn", first=2, last=3)
-    lanes = lanes_by_id(replace(preview, layout=replace(preview.layout, overrides=(override,))))
+    lanes = lanes_by_id(with_edit(preview, layout=replace(preview.layout, overrides=(override,))))
     assert dict(lanes["CUDA1"].blocks)["ffn"] == (2, 3)
     assert dict(lanes["CUDA0"].blocks)["attention"] == (2, 3)
     assert dict(lanes["CUDA0"].blocks)["dense"] == (0, 1, *range(4, 16))
@@ -56,14 +57,14 @@ def test_an_ffn_override_parts_the_dense_strip() -> None:
 def test_the_first_override_that_covers_a_part_wins() -> None:
     preview = dense_preview()
     overrides = (Override("CUDA1", part="all", first=0, last=0), Override(CPU_ID, part="ffn"))
-    lanes = lanes_by_id(replace(preview, layout=replace(preview.layout, overrides=overrides)))
+    lanes = lanes_by_id(with_edit(preview, layout=replace(preview.layout, overrides=overrides)))
     assert 0 in dict(lanes["CUDA1"].blocks)["dense"]
     assert dict(lanes["CPU"].blocks)["ffn"] == tuple(range(1, 26))
     assert 0 in dict(lanes["CUDA0"].blocks)["kv"], "the KV cache follows the run"
 
 
 def test_kv_is_on_the_host_where_it_is_not_offloaded() -> None:
-    preview = replace(dense_preview(), context=ContextSettings(offload_kqv=False))
+    preview = with_edit(dense_preview(), context=ContextSettings(offload_kqv=False))
     lanes = lanes_by_id(preview)
     assert dict(lanes["CPU"].blocks)["kv"] == tuple(range(32))
     assert dict(lanes["CUDA0"].ghosts)["kv"] == tuple(range(16))
@@ -78,6 +79,6 @@ def test_parts_without_bytes_are_not_drawn() -> None:
 
 def test_a_device_that_only_the_layout_knows_has_a_lane_of_its_own() -> None:
     preview = dense_preview()
-    gone = replace(preview, layout=make_layout(32, [("CUDA0", 16), ("GONE", 10), (CPU_ID, 6)]))
+    gone = with_edit(preview, layout=make_layout(32, [("CUDA0", 16), ("GONE", 10), (CPU_ID, 6)]))
     last = lane_contents(gone)[-1]
     assert (last.device.id, last.device.present, last.ranges) == ("GONE", False, ((16, 25),))

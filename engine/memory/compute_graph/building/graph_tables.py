@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
+from typing import Literal
 
 from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile
@@ -11,19 +13,34 @@ from engine.layout.engine_parameters import TensorOverride
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.compute_graph.building.facts import Weights, block_weights, global_weights
 from engine.memory.compute_graph.building.family import Family, build_graph, find_family
-from engine.memory.compute_graph.building.homes import homes
+from engine.memory.compute_graph.building.homes import memory_of
 from engine.memory.compute_graph.building.numbers import LayerNumbers, Numbers, read_layers, read_numbers
 from engine.memory.compute_graph.building.placed import Placed
 from engine.memory.compute_graph.building.sketch import Batch, Sketch
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 from engine.memory.kernels import Kernels, find_unsupported
+from engine.memory.override_homes import OverrideHomes
+
+Sizes = Literal["none", "moved", "all"]
+"""Whose bytes tell layers apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """What stands for all layers that make the same graph: one of them (-1: what is in no layer), and the memories that
+    overrides take weights of it to, by name."""
+
+    layer: int
+    moved: Mapping[str, str]
 
 
 class GraphTables:
     """What the graphs of one model are made of, whatever the context."""
 
-    def __init__(self, model: ModelFile, hyper: HyperParameters, architecture: Architecture) -> None:
+    def __init__(
+        self, model: ModelFile, hyper: HyperParameters, architecture: Architecture, override_homes: OverrideHomes
+    ) -> None:
         family = find_family(model, architecture)
         if family is None:
             raise MissingNumberError(
@@ -63,13 +80,22 @@ class GraphTables:
         self._try_graph(model)
         self._model = model
         self.architecture: Architecture = architecture
-        self._without_kernel: dict[Kernels, frozenset[str]] = {"all": frozenset()}
+        self.left_out: list[frozenset[str]] = [frozenset()]
+        """Names of the weights that devices of a sort have no kernel for; of sort 0 are those that have all."""
+        self._sorts: dict[Kernels, int] = {"all": 0}
+        self.variants: list[Variant] = []
+        """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
+        self._numbers: dict[object, int] = {}
+        self._homes = override_homes
 
-    def without_kernel(self, kernels: Kernels) -> frozenset[str]:
-        """Return the names of the weights that a device with these kernels leaves to the host."""
-        found = self._without_kernel.get(kernels)
+    def sort_of(self, kernels: Kernels) -> int:
+        """Return the sort of a device with these kernels, by the weights that it leaves to the host."""
+        found = self._sorts.get(kernels)
         if found is None:
-            found = self._without_kernel[kernels] = find_unsupported(self._model, self.architecture, kernels)
+            names = find_unsupported(self._model, self.architecture, kernels)
+            if names not in self.left_out:
+                self.left_out.append(names)
+            found = self._sorts[kernels] = self.left_out.index(names)
         return found
 
     def _try_graph(self, model: ModelFile) -> None:
@@ -105,18 +131,38 @@ class GraphTables:
         self.units: tuple[tuple[int, int], ...] = tuple(_units([kind in silent for kind in self.kinds]))
         """First and last layer of each part of the graph that can stand for itself, without what follows the last."""
 
-    def alike(self, overrides: tuple[TensorOverride, ...], *, by_size: bool) -> tuple[int, ...]:
-        """Return for each layer the first one that makes the same graph, with weights in the same places under
-        `overrides` and, `by_size`, of the same bytes: a device that borrows weights from the host makes room for them.
+    def alike(self, overrides: tuple[TensorOverride, ...], sizes: Sizes) -> tuple[int, ...]:
+        """Return for each layer the number of its variant: layers have the same if they make the same graph, with
+        weights in the same places under `overrides`. A device that borrows weights from the host makes room for them:
+        for those that lie there `sizes` tell layers apart too.
         """
-        known: dict[object, int] = {}
-        home = homes(overrides, {})
+        moved = self._moved(overrides)
         found = []
         for index, (kind, weights) in enumerate(zip(self.kinds, self.weights, strict=True)):
-            moved = tuple(home(facts, "") for facts in weights.values()) if overrides else ()
-            sizes = tuple(facts.n_bytes for facts in weights.values()) if by_size else ()
-            found.append(known.setdefault((kind, moved, sizes), index))
+            here = [facts for facts in weights.values() if facts.name in moved] if moved else []
+            counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
+            places = (
+                tuple(moved[facts.name] if facts.name in moved else "" for facts in weights.values()) if here else ()
+            )
+            key = (kind, places, tuple(facts.n_bytes for facts in counted))
+            found.append(self._variant(key, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)
+
+    def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
+        """Return the number of the variant of what is in no layer."""
+        moved = self._moved(overrides)
+        here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
+        return self._variant(("outer", *here.items()), -1, here)
+
+    def _variant(self, key: object, layer: int, moved: Mapping[str, str]) -> int:
+        found = self._numbers.setdefault(key, len(self.variants))
+        if found == len(self.variants):
+            self.variants.append(Variant(layer, moved))
+        return found
+
+    def _moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
+        """Return the memories of weights that overrides take somewhere, by name."""
+        return {name: memory_of(device) for name, device in self._homes.devices(overrides).items()}
 
     @property
     def n_trunk(self) -> int:

@@ -9,7 +9,12 @@ from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.building.facts import WeightFacts
 from engine.memory.compute_graph.building.sketch import HomeOf
 from engine.memory.compute_graph.ggml.scheduler import HOST
-from engine.memory.override_weights import usable_rules
+from engine.memory.override_homes import usable_rules
+
+
+def memory_of(device: str) -> str:
+    """Return the memory of a device."""
+    return HOST if device == CPU_ID else device
 
 
 def homes(overrides: tuple[TensorOverride, ...], left_out: Mapping[str, frozenset[str]]) -> HomeOf:
@@ -24,8 +29,21 @@ def homes(overrides: tuple[TensorOverride, ...], left_out: Mapping[str, frozense
     def home(facts: WeightFacts, memory: str) -> str:
         for regex, device in rules:
             if regex.search(facts.name):
-                return HOST if device == CPU_ID else device
+                return memory_of(device)
         return HOST if facts.name in left_out.get(memory, ()) else memory
+
+    return home
+
+
+def homes_of_variants(
+    variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], left_out: Mapping[str, frozenset[str]]
+) -> HomeOf:
+    """Return the same for layers whose weights are known to be moved, given those by the memory of each layer, and those
+    of what is in no layer."""
+
+    def home(facts: WeightFacts, memory: str) -> str:
+        moved = variants.get(memory, {}).get(facts.name) or outer.get(facts.name)
+        return moved or (HOST if facts.name in left_out.get(memory, ()) else memory)
 
     return home
 

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
-from engine.memory.compute_graph.ggml.scheduler import Backend, Copy, Piece, pass_on, read_keys
-from engine.memory.compute_graph.ggml.sections import FarReachError
+from engine.memory.compute_graph.ggml.scheduler import Backend, Copy, Piece
+from engine.memory.compute_graph.ggml.sections import FarReachError, pass_on
 
 _ENDLESS = 1 << 62
 
@@ -103,7 +103,7 @@ class Ahead:
 def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     """Return what the section before `piece` has to know, given what `piece` has to."""
     begins = len(piece.spans) > 1
-    read: set[object] = set(read_keys(piece))
+    read = set(piece.reads)
     for span in piece.spans[1:]:
         read.update(copy.root_key for copy in span.copies)
     if begins:
@@ -194,7 +194,7 @@ class _Step:
         self._buffers = {memory: Buffer(offsets, sizes, end) for memory, offsets, sizes, end in before.buffers}
         self._kept = dict(before.kept)
         self._blocks: dict[object, Block] = dict(before.live)
-        self._reads = Counter(read_keys(piece))
+        self._reads = piece.reads.copy()
         self._reads.update(ahead.read)
         self._reads.update(piece.assigned.bound.section.outputs)
         last = len(piece.spans) - 1

@@ -6,11 +6,12 @@ copied before, and on nothing else, so that callers may remember it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor
-from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Section, memory_at, pin_at
+from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Section, memory_at, pass_on, pin_at
 
 PIPELINE_COPIES = 4
 """`GGML_SCHED_MAX_COPIES`: under pipeline parallelism inputs of the graph and of its parts are kept this often."""
@@ -22,14 +23,14 @@ HOST = "host"
 class Backend:
     """One entry of the scheduler. `memory` names where its results go; entries of one device share it.
 
-    `supports`: whether an operation can run there; `blind_to`: memories that it can only read copies of; `offloads`:
+    `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read copies of; `offloads`:
     whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor takes in its memory.
     """
 
     memory: str
     is_cpu: bool
     alignment: int
-    supports: Callable[[Tensor], bool]
+    supports: Callable[[Tensor], bool] | None
     blind_to: frozenset[str]
     offloads: bool
     alloc_size: Callable[[Tensor], int]
@@ -51,13 +52,15 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section on devices: the memory of each leaf that has one, the backends that are certain from the start, and
-    attention that is one operation with the memory of its layer."""
+    """A section on devices: the memory of each leaf that has one, the backends that are certain from the start,
+    attention that is one operation with the memory of its layer, and for operations that some backend cannot compute
+    a bit for each that cannot."""
 
     section: Section
     homes: dict[Tensor, str]
     natural: dict[Tensor, int]
     fused: tuple[tuple[Tensor, str], ...]
+    unable: dict[Tensor, int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +72,7 @@ class Assigned:
     involved: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True)
 class Copy:
     """A copy of `original` (named `original_key` by those who share it, None where only one section knows it) for a
     backend, of `size_bytes`; `root_key` names what `original` is a view of, or itself."""
@@ -94,10 +97,11 @@ class Span:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A section cut into spans."""
+    """A section cut into spans; `reads`: how often its nodes read what, by name, copies apart from their originals."""
 
     assigned: Assigned
     spans: tuple[Span, ...]
+    reads: Counter[object]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,18 +124,6 @@ def offload_batch(node: Tensor) -> int:
     return node.ne[1] * node.ne[2] * node.ne[3]
 
 
-def pass_on(key: Key) -> Key | None:
-    """Return what the next section calls `key`, None for what it cannot know."""
-    if key[0] == "copy":
-        original = pass_on(key[1])  # type: ignore[arg-type]
-        return None if original is None else ("copy", original, key[2])
-    if isinstance(key[0], str):
-        return key
-    if key[0] == 0:
-        return (-1, key[1])
-    return (-2, "out") if key == (-1, "out") else None
-
-
 class Scheduler:
     """Assigns and cuts sections for a list of backends, of which the last is the CPU; `pins`: backend of each device
     that norms are pinned to."""
@@ -150,6 +142,16 @@ class Scheduler:
         self._op_offload = op_offload and any(backend.offloads for backend in backends)
         self._offload_batch = offload_batch
         self._repeats = len({backend.memory for backend in backends}) < len(backends)
+        self._deciding: dict[Callable[[Tensor], bool], int] = {}
+        self._blind: dict[str, int] = {}
+        for index, backend in enumerate(backends):
+            if backend.supports is not None:
+                self._deciding[backend.supports] = self._deciding.get(backend.supports, 0) | 1 << index
+            for memory in backend.blind_to:
+                self._blind[memory] = self._blind.get(memory, 0) | 1 << index
+        self._holders: dict[str, list[int]] = {}
+        for index, backend in enumerate(backends):
+            self._holders.setdefault(HOST if backend.is_cpu else backend.memory, []).append(index)
 
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
@@ -158,55 +160,61 @@ class Scheduler:
         named = {memory_at(number, place.left_out): place.memory for number, place in enumerate(places)}
         pins = {pin_at(number): place.pin for number, place in enumerate(places)}
         pins[ON_CPU] = self._last
-        homes: dict[Tensor, str] = {}
+        homes = {leaf: named.get(leaf.home, leaf.home) for leaf in section.leafs if leaf.home is not None}
+        unable = self._unable(section, homes)
         natural: dict[Tensor, int] = {}
         for leaf in section.leafs:
             if leaf.home is not None:
-                home = homes[leaf] = named.get(leaf.home, leaf.home)
-                natural[leaf] = self._first_that_holds(home, leaf, homes)
+                natural[leaf] = self._first_that_holds(homes[leaf], 0)
             elif leaf.is_input:
                 natural[leaf] = self._last
         for node in section.nodes:
             place = pins.get(node.backend, node.backend)
             if place == -1:
-                place = self._natural(node, homes)
+                place = self._natural(node, homes, unable.get(node, 0))
             if place != -1:
                 natural[node] = place
         fused = tuple((node, named.get(memory, memory)) for node, memory in section.fused)
-        return Bound(section, homes, natural, fused)
+        return Bound(section, homes, natural, fused, unable)
+
+    def _unable(self, section: Section, homes: dict[Tensor, str]) -> dict[Tensor, int]:
+        found = {}
+        for node in section.nodes:
+            bits = 0
+            for supports, backends in self._deciding.items():
+                if not supports(node):
+                    bits |= backends
+            if self._blind:
+                for source in node.src:
+                    if source in homes:
+                        bits |= self._blind.get(homes[source], 0)
+            if bits:
+                found[node] = bits
+        return found
 
     def _holds(self, backend: int, home: str) -> bool:
         found = self.backends[backend]
         return found.is_cpu if home == HOST else found.memory == home
 
-    def _able(self, backend: int, node: Tensor, homes: dict[Tensor, str]) -> bool:
-        found = self.backends[backend]
-        if found.blind_to and any(homes.get(source) in found.blind_to for source in node.src):
-            return False
-        return found.supports(node)
+    def _first_that_holds(self, home: str, unable: int) -> int:
+        """Return the first backend that can use the memory `home` and is not among the `unable`, -1 if there is none."""
+        return next((index for index in self._holders.get(home, ()) if not unable >> index & 1), -1)
 
-    def _first_that_holds(self, home: str, node: Tensor, homes: dict[Tensor, str]) -> int:
-        """Return the first backend that can use the memory `home` and compute `node`, -1 if there is none."""
-        for index in range(len(self.backends)):
-            if self._holds(index, home) and self._able(index, node, homes):
-                return index
-        return -1
-
-    def _natural(self, node: Tensor, homes: dict[Tensor, str]) -> int:
+    def _natural(self, node: Tensor, homes: dict[Tensor, str], unable: int) -> int:
         home = homes.get(node.root or node)
         if home is not None:
-            return self._first_that_holds(home, node, homes)
+            return self._first_that_holds(home, unable)
         if node.op in ("rope", "flash_attn"):
             return -1
         weight = next((source for source in node.src if source.is_weight), None)
         if weight is None:
             return -1
         home = homes[weight]
-        backend = self._first_that_holds(home, node, homes)
+        backend = self._first_that_holds(home, unable)
         lends = self._op_offload and backend == self._last and home == HOST
         if lends and offload_batch(node) >= self._offload_batch:
             takers = (index for index in range(self._last) if self.backends[index].offloads)
-            return next((index for index in takers if self._able(index, node, homes)), backend)
+            return next((index for index in takers if not unable >> index & 1), backend)
         return backend
 
     def assign(self, bounds: Sequence[Bound], place: int, known: dict[Key, int]) -> tuple[Assigned, dict[Key, int]]:
@@ -214,35 +222,28 @@ class Scheduler:
         earlier sections made; returns what the next one has to know of them too."""
         # Neighbours may be the same section on other devices, so that each has a table of its own.
         tables = [dict(bound.natural) for bound in bounds]
-        nodes = [
-            (node, table, bound.homes)
-            for bound, table in zip(bounds, tables, strict=True)
-            for node in bound.section.operations
-        ]
+        rows = list(zip(bounds, tables, strict=True))
         for skip in (self._last, -1):
-            self._expand(nodes, skip)
-            self._expand(nodes[::-1], skip)
-        backends, homes = tables[place], bounds[place].homes
+            self._expand(rows, skip)
+            self._expand(rows[::-1], skip, backwards=True)
+        backends = tables[place]
         section = bounds[place].section
-        for tensor, key in section.keys.items():
+        for tensor, key in section.known_before:
             if key in known:
                 backends[tensor] = known[key]
-        self._complete(section, backends, homes)
-        passed = {
-            named: backends[tensor]
-            for tensor, key in section.keys.items()
-            if not isinstance(key[0], str) and tensor in backends and (named := pass_on(key)) is not None
-        }
+        self._complete(bounds[place], backends)
+        passed = {named: backends[tensor] for tensor, named in section.passed_on if tensor in backends}
         involved = tuple(sorted({backends[node] for node in section.operations}))
         return Assigned(bounds[place], backends, involved), passed
 
-    def _complete(self, section: Section, backends: dict[Tensor, int], homes: dict[Tensor, str]) -> None:
+    def _complete(self, bound: Bound, backends: dict[Tensor, int]) -> None:
         """Settle what no neighbour decides."""
+        section = bound.section
         for node in section.operations:
             if node not in backends:
-                self._assign_best(node, backends, homes)
+                self._assign_best(node, backends, bound)
             elif self._repeats:
-                self._upgrade(node, backends, homes)
+                self._upgrade(node, backends, bound)
         for node in section.nodes:
             if node not in backends and node.root is not None:
                 backends[node] = backends.get(node.root, -1)
@@ -250,19 +251,22 @@ class Scheduler:
                 if backends.get(source, -1) == -1:
                     backends[source] = backends[node] if source.root is None else backends.get(source.root, -1)
 
-    def _expand(self, nodes: Sequence[tuple[Tensor, dict[Tensor, int], dict[Tensor, str]]], skip: int) -> None:
+    def _expand(self, rows: Sequence[tuple[Bound, dict[Tensor, int]]], skip: int, *, backwards: bool = False) -> None:
         current = -1
-        for node, backends, homes in nodes:
-            found = backends.get(node, -1)
-            if found != -1:
-                current = -1 if found == skip else found
-            elif current != -1 and self._able(current, node, homes):
-                backends[node] = current
+        for bound, backends in rows:
+            operations, unable = bound.section.operations, bound.unable
+            get = backends.get
+            for node in reversed(operations) if backwards else operations:
+                found = get(node, -1)
+                if found != -1:
+                    current = -1 if found == skip else found
+                elif current != -1 and (node not in unable or not unable[node] >> current & 1):
+                    backends[node] = current
 
-    def _assign_best(self, node: Tensor, backends: dict[Tensor, int], homes: dict[Tensor, str]) -> None:
-        most = -1
+    def _assign_best(self, node: Tensor, backends: dict[Tensor, int], bound: Bound) -> None:
+        most, unable, homes = -1, bound.unable.get(node, 0), bound.homes
         for index in range(len(self.backends)):
-            if not self._able(index, node, homes):
+            if unable >> index & 1:
                 continue
             count = sum(
                 (backends.get(source, -1) != -1 or (source.root is not None and backends.get(source.root, -1) != -1))
@@ -272,10 +276,10 @@ class Scheduler:
             if count > most:
                 most, backends[node] = count, index
 
-    def _upgrade(self, node: Tensor, backends: dict[Tensor, int], homes: dict[Tensor, str]) -> None:
-        memory = self.backends[backends[node]].memory
+    def _upgrade(self, node: Tensor, backends: dict[Tensor, int], bound: Bound) -> None:
+        memory, homes = self.backends[backends[node]].memory, bound.homes
         for index in range(backends[node]):
-            able = self.backends[index].memory == memory and self._able(index, node, homes)
+            able = self.backends[index].memory == memory and not bound.unable.get(node, 0) >> index & 1
             if able and all(self._reaches(source, index, backends, homes) for source in node.src):
                 backends[node] = index
                 return
@@ -327,7 +331,9 @@ class Scheduler:
                 sources[place] = copy
             spans[-1].nodes.append((node, sources))
         passed = (pass_on(key) for key in made)
-        return Piece(assigned, tuple(spans)), Cut(current, has_inputs, frozenset(key for key in passed if key))
+        return Piece(assigned, tuple(spans), Counter(_read_keys(section, spans))), Cut(
+            current, has_inputs, frozenset(key for key in passed if key)
+        )
 
     def _wants_other_weights(self, node: Tensor, current: int, assigned: Assigned) -> bool:
         backends, homes = assigned.backends, assigned.bound.homes
@@ -350,10 +356,9 @@ class Scheduler:
         return copy
 
 
-def read_keys(piece: Piece) -> Iterator[object]:
-    """Yield the names of what the nodes of a piece read, copies apart from their originals."""
-    keys = piece.assigned.bound.section.keys
-    for span in piece.spans:
+def _read_keys(section: Section, spans: Iterable[Span]) -> Iterator[object]:
+    keys = section.keys
+    for span in spans:
         for _, sources in span.nodes:
             for source in sources:
                 if isinstance(source, Copy):

@@ -29,9 +29,26 @@ def memory_at(place: int, left_out: int = 0) -> str:
     return f"@{place}.{left_out}"
 
 
+def stands_for_place(memory: str) -> bool:
+    """Return whether a name of a memory is one of `memory_at`."""
+    return memory.startswith("@")
+
+
 def pin_at(place: int) -> int:
     """Return what stands for the backend that norms of the layer at `place` are pinned to."""
     return ON_CPU - 1 - place
+
+
+def pass_on(key: Key) -> Key | None:
+    """Return what the next section calls `key`, None for what it cannot know."""
+    if key[0] == "copy":
+        original = pass_on(key[1])  # type: ignore[arg-type]
+        return None if original is None else ("copy", original, key[2])
+    if isinstance(key[0], str):
+        return key
+    if key[0] == 0:
+        return (-1, key[1])
+    return (-2, "out") if key == (-1, "out") else None
 
 
 class FarReachError(Exception):
@@ -43,7 +60,8 @@ class Section:
     """Neighbouring nodes of a graph, in order.
 
     `operations`: those that compute something; `leafs`: what they read and nothing computes, in the order in which a
-    walk finds it; `keys`: names of tensors that other sections know; `own`: the layer's tensors by name;
+    walk finds it; `keys`: names of tensors that other sections know; `known_before`: those that sections before this
+    one have backends for; `passed_on`: those whose backends the next one has to know, with their names there;
     `outputs`: names of what is kept for good, or the tensors themselves; `fused`: see `Graph`; `shape`: what the layer
     makes, and `shape_before`: what the layer before made, which tell whether two sections can be neighbours.
     """
@@ -52,7 +70,8 @@ class Section:
     operations: tuple[Tensor, ...]
     leafs: tuple[Tensor, ...]
     keys: dict[Tensor, Key]
-    own: dict[Key, Tensor]
+    known_before: tuple[tuple[Tensor, Key], ...]
+    passed_on: tuple[tuple[Tensor, Key], ...]
     outputs: tuple[object, ...]
     fused: tuple[tuple[Tensor, str], ...]
     shape: Shape
@@ -149,7 +168,12 @@ def _section(
         operations=tuple(node for node in nodes if node.op not in VIEW_OPS),
         leafs=leafs,
         keys=keys,
-        own={key: tensor for tensor, key in keys.items() if key[0] == 0},
+        known_before=tuple((tensor, key) for tensor, key in keys.items() if key[0] in (-1, -2)),
+        passed_on=tuple(
+            (tensor, named)
+            for tensor, key in keys.items()
+            if not isinstance(key[0], str) and (named := pass_on(key)) is not None
+        ),
         outputs=tuple(keys.get(node, node) for node in {*nodes, *keys} if node.is_output),
         fused=tuple((node, memory) for node, memory in graph.fused if node in here),
         shape=shape,

@@ -11,7 +11,6 @@ from engine.devices.device import CPU_ID, Device, DeviceKind, Rig, make_host
 from engine.errors import RuleViolationError
 from engine.fit.decisions.host_facts import HostFacts
 from engine.fit.decisions.resolve import Resolved, resolve
-from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
@@ -20,9 +19,9 @@ from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Projector, SideFiles, read_adapter, read_projector
 from engine.processor import Processor
-from engine.runner.client import LoadJob
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
+from tests.support.orders import plan_of
 from tests.support.previews import make_layout
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
 
@@ -133,11 +132,11 @@ def test_what_the_engine_cannot_do_with_them_is_a_broken_rule(
 
     def rules(layout: Layout, files: SideFiles) -> list[str]:
         context = ContextSettings(n_ctx=256)
-        job = LoadJob(model, rig, layout, context, side_files=files)
-        broken = [violation.rule for violation in make_report(model, rig, layout, context, files).violations]
+        plan = plan_of(model, rig, layout, context, files)
+        broken = [violation.rule for violation in plan.violations]
         if broken:
             with pytest.raises(RuleViolationError):
-                job.parameters()
+                _ = plan.parameters
         return broken
 
     assert rules(cut, SideFiles(None, (adapter,))) == ["split_adapter"]

@@ -9,6 +9,7 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.workbench import Workbench
 from engine.memory.model_memory import ModelMemory
 from tests.support.llama_fit import FIT_NAMES, FitCase, fit_cases
+from tests.support.selection import some
 
 _PADDING = 0.02
 """Buffers are padded and what several devices need is there more than once: the engine counts a little more."""
@@ -19,7 +20,7 @@ _SMALL_BYTES = 1 << 20
 def test_no_strategy_places_less_than_the_engines_own_fit(name: str) -> None:
     cases = list(fit_cases(name))
     memory = ModelMemory(cases[0].model)
-    compared = sum(_compare(memory, case) for case in cases)
+    compared = sum(_compare(memory, case) for case in some(cases))
     assert compared > 0
 
 

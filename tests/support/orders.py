@@ -1,4 +1,4 @@
-"""Load jobs of a small made-up model, for tests in which no engine looks at the file."""
+"""Plans and orders to load them, and a small made-up model for tests in which no engine looks at the file."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import Block, ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
-from engine.runner.client import LoadJob
+from engine.memory.model_memory import ModelMemory
+from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.runner.load_order import LoadOrder, RetryPolicy
 from engine.units import GIB, MIB
 
 N_LAYERS = 4
+ONE_LAYOUT = RetryPolicy()
 
 
 def made_up_model(path: Path = Path("made-up.gguf")) -> ModelFile:
@@ -35,12 +40,37 @@ def worker_device(device_id: str, endpoint: str, total_bytes: int = 256 * MIB) -
     )
 
 
-def make_job(devices: Sequence[Device] = (), layout: Layout | None = None) -> LoadJob:
-    """Return a job that spreads the layers over `devices` in order, or puts them on the CPU."""
+def plan_of(
+    model: ModelFile | ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    context: ContextSettings,
+    side_files: SideFiles = NO_SIDE_FILES,
+) -> Plan:
+    """Return the plan of these parts."""
+    memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
+    return Plan(memory, rig, Edit(layout, context, side_files))
+
+
+def order_of(
+    model: ModelFile | ModelMemory,
+    rig: Rig,
+    layout: Layout,
+    context: ContextSettings,
+    retry: RetryPolicy = ONE_LAYOUT,
+    *,
+    side_files: SideFiles = NO_SIDE_FILES,
+) -> LoadOrder:
+    """Return the order to load the plan of these parts."""
+    return LoadOrder(plan_of(model, rig, layout, context, side_files), retry)
+
+
+def make_order(devices: Sequence[Device] = (), layout: Layout | None = None) -> LoadOrder:
+    """Return an order that spreads the layers over `devices` in order, or puts them on the CPU."""
     rig = Rig(tuple(devices), make_host("host", 8 * GIB, 8 * GIB))
     if layout is None:
         places = [device.id for device in devices] or [CPU_ID]
         runs = [Run(place, index, index) for index, place in enumerate(places)]
         runs[-1] = replace(runs[-1], last=N_LAYERS - 1)
         layout = Layout(N_LAYERS, tuple(runs), places[-1])
-    return LoadJob(model=made_up_model(), rig=rig, layout=layout, context=ContextSettings(n_ctx=512))
+    return order_of(made_up_model(), rig, layout, ContextSettings(n_ctx=512))

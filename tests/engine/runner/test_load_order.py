@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from engine.devices.device import Holding
 from engine.layout.layout import single_device
-from engine.runner.job import RetryPolicy
+from engine.runner.load_order import RetryPolicy
 from engine.units import MIB
-from tests.support.jobs import N_LAYERS, make_job, worker_device
+from tests.support.orders import N_LAYERS, make_order, worker_device
 
 MINE, IDLE = worker_device("RPC0", "attic:1"), worker_device("RPC1", "attic:2")
 TAKEN = replace(worker_device("RPC2", "attic:3"), free_bytes=0, holdings=(Holding("other", MIB),))
-JOB = make_job((MINE, IDLE, TAKEN), single_device(N_LAYERS, "RPC0"))
+ORDER = make_order((MINE, IDLE, TAKEN), single_device(N_LAYERS, "RPC0"))
 
 
 def test_a_load_of_one_layout_keeps_to_its_workers() -> None:
-    assert JOB.possible_endpoints() == {"attic:1"}
+    assert ORDER.possible_endpoints() == {"attic:1"}
 
 
 def test_stepping_back_may_turn_to_workers_that_no_other_model_of_ours_has() -> None:
-    assert replace(JOB, retry=RetryPolicy(3)).possible_endpoints() == {"attic:1", "attic:2"}
+    assert replace(ORDER, retry=RetryPolicy(3)).possible_endpoints() == {"attic:1", "attic:2"}

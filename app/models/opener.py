@@ -1,0 +1,128 @@
+"""Opening models: read beside the GUI thread, shown with an initial layout, or as they were left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Signal
+
+from app.background import Background
+from app.demo import ensure_demo
+from app.document import LayoutDocument
+from app.notices import Notices
+from app.open_model import OpenModel
+from app.open_models import OpenModels
+from app.paths import demo_path
+from app.rig.lab import Lab
+from app.rig.live_rig import LiveRig
+from app.settings import Settings
+from app.side_files import OpenedFile, open_file
+from engine.errors import EngineError
+from engine.fit.decisions.defaults import default_context
+from engine.fit.initial_layout import initial_layout
+from engine.gguf.file_type import file_type_name
+from engine.gguf.model_file import ModelFile
+from engine.memory.side_files import SideFiles
+from engine.plan.edit import Edit
+from engine.units import MIB, format_bytes
+from widgets.library.recent_model import RecentModel
+
+DEMO_LAB_CAPS = (256 * MIB, 256 * MIB, 512 * MIB)
+
+
+class ModelOpener(QObject):
+    """What is loaded stays loaded, whichever model is shown."""
+
+    model_changed = Signal(object)  # ModelFile | None
+    recent_changed = Signal()
+
+    def __init__(
+        self,
+        models: OpenModels,
+        document: LayoutDocument,
+        live: LiveRig,
+        lab: Lab,
+        settings: Settings,
+        background: Background,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._models = models
+        self._document = document
+        self._live = live
+        self._lab = lab
+        self._settings = settings
+        self._background = background
+        self._notices = notices
+        self._asked = 0
+        """How often a model was asked for: an answer with an older number is not wanted any more."""
+
+    def open(self, path: Path) -> None:
+        """Read `path` and begin with its initial layout, or go on with it where it is open."""
+        self._open(f"Reading {path.name}", partial(open_file, path, self._settings.side_files(path)), path)
+
+    def open_demo(self) -> None:
+        """Open the demo model, written first where it is not there yet."""
+        kept = self._settings.side_files(demo_path())
+        self._open("Preparing the demo model", lambda: open_file(ensure_demo(), kept), demo_path())
+
+    def try_demo(self) -> None:
+        """A lab rig and the demo model, in one click."""
+        self._lab.start(DEMO_LAB_CAPS, then=self.open_demo)
+
+    def show(self, model: OpenModel) -> None:
+        """Make an open model current, with its edit and its conversation as they were left."""
+        if model is self._models.current:
+            return
+        self._make_current(model)
+        sheet, model.sheet = model.sheet, None
+        if sheet is not None:
+            self._document.show(sheet, self._live.rig)
+        self.model_changed.emit(model.file)
+
+    def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:
+        """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""
+        self._asked += 1
+        number = self._asked
+
+        def show(opened: OpenedFile) -> None:
+            if number == self._asked:
+                self._on_read(opened)
+
+        def failed(error: EngineError) -> None:
+            if number == self._asked:
+                if not path.exists():
+                    self._settings.forget_recent_model(path)
+                    self.recent_changed.emit()
+                self._notices.tell(error)
+
+        self._background.run(what, read, show, failed)
+
+    def _on_read(self, opened: OpenedFile) -> None:
+        file = opened.model
+        detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
+        self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
+        self.recent_changed.emit()
+        known = self._models.find(opened.key)
+        if known is not None:
+            self.show(known)
+        else:
+            self._begin(self._models.place(file, opened.key), file, opened.side_files)
+        self._notices.say(f"Opened {file.name}")
+        for problem in opened.problems:
+            self._notices.tell(problem)
+
+    def _begin(self, model: OpenModel, file: ModelFile, beside: SideFiles) -> None:
+        self._make_current(model)
+        context, rig = default_context(file), self._live.rig
+        self._document.open(file, rig, Edit(initial_layout(file, rig, context, beside), context, beside))
+        self.model_changed.emit(file)
+
+    def _make_current(self, model: OpenModel) -> None:
+        left = self._models.current
+        if model is not left:
+            left.sheet = self._document.put_aside()
+            self._models.make_current(model)

@@ -1,0 +1,61 @@
+"""Layouts that were not asked for: what is proposed after a load ran out of memory, and what was loaded instead."""
+
+from __future__ import annotations
+
+from functools import partial
+
+from PySide6.QtCore import QObject
+
+from app.document import LayoutDocument
+from app.loading import StepBack
+from app.models.unloader import Unloader
+from app.notices import Notices
+from app.open_model import OpenModel
+from app.open_models import OpenModels
+from app.rig.live_rig import LiveRig
+
+
+class OtherLayouts(QObject):
+    """Brings them into the editor, each as one step of undo."""
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        models: OpenModels,
+        unloader: Unloader,
+        live: LiveRig,
+        notices: Notices,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document = document
+        self._models = models
+        self._unloader = unloader
+        self._live = live
+        self._notices = notices
+
+    def follow(self, model: OpenModel) -> None:
+        """Go with the loads of `model` that step back."""
+        model.loading.stepped_back.connect(partial(self._on_stepped_back, model))
+
+    def apply_proposal(self, index: int) -> None:
+        """Change the edit to a proposal; it is not loaded yet."""
+        loading = self._models.current.loading
+        if index >= len(loading.proposals):
+            return
+        proposal, model = loading.proposals[index], loading.proposals_model
+        if model is None or self._document.model != model:
+            name = model.name if model is not None else "another model"
+            self._notices.say(f"This proposal is for {name}; open that model first.", bad=True)
+            return
+        if proposal.unload:
+            self._unloader.unload_named(proposal.unload)
+            return
+        self._document.replace(proposal.edit, proposal.text)
+        asked = "; the engine is asked now" if self._live.is_real else ""
+        self._notices.say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
+
+    def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
+        """Go to the layout that was loaded instead, unless the edit has gone on meanwhile."""
+        if model is self._models.current and self._document.edit == change.asked:
+            self._document.replace(change.loaded, "step back")

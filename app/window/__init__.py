@@ -1,0 +1,1 @@
+"""What stands between the widgets of the main window and the objects behind it."""

@@ -1,0 +1,81 @@
+"""The layout being edited: shows its preview in editor, shares and bar, and carries moves back."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+
+from app.actions import Actions
+from app.document import LayoutDocument
+from app.rig.live_rig import LiveRig
+from engine.fit.decisions.defaults import trained_length
+from engine.fit.preview import Preview
+from engine.layout.layout import SplitMode
+from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
+from widgets.controls.settings_bar import SettingsBar
+from widgets.controls.share_editor import ShareChange, ShareEditor
+from widgets.controls.states import SplitModeChoice
+from widgets.layout_editor.editor import LayoutEditor
+from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove
+
+
+class LayoutPresenter(QObject):
+    """A drag is shown as it goes and kept when it ends: the document knows which is which."""
+
+    def __init__(
+        self,
+        document: LayoutDocument,
+        live: LiveRig,
+        *,
+        editor: LayoutEditor,
+        share_editor: ShareEditor,
+        bar: SettingsBar,
+        actions: Actions,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._document = document
+        self._live = live
+        self._editor = editor
+        self._share_editor = share_editor
+        self._bar = bar
+        document.preview_changed.connect(self._on_preview_changed)
+        document.undo_group.canUndoChanged.connect(actions["undo"].setEnabled)
+        document.undo_group.canRedoChanged.connect(actions["redo"].setEnabled)
+        bar.context_changed.connect(document.set_context)
+        bar.split_mode_changed.connect(self._on_split_mode)
+        share_editor.shares_changed.connect(self._on_shares_changed)
+        share_editor.shares_finished.connect(document.finish_move)
+        editor.boundary_moved.connect(self._on_boundary_moved)
+        editor.range_moved.connect(self._on_range_moved)
+        editor.output_moved.connect(self._on_output_moved)
+        editor.move_finished.connect(document.finish_move)
+        editor.move_cancelled.connect(document.cancel_move)
+
+    def _on_preview_changed(self, preview: Preview | None) -> None:
+        self._editor.set_preview(preview)
+        if preview is not None:
+            model = self._document.model
+            trained = trained_length(model) if model is not None else None
+            self._bar.set_context(preview.context, trained, preview.report.decisions)
+            self._bar.set_split_mode(preview.layout.split_mode, split_mode_obstacles(preview.rig, model))
+        self._share_editor.set_shares(() if preview is None else split_shares(preview.layout, preview.rig))
+
+    def _on_shares_changed(self, change: ShareChange) -> None:
+        self._document.move(lambda layout: with_shares(layout, change.shares))
+
+    def _on_boundary_moved(self, move: BoundaryMove) -> None:
+        self._document.move(lambda layout: layout.move_boundary(move.index, move.layer))
+
+    def _on_range_moved(self, move: RangeMove) -> None:
+        self._document.move(lambda layout: layout.move_range(move.first, move.last, move.device))
+
+    def _on_output_moved(self, move: OutputMove) -> None:
+        self._document.move(lambda layout: layout.move_output(move.device))
+
+    def _on_split_mode(self, choice: SplitModeChoice) -> None:
+        edit = self._document.edit
+        if edit is None:
+            return
+        mode: SplitMode = choice.mode
+        layout = layout_in_mode(edit.layout, mode, self._live.rig)
+        self._document.set_layout(layout, f"split mode {mode}")

@@ -1,0 +1,133 @@
+"""Time of a drag to a place that was not seen before, for every model of `tests/zoo` on eight devices.
+
+    python -m benchmarks.drag_time [NAME ...] [--worst 10]
+
+Every boundary between neighbours is dragged over all places, one after the other: over eight cards, over the CPU and
+seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables. Times
+are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000 small tuples
+takes in the same run, which tells slow machines from slow code. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+from benchmarks.plan_time import EXPERTS
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.fit.preview import PreviewTables, make_preview
+from engine.gguf.model_file import ModelFile
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, Override, Run
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.units import GIB
+from tests.support.truth import MODEL_NAMES, truth_model
+
+DEVICES = 8
+GOAL_MS = 8.0
+GOAL_FIRST_MS = 50.0
+
+
+def drags(n_layers: int, ids: Sequence[str], overrides: tuple[Override, ...]) -> Iterator[Layout]:
+    """Yield an even layout over `ids`, and those of a drag of each boundary over all places between its neighbours."""
+    n_devices = min(len(ids), n_layers)
+    even = [n_layers * place // n_devices for place in range(n_devices + 1)]
+    cut = partial(_cut, ids, overrides)
+    yield cut(even)
+    for place in range(1, n_devices):
+        for moved in range(even[place - 1] + 1, even[place + 1]):
+            if moved != even[place]:
+                yield cut([*even[:place], moved, *even[place + 1 :]])
+
+
+def _cut(ids: Sequence[str], overrides: tuple[Override, ...], cuts: list[int]) -> Layout:
+    runs = tuple(Run(ids[place], first, end - 1) for place, (first, end) in enumerate(pairwise(cuts)))
+    return Layout(cuts[-1], runs, runs[-1].device, overrides=overrides)
+
+
+def has_experts(model: ModelFile) -> bool:
+    """Return whether any layer of the model has experts."""
+    return any(block.expert_bytes for block in model.blocks)
+
+
+def milliseconds(layout: Layout, tables: PreviewTables, rig: Rig, context: ContextSettings) -> float:
+    """Return how long one step of a drag takes."""
+    begun = time.thread_time()
+    make_preview(tables, Plan(tables.memory, rig, Edit(layout, context)))
+    return (time.thread_time() - begun) * 1000
+
+
+def unit_milliseconds() -> float:
+    """Return what a fixed piece of work in Python takes, the least of five tries."""
+
+    def once() -> float:
+        begun = time.thread_time()
+        table = {(number, number // 7, "name"): number for number in range(10_000)}
+        assert len(table) == 10_000
+        return (time.thread_time() - begun) * 1000
+
+    return min(once() for _ in range(5))
+
+
+def quantile(ordered: Sequence[float], part: float) -> float:
+    """Return the value that `part` of the sorted values do not exceed."""
+    return ordered[min(len(ordered) - 1, int(len(ordered) * part))]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("names", nargs="*", help="models of the zoo; all if none is named")
+    parser.add_argument("--worst", type=int, default=10, help="how many of the slowest are listed")
+    options = parser.parse_args()
+    cards = tuple(Device(f"G{place}", f"card {place}", "CUDA", "gpu", 48 * GIB) for place in range(DEVICES))
+    rig = Rig(cards, make_host("host", 512 * GIB))
+    ids = [device.id for device in cards]
+    context = ContextSettings(n_ctx=32768)
+    unit_ms = unit_milliseconds()
+    firsts: list[tuple[float, str]] = []
+    steps: list[tuple[float, str]] = []
+    slowest: list[tuple[float, float, str]] = []
+    for name in options.names or MODEL_NAMES:
+        model = truth_model(name)
+        setups: dict[str, tuple[Sequence[str], tuple[Override, ...]]] = {
+            "": (ids, ()),
+            ", CPU first": ((CPU_ID, *ids[1:]), ()),
+        }
+        if has_experts(model):
+            setups[", experts on the CPU"] = (ids, (EXPERTS,))
+        for what, (places, overrides) in setups.items():
+            tables = PreviewTables(model)
+            first, *others = [
+                milliseconds(layout, tables, rig, context) for layout in drags(model.n_layers, places, overrides)
+            ]
+            firsts.append((first, name + what))
+            steps += [(each, name + what) for each in others]
+            if others:
+                slowest.append((quantile(sorted(others), 0.99), max(others), name + what))
+    times = sorted(each for each, _ in steps)
+    first_times = sorted(each for each, _ in firsts)
+    result = {
+        "benchmark": "drag_time",
+        "steps": len(times),
+        "unit_ms": round(unit_ms, 3),
+        "step_ms": {str(part): round(quantile(times, part), 3) for part in (0.5, 0.9, 0.99, 0.999, 1.0)},
+        "steps_under_goal": round(sum(each < GOAL_MS for each in times) / max(1, len(times)), 5),
+        "first_ms": {str(part): round(quantile(first_times, part), 2) for part in (0.5, 0.9, 0.99, 1.0)},
+        "firsts_over_goal": sum(each >= GOAL_FIRST_MS for each in first_times),
+        "step_99_percent_per_unit": round(quantile(times, 0.99) / unit_ms, 2),
+    }
+    for worst_99, worst, name in sorted(slowest, reverse=True)[: options.worst]:
+        print(f"{name}: 99 % under {worst_99:.1f} ms, slowest {worst:.1f} ms")
+    for each, name in sorted(firsts, reverse=True)[: options.worst]:
+        print(f"{name}: first {each:.1f} ms")
+    print(json.dumps(result))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,91 @@
+"""Files of ours and of other people: writing that loses nothing, reading that never waits for long.
+
+Every file that we write goes through `replacing`: a full disk, a crash or a kill leaves the old file as it was.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import secrets
+import select
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+READ_TIMEOUT_S = 5.0
+"""For what is no regular file, such as the pipe of a shell's `<(...)`."""
+_READ_BYTES = 1 << 16
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[Path]:
+    """Yield the path for a new file beside `path`, which takes its place on leaving; after an error it is gone.
+
+    A link is followed: what it points to is replaced, the link stays.
+
+    Raises:
+        OSError: where it cannot be written, or what is there is neither a regular file nor nothing.
+        ValueError: for what is no possible path.
+    """
+    target = path.resolve()
+    if target.is_dir():
+        raise IsADirectoryError(errno.EISDIR, "it is a folder; name the file to write")
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "it is not a regular file")
+    # Not the target's name with more: that may be as long as a name can be.
+    unfinished = target.with_name(f".{secrets.token_hex(8)}.tmp")
+    try:
+        yield unfinished
+        with unfinished.open("rb+") as file:
+            os.fsync(file.fileno())
+        if target.exists():
+            shutil.copymode(target, unfinished)
+        unfinished.replace(target)
+        _sync_folder(target.parent)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """Write `data` so that a reader finds the old file or the new one; raises as `replacing` does."""
+    with replacing(path) as unfinished:
+        unfinished.write_bytes(data)
+
+
+def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_S) -> bytes:
+    """Return the bytes of a file, at most `max_bytes`; what is no regular file may take `timeout_s`.
+
+    Raises:
+        OSError: where it cannot be read; `TimeoutError` where a pipe or a device gives no end in time.
+        ValueError: for what is no possible path.
+    """
+    # Without O_NONBLOCK opening a pipe that nobody writes to would wait for ever.
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    with os.fdopen(descriptor, "rb", buffering=0) as file:
+        limit_s = None if stat.S_ISREG(os.fstat(descriptor).st_mode) else time.monotonic() + timeout_s
+        parts: list[bytes] = []
+        left = max_bytes
+        while left > 0:
+            if limit_s is not None and not select.select([file], [], [], max(0.0, limit_s - time.monotonic()))[0]:
+                raise TimeoutError(errno.ETIMEDOUT, "it gives no end; write it to a file first")
+            part = file.read(min(left, _READ_BYTES))
+            if not part:
+                break
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename survive a power cut, where the system lets a folder be opened for that."""
+    if os.name == "nt":
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,132 @@
+"""Live memory of the rig: what a child reads of workers, and what is free beside the models that are loaded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.rig.device_list import DeviceList, list_of_file
+from app.rig.live_rig import NOT_HERE, LiveRig
+from engine.devices.device import Device, Holding, Rig, make_host
+from engine.devices.rig_file import encode_rig
+from engine.fit.loaded_models import LoadedModel
+from engine.gguf.identity import FileIdentity
+from engine.runner.protocol import DeviceMemoryReading
+from engine.telemetry.sample import Sample
+from engine.units import GIB, MIB
+
+HOST = make_host("host", 16 * GIB)
+CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 8 * GIB)
+
+
+def loaded(name: str, *endpoints: str, **held_bytes: int) -> LoadedModel:
+    return LoadedModel(FileIdentity(((1, hash(name), 0, 0),)), name, held_bytes, frozenset(endpoints), idle_since_s=0.0)
+
+
+REMOTE_MODEL = loaded("remote", "192.168.1.7:50052", RPC0=GIB)
+
+
+@pytest.fixture
+def live(qtbot: QtBot) -> LiveRig:
+    return LiveRig()
+
+
+def shown_used(live: LiveRig, used_bytes: int | None) -> int | None:
+    """What the cards are told of RPC0 when its own reading is `used_bytes`."""
+    seen: list[tuple[Sample, ...]] = []
+    live.samples_arrived.connect(seen.append)
+    live.take_samples((Sample("RPC0", 1.0, used_bytes, 8 * GIB if used_bytes is not None else None),))
+    live.samples_arrived.disconnect(seen.append)
+    return seen[-1][0].used_bytes
+
+
+def test_a_gap_is_filled_by_the_child_that_holds_the_worker(live: LiveRig) -> None:
+    assert shown_used(live, None) is None
+    live.set_models([REMOTE_MODEL], REMOTE_MODEL)
+    live.take_engine_readings([DeviceMemoryReading("RPC0", 5 * GIB, 8 * GIB)])
+    assert shown_used(live, None) == 3 * GIB
+    assert shown_used(live, 7 * MIB) == 7 * MIB
+    live.set_models([], None)
+    assert shown_used(live, None) is None
+
+
+def test_all_of_it_free_is_no_reading(live: LiveRig) -> None:
+    live.take_engine_readings([DeviceMemoryReading("RPC0", 8 * GIB, 8 * GIB)])
+    assert shown_used(live, None) is None
+
+
+def test_a_device_that_is_not_here_says_where_it_is_from(live: LiveRig) -> None:
+    live.set_devices(list_of_file(Rig((CARD,), HOST), found=Rig((), HOST)))
+    seen: list[tuple[Sample, ...]] = []
+    live.samples_arrived.connect(seen.append)
+    live.take_samples((Sample("CUDA0", 1.0, None, None), Sample("CPU", 1.0, GIB, 16 * GIB)))
+    assert [sample.note for sample in seen[0]] == [NOT_HERE, ""]
+    assert not live.is_real
+
+
+def test_other_devices_are_told_before_the_rig_and_only_then(live: LiveRig) -> None:
+    told: list[str] = []
+    live.devices_changed.connect(lambda: told.append("devices"))
+    live.rig_changed.connect(lambda _rig: told.append("rig"))
+    live.set_devices(DeviceList(Rig((CARD,), HOST)))
+    assert told == ["devices", "rig"]
+    live.set_devices(live.devices.with_limits("CUDA0", GIB, 0))
+    assert told == ["devices", "rig", "rig"]
+    live.set_devices(live.devices)
+    assert told == ["devices", "rig", "rig"]
+
+
+# ---------------------------------------------------------------------- several models
+
+
+def sampled(live: LiveRig, used_bytes: int, own_bytes: int = 0) -> None:
+    live.take_samples(
+        (
+            Sample("CUDA0", 1.0, used_bytes, 8 * GIB),
+            Sample("CPU", 1.0, GIB, live.rig.host.total_bytes, own_bytes=own_bytes),
+        )
+    )
+
+
+def card_free(live: LiveRig) -> int | None:
+    return live.rig.devices[0].free_bytes
+
+
+def test_the_current_models_memory_counts_as_free_and_that_of_others_as_taken(live: LiveRig) -> None:
+    live.set_devices(DeviceList(Rig((CARD,), HOST)))
+    sampled(live, 5 * GIB)
+    first, second = loaded("first", CUDA0=3 * GIB), loaded("second", CUDA0=GIB)
+    live.set_models([first, second], first)
+    sampled(live, 5 * GIB)
+    assert card_free(live) == 6 * GIB
+    assert live.rig.devices[0].holdings == (Holding("second", GIB),)
+    live.set_models([first, second], second)
+    assert card_free(live) == 4 * GIB
+    live.set_models([first, second], None)
+    assert card_free(live) == 3 * GIB
+    assert live.rig_without([first, second]).devices[0].free_bytes == 7 * GIB
+
+
+def test_what_comes_and_goes_counts_before_the_next_sample(live: LiveRig) -> None:
+    live.set_devices(DeviceList(Rig((CARD,), HOST)))
+    sampled(live, GIB)
+    model = loaded("model", CUDA0=3 * GIB)
+    live.set_models([model], None)
+    assert card_free(live) == 4 * GIB
+    live.set_models([model], model)
+    assert card_free(live) == 7 * GIB
+    live.set_models([], None)
+    assert card_free(live) == 7 * GIB
+
+
+def test_a_rig_file_knows_nothing_of_what_was_loaded_since(live: LiveRig) -> None:
+    rig = Rig((replace(CARD, free_bytes=6 * GIB),), HOST)
+    live.set_devices(list_of_file(rig, found=rig))
+    other, current = loaded("other", CUDA0=GIB), loaded("current", CUDA0=2 * GIB)
+    live.set_models([other, current], current)
+    assert card_free(live) == 5 * GIB
+    sampled(live, GIB)
+    assert live.devices.rig.devices[0].free_bytes == 6 * GIB
+    assert b"other" not in encode_rig(live.rig)

@@ -1,0 +1,176 @@
+"""What the Devices menu does to the rig: searches, rig files, lab workers, remote workers, limits, samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.limit_book import LimitBook
+from app.notices import Notice, Notices
+from app.rig.device_list import DeviceList
+from app.settings import Settings
+from app.wiring import RigParts
+from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.devices.rig_file import read_rig, write_rig
+from engine.runner.lab import LabRig
+from engine.telemetry.sample import Sample
+from engine.units import GIB, MIB
+from widgets.devices.limits import DeviceLimits
+
+DEADLINE_MS = 20_000
+CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 6 * GIB, pci_bus_id="0000:01:00.0")
+HOST = make_host("host", 16 * GIB)
+
+
+@pytest.fixture
+def told(notices: Notices) -> list[Notice]:
+    seen: list[Notice] = []
+    notices.given.connect(seen.append)
+    return seen
+
+
+@pytest.fixture
+def wait(qtbot: QtBot) -> Callable[[Callable[[], bool]], None]:
+    return lambda is_so: qtbot.waitUntil(is_so, timeout=DEADLINE_MS)
+
+
+Wait = Callable[[Callable[[], bool]], None]
+
+
+def test_a_search_finds_the_host_and_its_samples_arrive(parts: RigParts, wait: Wait) -> None:
+    samples: list[tuple[Sample, ...]] = []
+    parts.live.samples_arrived.connect(samples.append)
+    parts.start()
+    wait(lambda: any(each.device == CPU_ID and each.used_bytes for each in (samples or [()])[-1]))
+    wait(lambda: parts.live.rig.host.free_bytes is not None)
+    assert parts.live.is_real
+
+
+def test_a_rig_file_is_opened_and_saved(parts: RigParts, told: list[Notice], wait: Wait, tmp_path: Path) -> None:
+    path, saved = tmp_path / "rig.json", tmp_path / "saved.json"
+    write_rig(path, Rig((CARD,), HOST))
+    parts.files.open(path)
+    wait(lambda: told == [Notice("The devices are those of rig.json", bad=False)])
+    assert parts.live.missing_devices == ("CUDA0",)
+    parts.files.save(saved)
+    wait(lambda: told[-1] == Notice("Saved saved.json", bad=False))
+    assert read_rig(saved) == read_rig(path)
+    parts.files.save(tmp_path / "nowhere" / "rig.json")
+    wait(lambda: told[-1].bad)
+    assert "rig.json: the rig file cannot be written" in told[-1].text
+
+
+def test_a_rig_file_that_cannot_be_read_changes_nothing(
+    parts: RigParts, told: list[Notice], wait: Wait, tmp_path: Path
+) -> None:
+    before = parts.live.devices
+    parts.files.open(tmp_path / "away.json")
+    wait(lambda: [notice.bad for notice in told] == [True])
+    assert parts.live.devices is before
+
+
+def test_lab_workers_come_and_go_as_devices(parts: RigParts, wait: Wait) -> None:
+    running: list[bool] = []
+    then: list[str] = []
+    parts.lab.running_changed.connect(running.append)
+    parts.lab.start([16 * MIB, 16 * MIB], then=lambda: then.append("first"))
+    parts.lab.start([16 * MIB])  # One lab at a time, and this one is on its way.
+    wait(lambda: then == ["first"])
+    assert [device.id for device in parts.live.rig.devices] == ["RPC0", "RPC1"]
+    assert parts.lab.processes.keys() == parts.lab.endpoints
+    parts.lab.start([16 * MIB], then=lambda: then.append("second"))
+    assert then == ["first", "second"]
+    parts.lab.stop()
+    assert (parts.live.rig.devices, parts.lab.endpoints, parts.lab.processes) == ((), frozenset(), {})
+    assert running == [True, False]
+
+
+def test_a_lab_that_cannot_start_is_told_and_may_be_tried_again(
+    parts: RigParts, told: list[Notice], wait: Wait
+) -> None:
+    parts.lab.start([1])
+    wait(lambda: [notice.bad for notice in told] == [True])
+    parts.lab.start([16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+
+
+def test_a_lost_worker_is_told(parts: RigParts, qtbot: QtBot, wait: Wait, caplog: pytest.LogCaptureFixture) -> None:
+    parts.lab.start([16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    (process,) = parts.lab.processes.values()
+    with qtbot.waitSignal(parts.lab.worker_lost, timeout=DEADLINE_MS) as lost:
+        psutil.Process(process.pid).kill()
+    assert lost.args is not None
+    assert lost.args[0].startswith("RPC0 (lab worker) is gone.")
+    assert lost.args[0] in caplog.text
+
+
+def test_a_rig_file_without_its_workers_ends_the_lab(parts: RigParts, wait: Wait, tmp_path: Path) -> None:
+    parts.lab.start([16 * MIB])
+    wait(lambda: bool(parts.lab.endpoints))
+    with_lab, without = tmp_path / "with.json", tmp_path / "without.json"
+    write_rig(with_lab, parts.live.devices.rig)
+    write_rig(without, Rig((), HOST))
+    parts.files.open(with_lab)
+    wait(lambda: parts.live.devices.from_file)
+    assert parts.lab.endpoints
+    parts.files.open(without)
+    wait(lambda: not parts.lab.endpoints)
+    assert parts.live.rig.devices == ()
+
+
+def test_a_remote_worker_is_added_once_with_its_limits(parts: RigParts, told: list[Notice], wait: Wait) -> None:
+    with LabRig([16 * MIB]) as elsewhere:
+        (worker,) = elsewhere.rig.devices
+        assert worker.endpoint is not None
+        parts.search.add_remote(f" {worker.endpoint}\n")
+        wait(lambda: [device.endpoint for device in parts.live.rig.devices] == [worker.endpoint])
+        assert told == [Notice(f"Added {worker.endpoint}", bad=False)]
+        parts.search.add_remote(worker.endpoint)
+        assert "already among the devices" in told[-1].text
+        parts.limits.set(DeviceLimits("RPC0", 8 * MIB, 0))
+        parts.search.remove("RPC0")
+        assert parts.live.rig.devices == ()
+        parts.search.add_remote(worker.endpoint)
+        wait(lambda: [device.cap_bytes for device in parts.live.rig.devices] == [8 * MIB])
+
+
+def test_what_is_no_endpoint_is_told(parts: RigParts, told: list[Notice]) -> None:
+    parts.search.add_remote("attic")
+    assert [notice.bad for notice in told] == [True]
+    assert "HOST:PORT" in told[0].text
+
+
+def test_limits_of_a_rig_file_are_not_kept(parts: RigParts, tmp_path: Path) -> None:
+    def kept() -> Device:
+        return LimitBook(Settings(tmp_path / "settings.ini")).apply(CARD)
+
+    shown = DeviceList(Rig((CARD,), HOST))
+    parts.live.set_devices(replace(shown, from_file=True))
+    parts.limits.set(DeviceLimits("CUDA0", GIB, 2 * GIB))
+    assert (parts.live.rig.devices[0].cap_bytes, parts.live.rig.devices[0].margin_bytes) == (GIB, 2 * GIB)
+    assert kept() == CARD
+    parts.live.set_devices(shown)
+    parts.limits.set(DeviceLimits("CUDA0", GIB, 2 * GIB))
+    assert (kept().cap_bytes, kept().margin_bytes) == (GIB, 2 * GIB)
+
+
+def test_without_a_local_card_there_is_nothing_to_test(parts: RigParts, told: list[Notice]) -> None:
+    parts.repeats.run()
+    assert "no local GPU" in told[0].text
+
+
+def test_nothing_is_told_after_the_end(parts: RigParts, qapp: QApplication, wait: Wait) -> None:
+    parts.start()
+    wait(lambda: parts.live.rig.host.free_bytes is not None)
+    seen: list[object] = []
+    parts.close()
+    parts.live.samples_arrived.connect(seen.append)
+    qapp.processEvents()
+    assert seen == []

@@ -3,9 +3,9 @@
     python -m benchmarks.drag_time [NAME ...] [--worst 10]
 
 Every boundary between neighbours is dragged over all places, one after the other: over eight cards, over the CPU and
-seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables. Times
-are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000 small tuples
-takes in the same run, which tells slow machines from slow code. The last line is one JSON object.
+seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables.
+Times are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000
+small tuples takes in the same run, which tells slow machines from slow code. The last line is one JSON object.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ class OverrideHomes:
         self._found: dict[str, tuple[str, ...]] = {}
 
     def devices(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
-        """Return the device of each weight that overrides take somewhere: the first rule that finds its name decides."""
+        """Return the device of each weight that overrides take somewhere: the first rule that finds it decides."""
         homes: dict[str, str] = {}
         for regex, device in reversed(usable_rules(overrides)):
             names = self._found.get(regex.pattern)

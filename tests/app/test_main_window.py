@@ -69,7 +69,7 @@ def test_the_menus_know_recent_models_and_the_theme(window: WindowParts) -> None
     window.actions["theme_light"].trigger()
     assert window.theme.palette.name == "light"
     assert [name for name in THEME_NAMES if window.actions[f"theme_{name}"].isChecked()] == ["light"]
-    assert window.session.settings.theme == "light"
+    assert window.desk.settings.theme == "light"
     recent.actions()[-1].trigger()
     assert not recent.isEnabled()
 

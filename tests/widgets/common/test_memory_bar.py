@@ -14,7 +14,6 @@ from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.units import GIB, MIB
 from widgets.common.memory_bar import (
-    MemoryBarWidget,
     available_bytes,
     bar_of_row,
     bar_tooltip,
@@ -103,17 +102,3 @@ def test_too_much_is_red_past_the_end_of_the_device(qtbot: QtBot, need_bytes: in
     assert (past_the_end == QColor(DARK.bad)) is red_past_the_end
     assert image.pixelColor(10, 10) == QColor(DARK.other)
     assert image.pixelColor(60, 10) == QColor(DARK.weights)
-
-
-def test_the_widget_says_its_row(qtbot: QtBot) -> None:
-    widget = MemoryBarWidget()
-    qtbot.addWidget(widget)
-    widget.resize(200, 20)
-    blank = widget.grab().toImage()
-    widget.set_row(row_of(4 * GIB))
-    assert widget.accessibleName() == "CUDA0: free 2.50 GiB"
-    assert "weights: 4.00 GiB" in widget.toolTip()
-    assert widget.grab().toImage() != blank
-    widget.set_row(None)
-    assert widget.toolTip() == ""
-    assert widget.grab().toImage() == blank

@@ -141,9 +141,7 @@ class GraphTables:
         for index, (kind, weights) in enumerate(zip(self.kinds, self.weights, strict=True)):
             here = [facts for facts in weights.values() if facts.name in moved] if moved else []
             counted = here if sizes == "moved" else weights.values() if sizes == "all" else ()
-            places = (
-                tuple(moved[facts.name] if facts.name in moved else "" for facts in weights.values()) if here else ()
-            )
+            places = tuple(moved.get(facts.name, "") for facts in weights.values()) if here else ()
             key = (kind, places, tuple(facts.n_bytes for facts in counted))
             found.append(self._variant(key, index, {facts.name: moved[facts.name] for facts in here}))
         return tuple(found)

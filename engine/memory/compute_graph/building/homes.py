@@ -38,8 +38,8 @@ def homes(overrides: tuple[TensorOverride, ...], left_out: Mapping[str, frozense
 def homes_of_variants(
     variants: Mapping[str, Mapping[str, str]], outer: Mapping[str, str], left_out: Mapping[str, frozenset[str]]
 ) -> HomeOf:
-    """Return the same for layers whose weights are known to be moved, given those by the memory of each layer, and those
-    of what is in no layer."""
+    """Return the same for layers whose weights are known to be moved, given those by the memory of each layer, and
+    those of what is in no layer."""
 
     def home(facts: WeightFacts, memory: str) -> str:
         moved = variants.get(memory, {}).get(facts.name) or outer.get(facts.name)

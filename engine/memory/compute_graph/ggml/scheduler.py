@@ -23,8 +23,9 @@ HOST = "host"
 class Backend:
     """One entry of the scheduler. `memory` names where its results go; entries of one device share it.
 
-    `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read copies of; `offloads`:
-    whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor takes in its memory.
+    `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read
+    copies of; `offloads`: whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor
+    takes in its memory.
     """
 
     memory: str
@@ -197,7 +198,7 @@ class Scheduler:
         return found.is_cpu if home == HOST else found.memory == home
 
     def _first_that_holds(self, home: str, unable: int) -> int:
-        """Return the first backend that can use the memory `home` and is not among the `unable`, -1 if there is none."""
+        """Return the first backend that can use the memory `home` and is not `unable`, -1 if there is none."""
         return next((index for index in self._holders.get(home, ()) if not unable >> index & 1), -1)
 
     def _natural(self, node: Tensor, homes: dict[Tensor, str], unable: int) -> int:

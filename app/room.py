@@ -18,7 +18,7 @@ MAX_NAME_LENGTH = 32
 
 
 @dataclass(frozen=True, slots=True)
-class LoadPlan:
+class Room:
     """`victims` are the models that have to go first: none, and the load begins. `short` tells by device what is
     missing beside them, `still_short` without them; `workers` are the devices of the layout that they work for."""
 
@@ -28,9 +28,7 @@ class LoadPlan:
     workers: tuple[str, ...] = ()
 
 
-def plan_load(
-    rows: Sequence[DeviceRow], others: Sequence[LoadedModel], rig_without: Callable[[_Leaving], Rig]
-) -> LoadPlan:
+def find_room(rows: Sequence[DeviceRow], others: Sequence[LoadedModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return what a load with the needs of `rows` asks of the `others`, the models that it does not replace.
 
     `rig_without` tells the devices when some of them have gone. Where not even all of them are enough, those that hold
@@ -38,7 +36,7 @@ def plan_load(
     """
     beside = rig_without(())
     if rows_fit(rows, beside):
-        return LoadPlan()
+        return Room()
     victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
     short = _short(rows, beside)
     if victims is None:
@@ -48,10 +46,10 @@ def plan_load(
     still_short = _short(rows, rig_without(victims))
     used = {row.id for row in rows if row.need_bytes}
     workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
-    return LoadPlan(victims, short, still_short, workers)
+    return Room(victims, short, still_short, workers)
 
 
-def load_question(plan: LoadPlan, name: str, now_s: float) -> LoadQuestion:
+def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
     """Return what to ask before `name` is loaded."""
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in plan.victims])

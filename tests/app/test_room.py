@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.load_plan import LoadPlan, idle_text, load_question, plan_load
+from app.room import Room, find_room, idle_text, load_question
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.beside import rig_beside
 from engine.fit.loaded_models import LoadedModel
@@ -41,11 +41,11 @@ def beside(*models: LoadedModel) -> Callable[[Sequence[LoadedModel]], Rig]:
 
 
 def test_what_fits_asks_nothing() -> None:
-    assert plan_load(rows(CUDA0=2 * GIB), [ADA, BOB], beside(ADA, BOB)) == LoadPlan()
+    assert find_room(rows(CUDA0=2 * GIB), [ADA, BOB], beside(ADA, BOB)) == Room()
 
 
 def test_the_fewest_make_room() -> None:
-    plan = plan_load(rows(CUDA0=12 * GIB), [ADA, BOB], beside(ADA, BOB))
+    plan = find_room(rows(CUDA0=12 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert plan.victims == (ADA,)
     question = load_question(plan, "new", NOW_S)
     assert question.text == "new does not fit beside ada (idle for 16 min): 10.00 GiB on CUDA0 missing."
@@ -55,13 +55,13 @@ def test_the_fewest_make_room() -> None:
 
 
 def test_several_are_named_together() -> None:
-    plan = plan_load(rows(CUDA0=22 * GIB), [ADA, BOB], beside(ADA, BOB))
+    plan = find_room(rows(CUDA0=22 * GIB), [ADA, BOB], beside(ADA, BOB))
     assert {victim.name for victim in plan.victims} == {"ada", "bob"}
     assert "beside ada (idle for 16 min) and bob (idle for 2 min)" in load_question(plan, "new", NOW_S).text
 
 
 def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> None:
-    plan = plan_load(rows(RPC0=GIB), [ADA, FAR], beside(ADA, FAR))
+    plan = find_room(rows(RPC0=GIB), [ADA, FAR], beside(ADA, FAR))
     assert plan.victims == (FAR,)
     question = load_question(plan, "new", NOW_S)
     assert question.text == (
@@ -73,7 +73,7 @@ def test_a_worker_in_use_cannot_be_shared_and_an_answer_that_ends_is_said() -> N
 
 
 def test_what_never_fits_names_who_holds_the_short_device_and_can_be_tried() -> None:
-    plan = plan_load(rows(CUDA0=30 * GIB), [ADA, BOB, FAR], beside(ADA, BOB, FAR))
+    plan = find_room(rows(CUDA0=30 * GIB), [ADA, BOB, FAR], beside(ADA, BOB, FAR))
     assert {victim.name for victim in plan.victims} == {"ada", "bob"}
     text = load_question(plan, "new", NOW_S).text
     assert text.startswith("new does not fit, even without ada")
@@ -81,7 +81,7 @@ def test_what_never_fits_names_who_holds_the_short_device_and_can_be_tried() -> 
 
 
 def test_where_nobody_is_in_the_way_the_load_is_tried() -> None:
-    host = plan_load(rows(CPU=100 * GIB), [ADA, FAR], beside(ADA, FAR))
+    host = find_room(rows(CPU=100 * GIB), [ADA, FAR], beside(ADA, FAR))
     assert host.victims == ()
 
 
@@ -95,7 +95,7 @@ def test_idle_times_are_told_in_whole_minutes_and_hours() -> None:
 
 def test_long_names_are_shortened_in_the_question_and_whole_in_its_tool_tip() -> None:
     long = "Some-Family-30B-A3B-Instruct-2507-Q4_K_M-00001-of-00003"
-    plan = LoadPlan((model(long),), short=(("CUDA0", GIB),))
+    plan = Room((model(long),), short=(("CUDA0", GIB),))
     question = load_question(plan, long, NOW_S)
     assert long not in question.text
     assert "Some-Family-30B-A3B-Ins…of-00003 does not fit" in question.text
@@ -104,7 +104,7 @@ def test_long_names_are_shortened_in_the_question_and_whole_in_its_tool_tip() ->
 
 
 def test_several_models_are_counted_on_the_button() -> None:
-    plan = LoadPlan((ADA, BOB), short=(("CUDA0", GIB),))
+    plan = Room((ADA, BOB), short=(("CUDA0", GIB),))
     question = load_question(plan, "new", NOW_S)
     assert question.unload_text == "Unload 2 models and load"
     assert question.unload_tool_tip == "Unload ada and bob and load new"

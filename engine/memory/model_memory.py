@@ -13,6 +13,7 @@ from engine.layout.layout import Layout
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.compute_graph.building.graph_tables import GraphTables
 from engine.memory.compute_graph.forecast import ComputeForecast
+from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
@@ -24,6 +25,7 @@ from engine.memory.weights import HostWeights, WeightTables
 from engine.settings.table import SETTINGS
 
 _LOGIT_BYTES = 4
+_NO_BUFFER = Size(0, 0)
 _MOST_TABLES = 12
 """A length that is left open asks for several at every step of a drag."""
 _DECIDING = tuple(setting.key for setting in SETTINGS if setting.effect == "context")
@@ -102,7 +104,7 @@ class ModelMemory:
         except MissingNumberError as error:
             return _nothing_known(rig, f"{error}; only a probe can tell its memory")
         forecast = tables.compute if tables and with_compute else None
-        compute = forecast.device_bytes(placement) if forecast else {}
+        compute = forecast.device_sizes(placement) if forecast else {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -110,9 +112,10 @@ class ModelMemory:
                     mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
                     kv_cache_bytes=kv.get(device_id, 0),
                     recurrent_bytes=recurrent.get(device_id, 0),
-                    compute_bytes=compute.get(device_id, 0),
+                    compute_bytes=compute.get(device_id, _NO_BUFFER).size_bytes,
                     output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
+                    pipeline_bytes=compute.get(device_id, _NO_BUFFER).pipeline_bytes,
                 )
                 for device_id in rig.ids
             },

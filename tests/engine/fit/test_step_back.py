@@ -116,7 +116,7 @@ def test_layers_go_to_the_neighbour_that_has_room() -> None:
 
 def test_several_devices_with_a_little_room_come_before_the_cpu() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
-    small = (replace(make_gpu(name, 1.25, used_gib=0), margin_bytes=0) for name in ("CUDA1", "CUDA2"))
+    small = (replace(make_gpu(name, 1.0, used_gib=0), margin_bytes=0) for name in ("CUDA1", "CUDA2"))
     rig = make_rig(TWO_CARDS.devices[0], *small, host_gib=64)
     need = needs_of(memory_of(), rig, layout)["CUDA0"]
     refused = Tried(layout, rows_of(memory_of(), rig, layout), Refusal("CUDA0", need, need * 2 // 3, 0))

@@ -34,7 +34,7 @@ def _buffer_bytes(graph: Graph) -> int:
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
     section = whole(graph)
     stops = (None, Stop(("whole", (), (), (), True, 0), ()), None)
-    return Simulation([Segment(Steps(scheduler, lambda _: section), (HOST,), stops)]).sizes()[HOST]
+    return Simulation([Segment(Steps(scheduler, lambda _: section), (HOST,), stops)]).sizes()[HOST].size_bytes
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:

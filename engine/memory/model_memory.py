@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from itertools import accumulate
 
+from engine.architectures.record import Architecture
+from engine.architectures.registry import find_architecture
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.memory.architectures import Architecture, find_architecture
 from engine.memory.backends import HOST_RULE, SizeRule
-from engine.memory.compute_graph.allocator import Size
+from engine.memory.compute_graph.building.graph_tables import GraphTables
 from engine.memory.compute_graph.forecast import ComputeForecast
-from engine.memory.compute_graph.graph_tables import GraphTables
+from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states

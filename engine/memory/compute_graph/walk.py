@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import CPU_TRAITS, BackendTraits
-from engine.memory.compute_graph.allocator import Size
-from engine.memory.compute_graph.chains import Chains
+from engine.memory.compute_graph.building.chains import Chains
+from engine.memory.compute_graph.building.graph_tables import Sizes
+from engine.memory.compute_graph.building.homes import memory_of
 from engine.memory.compute_graph.devices import backend_devices, backends_of
-from engine.memory.compute_graph.graph_tables import Sizes
-from engine.memory.compute_graph.homes import memory_of
-from engine.memory.compute_graph.scheduler import Place, Scheduler
-from engine.memory.compute_graph.sections import FarReachError
-from engine.memory.compute_graph.simulation import SectionName, Segment, Simulation, Steps, Stop
+from engine.memory.compute_graph.ggml.allocator import Size
+from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler
+from engine.memory.compute_graph.ggml.sections import FarReachError
+from engine.memory.compute_graph.ggml.simulation import SectionName, Segment, Simulation, Steps, Stop
 from engine.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
@@ -111,7 +111,10 @@ class Walk:
         end = self._tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
-        return [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+        parts = [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+        device, first, _ = parts[-1]
+        # Runs of all layers after the first go with the last layer.
+        return [*parts[:-1], (device, first, end)]
 
     # ------------------------------------------------------------------ segments
 

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
-from engine.memory.compute_graph.allocator import Buffer
-from engine.memory.compute_graph.graph import Graph
-from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
-from engine.memory.compute_graph.sections import whole
-from engine.memory.compute_graph.simulation import Segment, Simulation, Steps, Stop
+from engine.memory.compute_graph.ggml.allocator import Buffer
+from engine.memory.compute_graph.ggml.graph import Graph
+from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
+from engine.memory.compute_graph.ggml.sections import whole
+from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
 from engine.memory.model_memory import ModelMemory
 from tests.support.truth import truth_model
 

@@ -9,13 +9,13 @@ from typing import TypeVar
 import msgspec
 from PySide6.QtCore import QObject, Signal
 
+from app.auto_layout_words import STRATEGY_WORDS
 from app.background import Background
 from app.document import LayoutDocument
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
 from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.gguf.model_file import ModelFile
@@ -138,6 +138,8 @@ class AutoLayouts(QObject):
         speeds_of = self._speeds.known_speeds
 
         def find() -> AutoLayout:
+            from engine.fit.strategies.catalogue import auto_layout
+
             check_constraints(constraints, rig, model.n_layers)
             return auto_layout(strategy, model, rig, asked.context, replace(constraints, speeds=speeds_of(rig)))
 
@@ -178,7 +180,8 @@ class AutoLayouts(QObject):
 
 
 def _wishes(kept: KeptWishes) -> AutoWishes:
-    strategy = kept.strategy if kept.strategy in STRATEGIES else "fewest"
+    names = {words.name for words in STRATEGY_WORDS}
+    strategy = kept.strategy if kept.strategy in names else "fewest"
     return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
@@ -10,8 +11,6 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.architectures import Architecture, find_architecture
 from engine.memory.backends import HOST_RULE, SizeRule
-from engine.memory.compute_graph.forecast import ComputeForecast
-from engine.memory.compute_graph.graph_tables import GraphTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
@@ -21,6 +20,10 @@ from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
 from engine.settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from engine.memory.compute_graph.forecast import ComputeForecast
+    from engine.memory.compute_graph.graph_tables import GraphTables
 
 _LOGIT_BYTES = 4
 _MOST_TABLES = 12
@@ -53,6 +56,9 @@ class ModelMemory:
             self.probe_only = f"{error}; only a probe can tell the KV cache and compute buffers"
             self.unknown = ("state", "compute")
             return
+        # Graphs of all architectures are a third of what the window imports, which starts without any model.
+        from engine.memory.compute_graph.graph_tables import GraphTables
+
         try:
             self._graphs = GraphTables(model, *self._state, homes)
         except MissingNumberError as error:
@@ -163,7 +169,11 @@ class ContextMemory:
         n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
         self.output_buffer_bytes = n_outputs * _LOGIT_BYTES * shape.n_sequences
         """The logits that the host keeps: one row per sequence until a batch asks for more."""
-        self.compute = None if graphs is None else ComputeForecast(graphs, context)
+        self.compute: ComputeForecast | None = None
+        if graphs is not None:
+            from engine.memory.compute_graph.forecast import ComputeForecast
+
+            self.compute = ComputeForecast(graphs, context)
 
     def state_bytes(
         self, placement: Placement, members: MemberTables | None = None

@@ -30,7 +30,11 @@ class Crossing:
         """
         if isinstance(state, Ahead):
             memories = frozenset(self.names[memory] for memory in state.memories if memory in self.names)
-            return Ahead(tuple(map(self._copy, state.copies)), self.keys(key for key in state.read if isinstance(key, tuple)), memories)
+            return Ahead(
+                tuple(map(self._copy, state.copies)),
+                self.keys(key for key in state.read if isinstance(key, tuple)),
+                memories,
+            )
         if isinstance(state, Filled):
             return self._filled(state)
         return tuple((self._certain(key), self._backend(backend)) for key, backend in state)

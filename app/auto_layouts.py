@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -12,10 +11,11 @@ from PySide6.QtCore import QObject, Signal
 from app.auto_layout_words import STRATEGY_WORDS
 from app.background import Background
 from app.document import LayoutDocument
+from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
-from engine.errors import EngineError, LayoutError
+from engine.errors import LayoutError
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.gguf.model_file import ModelFile
@@ -60,7 +60,7 @@ class AutoLayouts(QObject):
         background: Background,
         settings: Settings,
         speeds: SpeedKeeper,
-        tell: Callable[[EngineError], None],
+        notices: Notices,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -69,7 +69,7 @@ class AutoLayouts(QObject):
         self._background = background
         self._settings = settings
         self._speeds = speeds
-        self._tell = tell
+        self._notices = notices
         self.wishes = _wishes(settings.kept("auto_layout", KeptWishes) or KeptWishes())
         self._pins = settings.kept("pins", KeptPins) or KeptPins()
 
@@ -146,12 +146,13 @@ class AutoLayouts(QObject):
         def apply(found: AutoLayout) -> None:
             obstacle = self._obstacle(model, asked)
             if obstacle:
-                self._tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
+                self._notices.tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
                 return
             self._document.set_edit(found.layout, found.context, f"auto layout {strategy}")
             self.found.emit(found)
+            self._notices.say(found.explanation, bad=not found.fits)
 
-        self._background.run("Finding a layout", find, apply, self._tell)
+        self._background.run("Finding a layout", find, apply, self._notices.tell)
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
         """Return why what was found for `asked` is of no use now; empty where it is. Layers may have been moved."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
+from app.notices import Notices
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.paths import speeds_path
@@ -28,7 +28,6 @@ _log = logging.getLogger("layerdeck.speeds")
 class SpeedKeeper(QObject):
     """One book for all models. What is kept is written beside the GUI thread."""
 
-    said = Signal(str)
     compared = Signal()
     """An answer was set against what was predicted of it."""
 
@@ -37,7 +36,7 @@ class SpeedKeeper(QObject):
         live: LiveRig,
         models: OpenModels,
         background: Background,
-        tell: Callable[[EngineError], None],
+        notices: Notices,
         path: Path | None = None,
         parent: QObject | None = None,
     ) -> None:
@@ -45,7 +44,7 @@ class SpeedKeeper(QObject):
         self._live = live
         self._models = models
         self._background = background
-        self._tell = tell
+        self._notices = notices
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
 
@@ -66,9 +65,9 @@ class SpeedKeeper(QObject):
             # Answers may have been learnt from meanwhile.
             book, problems = replace(measured[0], ratios=self.book.ratios), measured[1]
             self._keep(book)
-            self.said.emit(" ".join((*speed_lines(rig, book), *problems)))
+            self._notices.say(" ".join((*speed_lines(rig, book), *problems)))
 
-        self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._tell)
+        self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
         file, loaded, rig = model.file, model.loading.loaded, self._live.rig

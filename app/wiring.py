@@ -174,7 +174,7 @@ def make_desk(
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
     loader = Loader(models, document, live, settings, parent)
-    speeds = SpeedKeeper(live, models, background, notices.tell, parent=parent)
+    speeds = SpeedKeeper(live, models, background, notices, parent=parent)
     unloader = Unloader(models, rig.lab, notices, parent)
     desk = Desk(
         settings=settings,
@@ -191,8 +191,8 @@ def make_desk(
         held_memory=held_memory,
         opener=ModelOpener(models, document, live, rig.lab, settings, background, notices, parent),
         layouts=Layouts(document, models, live, background, notices, parent),
-        auto_layouts=AutoLayouts(document, live, background, settings, speeds, notices.tell, parent),
-        side_files=SideFileKeeper(document, background, settings, notices.tell, parent),
+        auto_layouts=AutoLayouts(document, live, background, settings, speeds, notices, parent),
+        side_files=SideFileKeeper(document, background, settings, notices, parent),
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
@@ -208,8 +208,6 @@ def _connect_notices(desk: Desk) -> None:
     """Pass on what is said by those who are not given the notices."""
     notices = desk.notices
     desk.loader.notice.connect(notices.given)
-    desk.speeds.said.connect(notices.say)
-    desk.auto_layouts.found.connect(lambda found: notices.say(found.explanation, bad=not found.fits))
     desk.watchman.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
 
 

@@ -107,7 +107,7 @@ class ModelMemory:
         except MissingNumberError as error:
             return _nothing_known(rig, f"{error}; only a probe can tell its memory")
         forecast = tables.compute if tables and with_compute else None
-        compute = forecast.device_bytes(placement) if forecast else {}
+        compute = forecast.device_sizes(placement) if forecast else {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -115,9 +115,10 @@ class ModelMemory:
                     mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
                     kv_cache_bytes=kv.get(device_id, 0),
                     recurrent_bytes=recurrent.get(device_id, 0),
-                    compute_bytes=compute.get(device_id, 0),
+                    compute_bytes=compute[device_id].size_bytes if device_id in compute else 0,
                     output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
+                    pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
                 )
                 for device_id in rig.ids
             },

@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, RuleViolationError
 from engine.fit.advice import Advice, advice
@@ -28,6 +26,7 @@ from engine.layout.rules import Violation, violations
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
+from engine.settings.table import memory_part
 
 if TYPE_CHECKING:
     from engine.fit.decisions.resolve import Resolved
@@ -159,9 +158,15 @@ class Plan:
             files = tuple((str(path), *_state(path.stat())) for path in self.model.paths)
         except (EngineError, OSError):
             return None
-        settings = msgspec.structs.replace(self.settings, threads=None, threads_batch=None)
         devices = tuple(map(_identity, self.rig.all_devices))
-        return (files, parameters, settings, devices, self.edit.side_files, self.resolved.projector_device)
+        return (
+            files,
+            parameters,
+            memory_part(self.settings),
+            devices,
+            self.edit.side_files,
+            self.resolved.projector_device,
+        )
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:

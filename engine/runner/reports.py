@@ -10,7 +10,7 @@ from engine.gguf.quoting import clean
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
-from engine.runner.measured import member_estimate, rows_from_parts
+from engine.runner.measured import member_estimate, rows_from_parts, with_copies
 from engine.runner.outcome import EndReason, ProcessOutcome
 from engine.runner.protocol import AllocationFailure, Failure, Generated, LoadedModel, Part, StageProgress
 from engine.units import format_bytes
@@ -56,6 +56,7 @@ class StageTracker:
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
     """Return the measured rows beside the plan's forecast; nothing beside them where that left something out."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
+    measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     return Loaded(devices=measured, forecast=plan.forecast if plan.report.probe_only is None else ())
 
 

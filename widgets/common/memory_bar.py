@@ -13,7 +13,7 @@ from engine.units import GIB, MIB, format_bytes
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 
-PartRole = Literal["weights", "kv", "compute"]
+PartRole = Literal["weights", "kv", "compute", "pipeline"]
 
 OVERFLOW_WIDTH = 18.0
 """Pixels kept free right of the bar, for what goes past its end."""
@@ -52,10 +52,12 @@ class MemoryBar:
 
 def row_parts(row: DeviceRow) -> tuple[BarPart, ...]:
     """Return the segments of `row`, in the order of the bar, without empty ones."""
+    alone_bytes = row.compute_bytes - row.pipeline_bytes
     parts = (
         BarPart("weights", "weights", row.weights_bytes),
         BarPart("kv", "KV", row.kv_cache_bytes + row.recurrent_bytes),
-        BarPart("compute", "compute", row.compute_bytes + row.output_bytes + row.overhead_bytes),
+        BarPart("compute", "compute", alone_bytes + row.output_bytes + row.overhead_bytes),
+        BarPart("pipeline", "pipeline", row.pipeline_bytes),
     )
     return tuple(part for part in parts if part.size_bytes > 0)
 
@@ -126,6 +128,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None) -> str:
             ("KV cache", row.kv_cache_bytes),
             ("recurrent state", row.recurrent_bytes),
             ("compute buffer", row.compute_bytes),
+            ("of that, copies for a pipeline", row.pipeline_bytes),
             ("output buffer", row.output_bytes),
             ("overhead", row.overhead_bytes),
         )

@@ -109,7 +109,9 @@ class LayoutEditor(QFrame):
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
         self._legend.setVisible(preview is not None)
         if preview is not None:
-            self._legend.set_experts(any(layer.expert_bytes for layer in preview.layers))
+            self._legend.set_parts(
+                experts=any(layer.expert_bytes for layer in preview.layers), pipeline=len(preview.rig.devices) > 1
+            )
         self._notes.set_lines(() if preview is None else note_lines(preview))
         self._update_header()
 

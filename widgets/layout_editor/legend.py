@@ -26,14 +26,15 @@ class LegendEntry:
     dashed: bool = False
 
 
-def legend_entries(*, experts: bool) -> tuple[LegendEntry, ...]:
-    """Return the entries for a model with or without experts."""
+def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntry, ...]:
+    """Return the entries for a model with or without experts, on devices that run as a pipeline or do not."""
     return (
         LegendEntry("other programs", "other"),
         LegendEntry("attention + dense", "weights"),
         *((LegendEntry("experts", "experts"),) if experts else ()),
         LegendEntry("KV cache", "kv"),
         LegendEntry("compute, output", "compute"),
+        *((LegendEntry("copies for a pipeline", "pipeline"),) if pipeline else ()),
         LegendEntry("limit less margin", "text", dashed=True),
     )
 
@@ -49,9 +50,9 @@ class Legend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(_LINE)
 
-    def set_experts(self, experts: bool) -> None:
-        """Name the experts, or leave them out."""
-        entries = legend_entries(experts=experts)
+    def set_parts(self, *, experts: bool, pipeline: bool) -> None:
+        """Name experts and the copies for a pipeline, or leave them out."""
+        entries = legend_entries(experts=experts, pipeline=pipeline)
         if entries != self._entries:
             self._entries = entries
             self._fit_height()

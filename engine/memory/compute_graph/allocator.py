@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from engine.memory.compute_graph.graph import INPLACE_OPS, Tensor
 from engine.memory.compute_graph.scheduler import Backend, Copy, Piece
@@ -69,6 +70,13 @@ class Buffer:
         place = next((place for place, start in enumerate(offsets) if start >= offset), len(offsets))
         offsets.insert(place, offset)
         sizes.insert(place, size)
+
+
+class Size(NamedTuple):
+    """What a buffer takes, and how much of that are the copies for a pipeline beyond the first of each tensor."""
+
+    size_bytes: int
+    pipeline_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +182,7 @@ class Allocation:
         self._backends = backends
         self._n_copies = n_copies
 
-    def fill(self, piece: Piece, ahead: Ahead, before: Filled) -> tuple[Filled, dict[str, int]]:
+    def fill(self, piece: Piece, ahead: Ahead, before: Filled) -> tuple[Filled, dict[str, Size]]:
         """Return the buffers behind `piece`, and the sizes of those that nothing is put in any more."""
         step = _Step(self._backends, self._n_copies, piece, ahead, before)
         step.run(piece)
@@ -216,7 +224,7 @@ class _Step:
                 for source in sources:
                     self._done_with(self._root_key(source))
 
-    def finish(self, ahead: Ahead) -> tuple[Filled, dict[str, int]]:
+    def finish(self, ahead: Ahead) -> tuple[Filled, dict[str, Size]]:
         """Return the buffers for the next section, and the sizes of those that are done with."""
         live: dict[object, Block] = {}
         for key, block in self._blocks.items():
@@ -227,10 +235,13 @@ class _Step:
             memory: self._buffers[memory].size_bytes if memory in self._buffers else 0
             for memory in {*self._buffers, *self._kept} - ahead.memories
         }
-        sizes = {memory: size + self._kept.get(memory, 0) for memory, size in done.items()}
+        sizes = {memory: self._with_kept(size, self._kept.get(memory, 0)) for memory, size in done.items()}
         buffers = {memory: found for memory, found in self._buffers.items() if memory not in done}
         kept = {memory: size for memory, size in self._kept.items() if memory not in done}
         return _filled(buffers, kept, live), sizes
+
+    def _with_kept(self, size_bytes: int, kept_bytes: int) -> Size:
+        return Size(size_bytes + kept_bytes, kept_bytes - kept_bytes // self._n_copies)
 
     def _root_key(self, source: Tensor | Copy) -> object:
         if isinstance(source, Copy):

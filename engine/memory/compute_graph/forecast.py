@@ -9,6 +9,7 @@ from typing import TypeVar
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings, FlashAttention
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
+from engine.memory.compute_graph.allocator import Size
 from engine.memory.compute_graph.chains import Chains
 from engine.memory.compute_graph.devices import backend_devices
 from engine.memory.compute_graph.families import Family
@@ -30,9 +31,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Compute buffers by device, in bytes, and whether flash attention is among what is computed."""
+    """Compute buffers by device, and whether flash attention is among what is computed."""
 
-    sizes: dict[str, int]
+    sizes: dict[str, Size]
     flash: bool
 
 
@@ -65,7 +66,7 @@ class ComputeForecast:
         self._chains: dict[tuple[Batch, bool], Chains] = {}
         self._whole = tables.is_whole
 
-    def device_bytes(self, placement: Placement) -> dict[str, int]:
+    def device_sizes(self, placement: Placement) -> dict[str, Size]:
         """Return the compute buffer of each device, the CPU's under its id; each member of a split has it whole."""
         if placement.shares:
             merged = as_one_device(placement)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from engine.memory.compute_graph.allocator import Ahead, Allocation, is_shared, look_back, start
+from engine.memory.compute_graph.allocator import Ahead, Allocation, Size, is_shared, look_back, start
 from engine.memory.compute_graph.crossing import Crossing, Places, State, crossing
 from engine.memory.compute_graph.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.sections import FarReachError, Key, Section
@@ -78,7 +78,7 @@ class Steps:
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
-        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, int]]] = {}
+        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, Size]]] = {}
         self._starts: dict[tuple[Section, ...], int] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
         self._entered: dict[tuple[Steps, Crossing, int], int] = {}
@@ -192,9 +192,9 @@ class Steps:
         aheads.reverse()
         return aheads, state
 
-    def fill(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[dict[str, int], int]:
+    def fill(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[dict[str, Size], int]:
         """Return the sizes of buffers that nothing is put in any more, and the state of the others."""
-        sizes: dict[str, int] = {}
+        sizes: dict[str, Size] = {}
         known = self._fills
         last: tuple[Piece, int] | None = None
         for piece, ahead in zip(pieces, aheads, strict=True):
@@ -246,8 +246,8 @@ class Simulation:
         self._segments = segments
         self._crossings = [a.crossing(b) for a, b in pairwise(segments)]
 
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of the compute buffer in each memory.
+    def sizes(self) -> dict[str, Size]:
+        """Return the size of the compute buffer in each memory.
 
         Raises:
             FarReachError: sections know too little of each other.
@@ -255,7 +255,7 @@ class Simulation:
         assigned = self._assign()
         pieces = self._cut(assigned)
         aheads = self._look_back(pieces)
-        found = {memory: 0 for segment in self._segments for memory in segment.memories}
+        found = {memory: Size(0, 0) for segment in self._segments for memory in segment.memories}
         first = self._segments[0].steps
         state = first.start([each for of_segment in assigned for each in of_segment])
         for place, segment in enumerate(self._segments):

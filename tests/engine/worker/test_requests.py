@@ -198,8 +198,8 @@ def test_a_prefix_that_another_slot_holds_is_not_read_again(model: Path, context
     with RawChild() as child:
         load(child, model, context)
         fresh = []
-        for number, end in enumerate(("one", "two", "three")):
-            fresh.append(alone(child, 10 * number + 1, f"{shared}{end}", 12))
+        for number, last in enumerate(("one", "two", "three")):
+            fresh.append(alone(child, 10 * number + 1, f"{shared}{last}", 12))
             alone(child, 10 * number + 2, "?" * 300, 1)  # an unlike prompt in each of the slots
         for number in range(4):
             child.send(greedy(100 + number, f"{number}" * 300, 1))
@@ -214,8 +214,8 @@ def test_a_prefix_that_another_slot_holds_is_not_read_again(model: Path, context
         copied = child.last_words(203, 204)
         for number, text in ((203, fresh[1]), (204, fresh[2])):
             assert text_of(copied[number]) == text
-            assert ending(copied[number]).cached_tokens >= len(shared)
             end = ending(copied[number])
+            assert end.cached_tokens >= len(shared)
             assert end.cached_tokens + end.evaluated_tokens == end.prompt_tokens
 
 

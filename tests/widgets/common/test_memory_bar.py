@@ -45,6 +45,19 @@ def test_what_fits_leaves_what_is_free_after_the_margin() -> None:
     assert parts_texts(bar)[0] == "weights 4.0 · KV 1.0 · compute 0.2 GiB"
 
 
+def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
+    row = row_of(GIB, compute_bytes=3 * GIB, pipeline_bytes=2 * GIB, overhead_bytes=MIB)
+    bar = bar_of_row(row)
+    assert [(part.role, part.size_bytes) for part in bar.parts] == [
+        ("weights", GIB),
+        ("compute", GIB + MIB),
+        ("pipeline", 2 * GIB),
+    ]
+    assert bar.used_bytes - (bar.other_bytes or 0) == row.need_bytes
+    assert "copies for a pipeline: 2.00 GiB" in bar_tooltip(row)
+    assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
+
+
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
     assert room_text(bar_of_row(row_of(7 * GIB))) == "short 512.0 MiB"
     assert "missing: 512.0 MiB" in bar_tooltip(row_of(7 * GIB))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QObject, Qt, Signal
 
 from app.auto_layout_words import STRATEGY_WORDS
 from app.background import Background
@@ -15,9 +15,11 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
-from engine.errors import LayoutError
+from engine.cancellation import CancelToken
+from engine.errors import EngineError, LayoutError
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
+from engine.fit.strategies.watch import Watch
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import KvType
 from engine.layout.layout import Layout
@@ -46,12 +48,26 @@ class KeptPins(msgspec.Struct, frozen=True):
     outputs: dict[str, str] = {}
 
 
+@dataclass(frozen=True, slots=True)
+class _Progress:
+    """How many layouts a search has tried; `token` tells which search."""
+
+    token: CancelToken
+    n_tried: int
+
+
 class AutoLayouts(QObject):
-    """Keeps wishes and pins between runs; finds layouts beside the GUI thread, each one step of undo."""
+    """Keeps wishes and pins between runs; finds layouts beside the GUI thread, each one step of undo.
+
+    `searching` tells in words how far a search is, empty when none is under way.
+    """
 
     wishes_changed = Signal(AutoWishes)
     pins_changed = Signal(Pins)
     found = Signal(AutoLayout)
+    searching = Signal(str)
+
+    _tried = Signal(_Progress)
 
     def __init__(
         self,
@@ -72,6 +88,8 @@ class AutoLayouts(QObject):
         self._notices = notices
         self.wishes = _wishes(settings.kept("auto_layout", KeptWishes) or KeptWishes())
         self._pins = settings.kept("pins", KeptPins) or KeptPins()
+        self._token: CancelToken | None = None
+        self._tried.connect(self._on_tried, Qt.ConnectionType.QueuedConnection)
 
     @property
     def pins(self) -> Pins:
@@ -136,14 +154,21 @@ class AutoLayouts(QObject):
         model, asked = plan.model, plan.edit
         constraints = replace(self._constraints(model), side_files=asked.side_files)
         speeds_of = self._speeds.known_speeds
+        self.cancel()
+        token = self._token = CancelToken()
+        watch = Watch(token, lambda n_tried: self._tried.emit(_Progress(token, n_tried)))
 
         def find() -> AutoLayout:
             from engine.fit.strategies.catalogue import auto_layout
 
             check_constraints(constraints, rig, model.n_layers)
-            return auto_layout(strategy, model, rig, asked.context, replace(constraints, speeds=speeds_of(rig)))
+            wanted = replace(constraints, speeds=speeds_of(rig), watch=watch)
+            return auto_layout(strategy, model, rig, asked.context, wanted)
 
         def apply(found: AutoLayout) -> None:
+            if token.cancelled:
+                return
+            self._end_search()
             obstacle = self._obstacle(model, asked)
             if obstacle:
                 self._notices.tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
@@ -152,7 +177,27 @@ class AutoLayouts(QObject):
             self.found.emit(found)
             self._notices.say(found.explanation, bad=not found.fits)
 
-        self._background.run("Finding a layout", find, apply, self._notices.tell)
+        def refuse(error: EngineError) -> None:
+            if not token.cancelled:
+                self._end_search()
+                self._notices.tell(error)
+
+        self.searching.emit("Finding a layout")
+        self._background.run("Finding a layout", find, apply, refuse, quiet=True)
+
+    def cancel(self) -> None:
+        """End the search that is under way, if one is: the layout stays as it is."""
+        if self._token is not None:
+            self._token.cancel()
+            self._end_search()
+
+    def _end_search(self) -> None:
+        self._token = None
+        self.searching.emit("")
+
+    def _on_tried(self, progress: _Progress) -> None:
+        if progress.token is self._token:
+            self.searching.emit(f"Finding a layout: {progress.n_tried} tried")
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
         """Return why what was found for `asked` is of no use now; empty where it is. Layers may have been moved."""

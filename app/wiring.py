@@ -258,6 +258,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     rig, models, document, opener = desk.rig, desk.models, desk.document, desk.opener
     desk.notices.given.connect(main.status_line.show_notice)
     desk.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
+    desk.auto_layouts.searching.connect(lambda what: main.status_line.set_busy("auto layout", what))
     questions = Questions(
         main,
         settings,

@@ -11,6 +11,7 @@
     |   +-- BusyError           an endpoint that serves somebody else
     +-- WorkerCrashedError      a child ended without a word
     +-- WorkerStalledError      a child stopped showing progress
+    +-- CancelledError          whoever asked has enough of waiting
     +-- NoDisplayError          a window was asked for where there is no screen
 
 "Does not fit" is a result (`FitReport`), not an error.
@@ -34,6 +35,10 @@ class EngineError(Exception):
     def fields(self) -> dict[str, str | int | None]:
         """Return what goes beside `kind` and `message` in the error document."""
         return {}
+
+
+class CancelledError(EngineError):
+    """Work that was ended because nobody waits for it any more."""
 
 
 class ArgumentError(EngineError):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
+import time
 from argparse import Namespace
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
@@ -16,12 +19,15 @@ from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
+from engine.fit.strategies.watch import Watch
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.rigs.search import find_devices
+
+_PATIENCE_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +58,24 @@ def read_inputs(options: Namespace) -> Asked:
         layout = initial_layout(memory, rig, context, side_files)
         return Asked(Plan(memory, rig, Edit(layout, context, side_files)))
     speeds = known_speeds(rig, read_speed_book(speeds_path()))
-    constraints = replace(constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds)
+    constraints = replace(
+        constraints_of(options, rig, model.n_layers), side_files=side_files, speeds=speeds, watch=Watch(tell=patience())
+    )
     found = auto_layout(options.auto, memory, rig, context, constraints)
     return Asked(Plan(memory, rig, Edit(found.layout, found.context, side_files)), found.explanation)
+
+
+def patience() -> Callable[[int], None]:
+    """Return what says every few seconds on standard error how far a search for a layout is, if people read that."""
+    told = time.monotonic()
+
+    def tell(n_tried: int) -> None:
+        nonlocal told
+        if time.monotonic() - told >= _PATIENCE_S and sys.stderr.isatty():
+            told = time.monotonic()
+            print(f"finding a layout: {n_tried} tried; Ctrl-C ends the search", file=sys.stderr, flush=True)
+
+    return tell
 
 
 def this_machine() -> Rig:

@@ -19,6 +19,7 @@ from engine.devices.device import CPU_ID
 from engine.devices.rig_file import encode_rig
 from engine.fit.preview import LoadedLayout
 from engine.fit.speed_book import read_speed_book
+from engine.fit.strategies.constraints import AutoLayout
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
@@ -160,6 +161,33 @@ def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBo
     assert find(window, qtbot, "fewest").layout.devices == ("CUDA0",)
     window.desk.opener.model_changed.emit(None)
     assert dialog.explanation_label.text() == ""
+
+
+def test_a_search_tells_how_far_it_is_until_it_has_found(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    told: list[str] = []
+    window.session.auto_layouts.searching.connect(told.append)
+    find(window, qtbot, "fastest")
+    assert told[0] == "Finding a layout"
+    assert told[1] == "Finding a layout: 1 tried"
+    assert told[-1] == ""
+    assert "Finding" not in window.main.status_line.text()
+
+
+def test_a_cancelled_search_changes_nothing(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    window = open_window()
+    show_model(window, qtbot, tmp_path)
+    before, layouts = edit_of(window), window.session.auto_layouts
+    found: list[AutoLayout] = []
+    layouts.found.connect(found.append)
+    layouts.use("balanced")
+    assert "Finding a layout" in window.main.status_line.text()
+    window.actions["cancel_auto_layout"].trigger()
+    assert "Finding a layout" not in window.main.status_line.text()
+    assert edit_of(window) == before
+    find(window, qtbot, "fewest")
+    assert len(found) == 1
 
 
 def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:

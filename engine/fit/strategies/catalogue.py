@@ -59,6 +59,7 @@ def auto_layout(
 
     Raises:
         ArgumentError: for a name that is none.
+        CancelledError: `constraints.watch` says that nobody waits any more.
     """
     strategy = find_strategy(name)
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from engine.devices.device import Rig
 from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
+from engine.fit.strategies.watch import Watch
 from engine.layout.context_settings import ContextSettings, KvType
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
@@ -28,7 +29,7 @@ class Constraints:
     `pins`: layers whose device is given; `output`: the device of the output layer, where it is given; `split`: use
     several devices even where one holds everything; `kv_types`: cache types that may be chosen, the preferred first
     (none: those of the settings only); `max_ctx`: the longest context wanted, in tokens; `side_files`: what is loaded
-    beside the model; `speeds`: what was measured, for strategy fastest.
+    beside the model; `speeds`: what was measured, for strategy fastest; `watch`: told of every layout that is tried.
 
     Margins are the rig's (`Device.margin_bytes`).
     """
@@ -42,6 +43,7 @@ class Constraints:
     max_ctx: int | None = None
     side_files: SideFiles = NO_SIDE_FILES
     speeds: Speeds = NO_MEASUREMENTS
+    watch: Watch | None = field(default=None, compare=False)
 
 
 NO_CONSTRAINTS = Constraints()

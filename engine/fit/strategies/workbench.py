@@ -102,6 +102,8 @@ class Workbench:
         """Return what `layout` takes on each device; fillings ask for the same layouts again and again."""
         found = self._needs.get(layout)
         if found is None:
+            if self.constraints.watch is not None:
+                self.constraints.watch.step()
             found = self._needs[layout] = device_needs(self._estimate(layout, self.side_files)[0], self.rig)
         return found
 

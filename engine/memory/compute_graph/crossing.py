@@ -30,14 +30,13 @@ class Crossing:
         """
         if isinstance(state, Ahead):
             memories = frozenset(self.names[memory] for memory in state.memories if memory in self.names)
-            return Ahead(
-                tuple(map(self._copy, state.copies)),
-                self.keys(key for key in state.read if isinstance(key, tuple)),
-                memories,
-            )
+            return Ahead(tuple(map(self._copy, state.copies)), self._names(state.read), memories)
         if isinstance(state, Filled):
             return self._filled(state)
         return tuple((self._certain(key), self._backend(backend)) for key, backend in state)
+
+    def _names(self, names: Iterable[object]) -> frozenset[object]:
+        return self.keys(name for name in names if isinstance(name, tuple))
 
     def backend(self, number: int) -> int:
         """Return the number of a backend, -1 where it is not there."""

@@ -8,6 +8,7 @@ from typing import TypeVar
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
+from app.auto_layout_words import STRATEGY_WORDS
 from app.background import Background
 from app.document import LayoutDocument
 from app.notices import Notices
@@ -16,7 +17,6 @@ from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
 from engine.cancellation import CancelToken
 from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.fit.strategies.watch import Watch
@@ -159,6 +159,8 @@ class AutoLayouts(QObject):
         watch = Watch(token, lambda n_tried: self._tried.emit(_Progress(token, n_tried)))
 
         def find() -> AutoLayout:
+            from engine.fit.strategies.catalogue import auto_layout
+
             check_constraints(constraints, rig, model.n_layers)
             wanted = replace(constraints, speeds=speeds_of(rig), watch=watch)
             return auto_layout(strategy, model, rig, asked.context, wanted)
@@ -224,7 +226,8 @@ class AutoLayouts(QObject):
 
 
 def _wishes(kept: KeptWishes) -> AutoWishes:
-    strategy = kept.strategy if kept.strategy in STRATEGIES else "fewest"
+    names = {words.name for words in STRATEGY_WORDS}
+    strategy = kept.strategy if kept.strategy in names else "fewest"
     return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split)
 
 

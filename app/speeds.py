@@ -18,7 +18,6 @@ from app.speed_test import known_speeds, measured_book, speed_lines
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
-from engine.fit.strategies.fastest import predict_layout
 from engine.fit.strategies.speeds import Speeds, layout_class
 from engine.memory.model_memory import ModelMemory
 from engine.runner.events import Done
@@ -79,6 +78,8 @@ class SpeedKeeper(QObject):
             return  # The devices are not those of the load any more.
 
         def predict() -> float:
+            from engine.fit.strategies.fastest import predict_layout
+
             # Without what was learnt: how far the bare prediction is off is what is to be learnt.
             speeds = replace(self.known_speeds(rig), ratios={})
             return predict_layout(ModelMemory(file), rig, loaded.edit.layout, loaded.edit.context, speeds).middle_s

@@ -30,6 +30,7 @@ from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
+from tests.support.selection import examples
 from tests.support.strategies import rigs
 
 N_LAYERS = 16
@@ -315,7 +316,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Layout, Constraints]:
     return world, layout, Constraints(pins=pins)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(drawn=worlds())
 def test_it_ends_never_repeats_and_asks_less_of_who_refused(drawn: tuple[World, Layout, Constraints]) -> None:
     world, layout, constraints = drawn

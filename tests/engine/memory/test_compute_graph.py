@@ -18,12 +18,14 @@ from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
 from engine.memory.compute_graph.ggml.sections import whole
 from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
 from engine.memory.model_memory import ModelMemory
+from tests.support.selection import examples
 from tests.support.truth import truth_model
 
 RIG = Rig(
     (Device("CUDA0", "card", "CUDA", "gpu", 1 << 35), Device("CUDA1", "card", "CUDA", "gpu", 1 << 35)),
     make_host("host", 1 << 36),
 )
+
 MODEL = ModelMemory(truth_model("llama-3.2-1b"))
 DEVICES = st.sampled_from((CPU_ID, "CUDA0", "CUDA1"))
 
@@ -100,7 +102,7 @@ def _layout(bounds: list[int], devices: list[str], output: str, override: str | 
     return Layout(16, tuple(runs), output, overrides=overrides)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     bounds=st.lists(st.integers(1, 15), max_size=3, unique=True),
     devices=st.lists(DEVICES, min_size=4, max_size=4),

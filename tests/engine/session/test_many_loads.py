@@ -18,11 +18,12 @@ from engine.session.snapshot import Phase
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of
+from tests.support.selection import examples
 from tests.support.session_log import SessionLog
 
-N_CYCLES = 100
 WARM_CYCLES = 10
 """After so many everything that is made once has been made."""
+N_CYCLES = max(examples(100), 3 * WARM_CYCLES)
 MAX_GROWTH = 1.05
 
 

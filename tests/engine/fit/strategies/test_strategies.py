@@ -33,6 +33,7 @@ from engine.memory.side_files import Projector, SideFiles
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
+from tests.support.selection import examples
 from tests.support.strategies import rigs
 from tests.support.truth import truth_model
 
@@ -408,7 +409,7 @@ CONSTRAINTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rig=rigs(), strategy=st.sampled_from(sorted(STRATEGIES)), model=st.sampled_from(MODELS), constraints=CONSTRAINTS)
 def test_any_rig_and_any_constraints(rig: Rig, strategy: str, model: str, constraints: Constraints) -> None:
     result = found(strategy, model, rig, constraints)
@@ -436,7 +437,7 @@ def test_any_rig_and_any_constraints(rig: Rig, strategy: str, model: str, constr
         assert result.context == CONTEXT
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(constraints=CONSTRAINTS, rig=rigs(), n_layers=st.integers(1, 40))
 def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: Rig, n_layers: int) -> None:
     named = {*constraints.order, *constraints.off, *(pin.device for pin in constraints.pins)}

@@ -114,7 +114,7 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.auto_options import add_auto_arguments
-    from app.cli.settings_options import add_settings_arguments, positive
+    from app.cli.settings_options import add_settings_arguments
 
     command.add_argument("file", type=Path, metavar="FILE")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")

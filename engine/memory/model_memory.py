@@ -23,8 +23,8 @@ from engine.memory.weights import HostWeights, WeightTables
 from engine.settings.table import SETTINGS
 
 if TYPE_CHECKING:
-    from engine.memory.compute_graph.forecast import ComputeForecast
     from engine.memory.compute_graph.building.graph_tables import GraphTables
+    from engine.memory.compute_graph.forecast import ComputeForecast
 
 _LOGIT_BYTES = 4
 _MOST_TABLES = 12

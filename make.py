@@ -34,6 +34,7 @@ ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "layerdeck-setup.json"
 MIN_PYTHON = (3, 11)
+FOLDERS = ("app", "benchmarks", "engine", "resources", "tests", "widgets")
 BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal")
 ENGINE = "llama-cpp-python"
 
@@ -595,6 +596,12 @@ def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     call([*pip, str(wheel), "--editable", project], failed)
 
 
+def compile_modules() -> None:
+    """Compile our modules once for all processes: many start, and some environments let none keep what it compiles."""
+    command = [str(venv_program("python")), "-m", "compileall", "-q", *FOLDERS]
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)  # what is wrong shows where it is used
+
+
 def set_up(*, tests: bool, force: bool = False) -> None:
     """Do what is missing until Layerdeck (and its tests) can run."""
     stamp = read_stamp()
@@ -613,6 +620,7 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     STAMP.unlink(missing_ok=True)
     wheel = require_wheel(build, cuda)
     install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
+    compile_modules()
     finished = {
         "digest": digest,
         "wheel": build.key,
@@ -659,6 +667,7 @@ def pytest_command(arguments: Sequence[str]) -> list[str]:
 def run_tests(arguments: Sequence[str]) -> int:
     """Run the tests. They need no display."""
     set_up(tests=True)
+    compile_modules()
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.chdir(ROOT)
     return replace_process(pytest_command(arguments))
@@ -687,6 +696,7 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
     if unknown := [name for name in arguments if name not in available]:
         raise SetupError(f"No benchmark is called {', '.join(unknown)}; there are {', '.join(available)}.")
     set_up(tests=True)
+    compile_modules()
     codes = [
         subprocess.run([str(venv_program("python")), "-m", f"benchmarks.{name}"], cwd=ROOT, check=False).returncode
         for name in arguments or available

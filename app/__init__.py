@@ -1,1 +1,1 @@
-"""Composition root: entry points, main window, actions, settings, session."""
+"""Composition root: entry points, wiring, and what stands between the engine and the widgets."""

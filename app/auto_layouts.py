@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
+from app.auto_layout_words import STRATEGY_WORDS
 from app.background import Background
 from app.document import LayoutDocument
+from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from app.speeds import SpeedKeeper
 from engine.cancellation import CancelToken
 from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.fit.strategies.watch import Watch
@@ -76,7 +76,7 @@ class AutoLayouts(QObject):
         background: Background,
         settings: Settings,
         speeds: SpeedKeeper,
-        tell: Callable[[EngineError], None],
+        notices: Notices,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -85,7 +85,7 @@ class AutoLayouts(QObject):
         self._background = background
         self._settings = settings
         self._speeds = speeds
-        self._tell = tell
+        self._notices = notices
         self.wishes = _wishes(settings.kept("auto_layout", KeptWishes) or KeptWishes())
         self._pins = settings.kept("pins", KeptPins) or KeptPins()
         self._token: CancelToken | None = None
@@ -159,6 +159,8 @@ class AutoLayouts(QObject):
         watch = Watch(token, lambda n_tried: self._tried.emit(_Progress(token, n_tried)))
 
         def find() -> AutoLayout:
+            from engine.fit.strategies.catalogue import auto_layout
+
             check_constraints(constraints, rig, model.n_layers)
             wanted = replace(constraints, speeds=speeds_of(rig), watch=watch)
             return auto_layout(strategy, model, rig, asked.context, wanted)
@@ -169,15 +171,16 @@ class AutoLayouts(QObject):
             self._end_search()
             obstacle = self._obstacle(model, asked)
             if obstacle:
-                self._tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
+                self._notices.tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
                 return
             self._document.set_edit(found.layout, found.context, f"auto layout {strategy}")
             self.found.emit(found)
+            self._notices.say(found.explanation, bad=not found.fits)
 
         def refuse(error: EngineError) -> None:
             if not token.cancelled:
                 self._end_search()
-                self._tell(error)
+                self._notices.tell(error)
 
         self.searching.emit("Finding a layout")
         self._background.run("Finding a layout", find, apply, refuse, quiet=True)
@@ -223,7 +226,8 @@ class AutoLayouts(QObject):
 
 
 def _wishes(kept: KeptWishes) -> AutoWishes:
-    strategy = kept.strategy if kept.strategy in STRATEGIES else "fewest"
+    names = {words.name for words in STRATEGY_WORDS}
+    strategy = kept.strategy if kept.strategy in names else "fewest"
     return AutoWishes(strategy, kept.order, frozenset(kept.off), kept.kv_types, kept.split)
 
 
@@ -232,6 +236,7 @@ def _toggled(pins: Pins, layout: Layout, first: int, last: int) -> tuple[PinnedL
     places = dict(enumerate(layout.assignment()))
     held = {index: device for index in places if (device := pins.device_of(index)) is not None}
     span = range(first, last + 1)
+    # Pinned elsewhere counts as not pinned: the layer has been moved since, and is pinned to where it is now.
     if all(held.get(index) == places[index] for index in span):
         held = {index: device for index, device in held.items() if index not in span}
     else:

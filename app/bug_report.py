@@ -7,7 +7,6 @@ import platform
 import sys
 import threading
 import traceback
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 
@@ -27,6 +26,8 @@ def scrub(text: str, home: Path | None = None) -> str:
 
 def versions() -> str:
     """Return what this program is and runs on, in one line."""
+    from importlib.metadata import PackageNotFoundError, version
+
     try:
         own = version("layerdeck")
     except PackageNotFoundError:

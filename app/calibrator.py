@@ -63,6 +63,7 @@ class Calibrator(QObject):
         if self._ended is None:
             return
         (rig, event), self._ended = self._ended, None
+        # A local card tells by how much it grew, driver's share included; of workers and host the engine's rows say it.
         local = {device.id for device in rig.devices if not device.is_rpc and device.id != CPU_ID}
         before = self._before or {}
         grown = {

@@ -7,7 +7,7 @@ from typing import Literal
 
 from PySide6.QtCore import QObject, Signal
 
-from app.loading import Loading, ModelState
+from app.loading import AnswerLost, Loading, ModelState
 from engine.errors import EngineError
 from engine.fit.preview import LoadedLayout
 from engine.runner.events import Done, Token
@@ -37,11 +37,14 @@ class Conversation(QObject):
         self._loading = loading
         self._messages: list[ChatMessage] = []
         self._answer: list[str] = []
-        self._discard_answer = False
+        self._request: int | None = None
+        """The number of the answer that is being written."""
+        self._discarded: int | None = None
+        """That of one which ends and nobody wants to see."""
         self._used = False
         loading.bridge.token.connect(self._on_token)
         loading.answered.connect(self._on_answered)
-        loading.answer_lost.connect(self._end_answer)
+        loading.answer_lost.connect(self._on_answer_lost)
         loading.loaded_changed.connect(self._on_loaded_changed)
 
     @property
@@ -57,16 +60,15 @@ class Conversation(QObject):
         self._used = True
         self._messages.append(ChatMessage(role="user", content=text))
         self._answer = []
-        self._discard_answer = False
         self.answer_started.emit(loading.model.name)
         try:
-            loading.generate(Generate(messages=tuple(self._messages)))
+            self._request = loading.generate(Generate(messages=tuple(self._messages)))
         except EngineError as error:
             self._end_answer(error.summary())
 
     def clear(self) -> None:
         """Forget the conversation; a running answer ends first."""
-        self._discard_answer = self._loading.state is ModelState.GENERATING
+        self._discarded, self._request = self._request, None
         self._loading.stop_answer()
         self._messages.clear()
         self._answer.clear()
@@ -82,33 +84,39 @@ class Conversation(QObject):
 
     @property
     def _context_size(self) -> int | None:
-        return self._loading.bridge.runner.context_size
+        return self._loading.snapshot.context_size
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
         used = None if loaded is None else 0
         self.context_use_changed.emit(ContextUse(used, None if loaded is None else self._context_size))
 
     def _on_token(self, event: Token) -> None:
-        if self._discard_answer or self._loading.state is not ModelState.GENERATING:
+        if self._request is None or event.request != self._request:
             return
         self._answer.append(event.text)
         self.answer_text.emit(event.text)
 
     def _on_answered(self, event: Done) -> None:
-        self._keep_answer()
-        used = 0
-        if not self._discard_answer:
+        if event.request == self._request:
+            self._request = None
+            self._keep_answer()
             self.answer_finished.emit(event)
-            used = self._loading.bridge.runner.context_used or 0
-        self.context_use_changed.emit(ContextUse(used, self._context_size))
+            used = self._loading.snapshot.context_used or 0
+            self.context_use_changed.emit(ContextUse(used, self._context_size))
+        elif event.request == self._discarded:
+            self.context_use_changed.emit(ContextUse(0, self._context_size))
+
+    def _on_answer_lost(self, lost: AnswerLost) -> None:
+        if lost.request == self._request:
+            self._request = None
+            self._end_answer(lost.sentence)
 
     def _end_answer(self, message: str) -> None:
         """Take the question back: what came of the answer stays on the screen, not in the conversation."""
         self._answer = []
         if self._messages and self._messages[-1].role == "user":
             self._messages.pop()
-        if not self._discard_answer:
-            self.answer_failed.emit(message)
+        self.answer_failed.emit(message)
 
     def _keep_answer(self) -> None:
         """Make the answer so far part of the conversation; a question without any answer is taken back."""

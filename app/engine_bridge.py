@@ -1,12 +1,11 @@
-"""The runner's events as typed Qt signals in the GUI thread."""
+"""A session's news as typed Qt signals in the GUI thread."""
 
 from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from engine.runner.client import LoadOrder
 from engine.runner.events import (
-    AnyEvent,
+    Answered,
     Attempt,
     Cancelled,
     Crashed,
@@ -15,16 +14,20 @@ from engine.runner.events import (
     Loaded,
     OutOfMemory,
     Progress,
+    Reading,
     Token,
 )
-from engine.runner.load_loop import LoadLoop
-from engine.runner.protocol import Generate
+from engine.runner.protocol import DeviceMemoryReadings
+from engine.session.driver import News
+from engine.session.session import ModelSession
+from engine.session.snapshot import Snapshot
 from engine.telemetry.memory_holders import memory_holders
 
 
 class EngineBridge(QObject):
-    """Owns the runner. Calls return at once; events come from the runner's threads and arrive here queued."""
+    """Owns the session of one model. Its news come from the session's thread and arrive here queued, in their order."""
 
+    snapshot = Signal(Snapshot)
     progress = Signal(Progress)
     attempt = Signal(Attempt)
     loaded = Signal(Loaded)
@@ -32,8 +35,10 @@ class EngineBridge(QObject):
     failed = Signal(Failed)
     crashed = Signal(Crashed)
     cancelled = Signal(Cancelled)
+    reading = Signal(Reading)
     token = Signal(Token)
     done = Signal(Done)
+    answered = Signal(Answered)
     device_memory = Signal(object)  # tuple[DeviceMemoryReading, ...]
 
     _arrived = Signal(object)
@@ -41,8 +46,9 @@ class EngineBridge(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
-        self.runner = LoadLoop(self._arrived.emit, on_device_memory=self.device_memory.emit, holders=memory_holders)
+        self.session = ModelSession(self._arrived.emit, holders=memory_holders)
         self._signals = {
+            Snapshot: self.snapshot,
             Progress: self.progress,
             Attempt: self.attempt,
             Loaded: self.loaded,
@@ -50,30 +56,18 @@ class EngineBridge(QObject):
             Failed: self.failed,
             Crashed: self.crashed,
             Cancelled: self.cancelled,
+            Reading: self.reading,
             Token: self.token,
             Done: self.done,
+            Answered: self.answered,
         }
-
-    def load(self, order: LoadOrder) -> None:
-        self.runner.load(order)
-
-    def generate(self, request: Generate) -> None:
-        self.runner.generate(request)
-
-    def stop(self) -> None:
-        """End the load or the generation that is running."""
-        self.runner.stop()
-
-    def query_device_memory(self) -> None:
-        """Ask the loaded model's child what its devices report; `device_memory` brings the answer."""
-        self.runner.query_device_memory()
-
-    def unload(self) -> None:
-        self.runner.unload()
 
     def close(self) -> None:
         """End the child, waiting a bounded time."""
-        self.runner.close()
+        self.session.close()
 
-    def _on_arrived(self, event: AnyEvent) -> None:
-        self._signals[type(event)].emit(event)
+    def _on_arrived(self, news: News) -> None:
+        if isinstance(news, DeviceMemoryReadings):
+            self.device_memory.emit(news.readings)
+        else:
+            self._signals[type(news)].emit(news)

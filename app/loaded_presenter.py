@@ -5,7 +5,6 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app.load_plan import idle_text
 from app.loader import Loader
 from app.loading import ModelState
 from app.models.opener import ModelOpener
@@ -13,6 +12,7 @@ from app.models.unloader import Unloader
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
+from app.room import idle_text
 from engine.units import format_bytes
 from widgets.devices.device_strip import DeviceStrip
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject, Signal
 
 from app.document import LayoutDocument
-from app.load_plan import LoadPlan, load_question, plan_load
 from app.memory_return import MemoryReturn
 from app.notices import Notice
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
+from app.room import Room, find_room, load_question
 from app.settings import Settings
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan
@@ -26,7 +26,7 @@ class _Wanted:
 
     model: OpenModel
     plan: Plan
-    room: LoadPlan
+    room: Room
 
 
 class Loader(QObject):
@@ -124,7 +124,7 @@ class Loader(QObject):
         """Return the load of `plan` with what it asks of the models that are loaded now."""
         replaced = () if model.held is None else (model.held,)
         others = [held for held in self._models.held if held not in replaced]
-        room = plan_load(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
+        room = find_room(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
         return _Wanted(model, plan, room)
 
     def _ask(self, wanted: _Wanted) -> None:
@@ -194,7 +194,7 @@ class Loader(QObject):
         self.notice.emit(Notice(text))
 
 
-def _may_go_unasked(room: LoadPlan, answer: LoadAnswer) -> bool:
+def _may_go_unasked(room: Room, answer: LoadAnswer) -> bool:
     """Whether a remembered answer will do. An answer under way is never ended, a worker never shared, unasked."""
     if answer is LoadAnswer.UNLOAD:
         return not any(victim.is_busy for victim in room.victims)

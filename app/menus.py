@@ -77,7 +77,7 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         SEPARATOR,
         *strategies,
         Command("auto_layout", "Automatic Layo&ut…", show_auto_layout, "Ctrl+Shift+A"),
-        Command("cancel_auto_layout", "&Cancel the Search for a Layout", auto_layouts.cancel, "Ctrl+."),
+        Command("cancel_auto_layout", "&Cancel the Search for a Layout", auto_layouts.cancel),
         SEPARATOR,
         Command("pin", "P&in or Release Selected Layers", toggle_pin),
         Command("release_pins", "&Release All Layers", auto_layouts.release_pins),

@@ -121,5 +121,6 @@ def loaded_text(loaded: LoadedLayout | None) -> str:
         f"load mode {used.load_mode}",
         f"{used.threads} threads, {used.threads_batch} for prompts",
         f"op_offload {value_text(bool(used.op_offload))}",
+        "a pipeline" if used.pipeline == "on" else "",
     )
     return f"Loaded with {', '.join(filter(None, words))}."

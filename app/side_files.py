@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.document import LayoutDocument
+from app.notices import Notices
 from app.settings import KeptAdapter, KeptSideFiles, Settings
 from engine.errors import EngineError
 from engine.gguf.identity import FileIdentity, identify
@@ -31,11 +32,11 @@ class SideFileKeeper(QObject):
         document: LayoutDocument,
         background: Background,
         settings: Settings,
-        tell: Callable[[EngineError], None],
+        notices: Notices,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._document, self._background, self._settings, self._tell = document, background, settings, tell
+        self._document, self._background, self._settings, self._notices = document, background, settings, notices
         self._seen: dict[Path, SideFiles] = {}
         document.edit_settled.connect(self._on_edit_settled)
 
@@ -92,7 +93,7 @@ class SideFileKeeper(QObject):
                 self._change(f"load {path.name} beside the model", lambda files: put(files, found))
 
         if model is not None:
-            self._background.run(f"Reading {path.name}", read, apply, self._tell)
+            self._background.run(f"Reading {path.name}", read, apply, self._notices.tell)
 
     def _change(self, text: str, change: Callable[[SideFiles], SideFiles]) -> None:
         edit, model = self._document.edit, self._document.model

@@ -8,7 +8,6 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.speed_book import KeptDevice, SpeedBook
 from engine.fit.strategies.speeds import Speeds
-from engine.runner.speeds import measure_speeds
 from engine.telemetry.cards import read_card_facts
 
 
@@ -19,6 +18,8 @@ def measured_book(
 
     Blocks for about a second per device; never for the GUI thread.
     """
+    from engine.runner.speeds import measure_speeds
+
     found = measure_speeds(rig, held=held, cancel=cancel)
     for device in rig.all_devices:
         speed = found.speeds.get(device.id)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
+from app.notices import Notices
 from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.paths import speeds_path
@@ -18,7 +18,6 @@ from app.speed_test import known_speeds, measured_book, speed_lines
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
-from engine.fit.strategies.fastest import predict_layout
 from engine.fit.strategies.speeds import Speeds, layout_class
 from engine.memory.model_memory import ModelMemory
 from engine.runner.events import Done
@@ -29,7 +28,6 @@ _log = logging.getLogger("layerdeck.speeds")
 class SpeedKeeper(QObject):
     """One book for all models. What is kept is written beside the GUI thread."""
 
-    said = Signal(str)
     compared = Signal()
     """An answer was set against what was predicted of it."""
 
@@ -38,7 +36,7 @@ class SpeedKeeper(QObject):
         live: LiveRig,
         models: OpenModels,
         background: Background,
-        tell: Callable[[EngineError], None],
+        notices: Notices,
         path: Path | None = None,
         parent: QObject | None = None,
     ) -> None:
@@ -46,7 +44,7 @@ class SpeedKeeper(QObject):
         self._live = live
         self._models = models
         self._background = background
-        self._tell = tell
+        self._notices = notices
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
 
@@ -67,9 +65,9 @@ class SpeedKeeper(QObject):
             # Answers may have been learnt from meanwhile.
             book, problems = replace(measured[0], ratios=self.book.ratios), measured[1]
             self._keep(book)
-            self.said.emit(" ".join((*speed_lines(rig, book), *problems)))
+            self._notices.say(" ".join((*speed_lines(rig, book), *problems)))
 
-        self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._tell)
+        self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
         file, loaded, rig = model.file, model.loading.loaded, self._live.rig
@@ -77,9 +75,12 @@ class SpeedKeeper(QObject):
             return
         used = {*loaded.edit.layout.devices, *(override.device for override in loaded.edit.layout.overrides)}
         if not used <= set(rig.ids):
-            return
+            return  # The devices are not those of the load any more.
 
         def predict() -> float:
+            from engine.fit.strategies.fastest import predict_layout
+
+            # Without what was learnt: how far the bare prediction is off is what is to be learnt.
             speeds = replace(self.known_speeds(rig), ratios={})
             return predict_layout(ModelMemory(file), rig, loaded.edit.layout, loaded.edit.context, speeds).middle_s
 

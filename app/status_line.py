@@ -37,6 +37,7 @@ class StatusLine(ElidedLabel):
 
     def set_busy(self, source: str, text: str) -> None:
         """Show what `source` is busy with; empty: with nothing any more."""
+        # Taken out first: what is put in again comes last, and the last is shown.
         self._busy.pop(source, None)
         if text:
             self._busy[source] = text

@@ -51,6 +51,7 @@ class Watchman(QObject):
         if alerts == before:
             return
         self.alerts_changed.emit({each.device: CardAlert(WORDS[each.kind], each.message) for each in alerts})
+        # By kind, not by sentence: the sentence has numbers, which change with every sample.
         known = {(each.device, each.kind) for each in before}
         for each in alerts:
             if (each.device, each.kind) not in known:

@@ -114,12 +114,12 @@ def make_rig(background: Background, notices: Notices, settings: Settings, paren
     )
 
 
-# ---------------------------------------------------------------------- everything but the window
+# ---------------------------------------------------------------------- what the window shows
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
-    """What the window shows and changes. What waits happens elsewhere; answers arrive as signals."""
+class Desk:
+    """Everything of the window but its widgets. What waits happens elsewhere; answers arrive as signals."""
 
     settings: Settings
     background: Background
@@ -161,10 +161,10 @@ class Session:
         self.settings.sync()
 
 
-def make_session(
+def make_desk(
     settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
-) -> Session:
-    """Return a session with one blank model, without devices."""
+) -> Desk:
+    """Return a desk with one blank model and no devices yet."""
     background, notices, document = Background(parent), Notices(parent), LayoutDocument(parent)
     rig = make_rig(background, notices, settings, parent)
     live = rig.live
@@ -174,9 +174,9 @@ def make_session(
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
     loader = Loader(models, document, live, settings, parent)
-    speeds = SpeedKeeper(live, models, background, notices.tell, parent=parent)
+    speeds = SpeedKeeper(live, models, background, notices, parent=parent)
     unloader = Unloader(models, rig.lab, notices, parent)
-    session = Session(
+    desk = Desk(
         settings=settings,
         background=background,
         notices=notices,
@@ -191,41 +191,39 @@ def make_session(
         held_memory=held_memory,
         opener=ModelOpener(models, document, live, rig.lab, settings, background, notices, parent),
         layouts=Layouts(document, models, live, background, notices, parent),
-        auto_layouts=AutoLayouts(document, live, background, settings, speeds, notices.tell, parent),
-        side_files=SideFileKeeper(document, background, settings, notices.tell, parent),
+        auto_layouts=AutoLayouts(document, live, background, settings, speeds, notices, parent),
+        side_files=SideFileKeeper(document, background, settings, notices, parent),
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
     )
-    _connect_notices(session)
+    _connect_notices(desk)
     for model in models.all:
-        _connect_model(session, model)
-    models.added.connect(lambda model: _connect_model(session, model))
-    return session
+        _connect_model(desk, model)
+    models.added.connect(lambda model: _connect_model(desk, model))
+    return desk
 
 
-def _connect_notices(session: Session) -> None:
+def _connect_notices(desk: Desk) -> None:
     """Pass on what is said by those who are not given the notices."""
-    notices = session.notices
-    session.loader.notice.connect(notices.given)
-    session.speeds.said.connect(notices.say)
-    session.auto_layouts.found.connect(lambda found: notices.say(found.explanation, bad=not found.fits))
-    session.watchman.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
+    notices = desk.notices
+    desk.loader.notice.connect(notices.given)
+    desk.watchman.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
 
 
-def _connect_model(session: Session, model: OpenModel) -> None:
-    prober = session.prober
+def _connect_model(desk: Desk, model: OpenModel) -> None:
+    prober = desk.prober
 
     def on_state_changed(state: ModelState) -> None:
         if state is ModelState.LOADING:
             # A probe under way holds workers that the load is about to ask for.
             prober.cancel()
 
-    session.speeds.follow(model)
+    desk.speeds.follow(model)
     model.loading.state_changed.connect(on_state_changed)
     model.loading.released.connect(prober.restart)
-    session.held_memory.follow(model)
-    session.other_layouts.follow(model)
+    desk.held_memory.follow(model)
+    desk.other_layouts.follow(model)
 
 
 # ---------------------------------------------------------------------- the window
@@ -236,7 +234,7 @@ class WindowParts:
     """The window with what is behind it."""
 
     main: MainWindow
-    session: Session
+    desk: Desk
     actions: Actions
     views: ModelViews
     questions: Questions
@@ -248,43 +246,49 @@ class WindowParts:
     def start(self, *, model: Path | None, rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
         self.model_presenter.show_recent_models()
-        self.session.rig.start(rig)
+        self.desk.rig.start(rig)
         if model is not None:
-            self.session.opener.open(model)
+            self.desk.opener.open(model)
 
 
 def make_window(settings: Settings, theme: Theme) -> WindowParts:
-    """Return a window that is not shown yet, with a session of its own that ends when it is closed."""
+    """Return a window that is not shown yet, with a desk of its own that is closed with it."""
     main = MainWindow(settings)
-    session = make_session(settings, main)
-    rig, models, document, opener = session.rig, session.models, session.document, session.opener
-    session.notices.given.connect(main.status_line.show_notice)
-    session.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
-    session.auto_layouts.searching.connect(lambda what: main.status_line.set_busy("auto layout", what))
+    desk = make_desk(settings, main)
+    rig, models, document, opener = desk.rig, desk.models, desk.document, desk.opener
+    desk.notices.given.connect(main.status_line.show_notice)
+    desk.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
     questions = Questions(
         main,
         settings,
         document=document,
         opener=opener,
-        layouts=session.layouts,
+        layouts=desk.layouts,
         rig_files=rig.files,
         search=rig.search,
         lab=rig.lab,
     )
-    views = _make_views(main, session)
+    views = _make_views(main, desk)
     auto_layout_presenter = AutoLayoutPresenter(
-        session.auto_layouts, document, rig.live, opener=opener, editor=main.editor, window=main
+        desk.auto_layouts, document, rig.live, opener=opener, editor=main.editor, window=main
     )
-    actions = _make_actions(main, session, questions, views, theme, auto_layout_presenter.show)
+    actions = _make_actions(main, desk, questions, views, theme, auto_layout_presenter.show)
+
+    def show_search(what: str) -> None:
+        main.status_line.set_busy("auto layout", what)
+        actions.enable(cancel_auto_layout=bool(what))
+
+    desk.auto_layouts.searching.connect(show_search)
+    show_search("")
     RigPresenter(
         rig.live,
         rig.lab,
         search=rig.search,
         limits=rig.limits,
-        watchman=session.watchman,
+        watchman=desk.watchman,
         strip=main.device_strip,
         actions=actions,
-        notices=session.notices,
+        notices=desk.notices,
         parent=main,
     )
     LayoutPresenter(
@@ -308,9 +312,9 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     StatePresenter(
         models,
         document,
-        session.loader,
+        desk.loader,
         opener=opener,
-        unloader=session.unloader,
+        unloader=desk.unloader,
         bar=main.settings_bar,
         editor=main.editor,
         strip=main.device_strip,
@@ -320,71 +324,71 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     )
     LoadedPresenter(
         models,
-        session.loader,
+        desk.loader,
         rig.live,
         opener=opener,
-        unloader=session.unloader,
+        unloader=desk.unloader,
         window=main,
         panel=main.model_panel,
         question=main.load_question,
         strip=main.device_strip,
     )
-    settings_presenter = SettingsPresenter(document, models, session.side_files, bar=main.settings_bar, window=main)
-    _connect_window(main, session, questions)
+    settings_presenter = SettingsPresenter(document, models, desk.side_files, bar=main.settings_bar, window=main)
+    _connect_window(main, desk, questions)
     for apply_palette in (main.apply_palette, views.apply_palette):
         theme.palette_changed.connect(apply_palette)
         apply_palette(theme.palette)
     main.restore()
     return WindowParts(
-        main, session, actions, views, questions, theme, model_presenter, settings_presenter, auto_layout_presenter
+        main, desk, actions, views, questions, theme, model_presenter, settings_presenter, auto_layout_presenter
     )
 
 
-def _make_views(main: MainWindow, session: Session) -> ModelViews:
+def _make_views(main: MainWindow, desk: Desk) -> ModelViews:
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
-        view.chat.reload_requested.connect(lambda: session.loader.reload(model))
+        view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
         LoadPresenter(
             model,
-            session.models,
-            session.rig.live,
-            other_layouts=session.other_layouts,
+            desk.models,
+            desk.rig.live,
+            other_layouts=desk.other_layouts,
             report=view.report,
             dock=main.docks["report"],
             bar=main.settings_bar,
             status_line=main.status_line,
-            notices=session.notices,
+            notices=desk.notices,
             parent=main,
         )
 
-    return ModelViews(session.models, main.chats, main.reports, present, main)
+    return ModelViews(desk.models, main.chats, main.reports, present, main)
 
 
 def _make_actions(
     main: MainWindow,
-    session: Session,
+    desk: Desk,
     questions: Questions,
     views: ModelViews,
     theme: Theme,
     show_auto_layout: Callable[[], None],
 ) -> Actions:
-    models, notices = session.models, session.notices
+    models, notices = desk.models, desk.notices
     actions = Actions(
         main,
         (
-            file_menu(questions, session.opener, main),
-            edit_menu(session.document.undo_group, models, views.copy_report),
-            layout_menu(session.layouts, session.auto_layouts, show_auto_layout, main.editor.toggle_pin),
+            file_menu(questions, desk.opener, main),
+            edit_menu(desk.document.undo_group, models, views.copy_report),
+            layout_menu(desk.layouts, desk.auto_layouts, show_auto_layout, main.editor.toggle_pin),
             devices_menu(
                 questions,
-                search=session.rig.search,
-                unloader=session.unloader,
-                repeats=session.rig.repeats,
-                speeds=session.speeds,
-                calibrator=session.calibrator,
+                search=desk.rig.search,
+                unloader=desk.unloader,
+                repeats=desk.rig.repeats,
+                speeds=desk.speeds,
+                calibrator=desk.calibrator,
             ),
-            model_menu(models, session.loader, session.unloader, session.settings),
-            view_menu(theme, session.settings, main.reset_docks),
+            model_menu(models, desk.loader, desk.unloader, desk.settings),
+            view_menu(theme, desk.settings, main.reset_docks),
             help_menu(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
                 open_log=lambda: open_log(notices),
@@ -397,11 +401,11 @@ def _make_actions(
     return actions
 
 
-def _connect_window(main: MainWindow, session: Session, questions: Questions) -> None:
+def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.model_panel.open_requested.connect(questions.open_model)
     main.model_panel.lab_requested.connect(questions.start_lab)
     main.device_strip.add_remote_requested.connect(questions.add_remote)
     main.device_strip.add_lab_requested.connect(questions.start_lab)
     main.file_dropped.connect(questions.open_dropped)
     # Qt keeps the method of a plain object weakly: this one is to be there for as long as the window.
-    main.closing.connect(partial(session.close))
+    main.closing.connect(partial(desk.close))

@@ -41,9 +41,9 @@ class OurChild:
         )
         self._decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
-    def send(self, request: AnyRequest) -> None:
+    def send(self, *requests: AnyRequest) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.write(msgspec.json.encode(request) + b"\n")
+        self._process.stdin.write(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))
         self._process.stdin.flush()
 
     def message(self) -> AnyMessage:
@@ -71,7 +71,54 @@ def our_child() -> Iterator[OurChild]:
         child.close()
 
 
-def load_request(path: Path, *, load_mode: str, n_ctx: int, threads: int) -> Load:
+class BareLoop:
+    """A child with llama.cpp's own loops (`_bare_loop.py`)."""
+
+    def __init__(self, path: Path, *, n_ctx: int, threads: int, sequences: int) -> None:
+        arguments = [str(path), str(n_ctx), str(threads), str(sequences)]
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks._bare_loop", *arguments],
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._answer()
+
+    def ask(self, request: list[str | int]) -> dict[str, Any]:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return self._answer()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._process.stdin.close()
+        self._process.stdout.close()
+        self._process.wait(TIMEOUT_S)
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line:
+            raise RuntimeError("the bare child ended")
+        figures: dict[str, Any] = json.loads(line)
+        return figures
+
+
+@contextmanager
+def bare_loop(path: Path, *, n_ctx: int, threads: int, sequences: int) -> Iterator[BareLoop]:
+    """A bare child that is ended afterwards."""
+    loop = BareLoop(path, n_ctx=n_ctx, threads=threads, sequences=sequences)
+    try:
+        yield loop
+    finally:
+        loop.close()
+
+
+def load_request(path: Path, *, load_mode: str, n_ctx: int, threads: int, n_seq_max: int = 1) -> Load:
     """Ask for everything on the CPU."""
     return Load(
         path=str(path),
@@ -79,17 +126,16 @@ def load_request(path: Path, *, load_mode: str, n_ctx: int, threads: int) -> Loa
         parameters=EngineParameters(n_gpu_layers=0, devices=(), tensor_split=(0.0,) * MAX_DEVICES, split_mode="layer"),
         context=ContextSettings(
             n_ctx=n_ctx,
+            n_seq_max=n_seq_max,
             threads=threads,
             load_mode=load_mode,  # type: ignore[arg-type]
         ),
     )
 
 
-def run_bare(
-    what: str, path: Path, *, load_mode: str, n_ctx: int, threads: int, prompt: str = "", n_tokens: int = 0
-) -> tuple[float, dict[str, Any]]:
+def run_bare(what: str, path: Path, *, load_mode: str, n_ctx: int, threads: int) -> tuple[float, dict[str, Any]]:
     """Run the bare child; return the seconds from its start to its result, and the result."""
-    arguments = [what, str(path), str(LOAD_MODES[load_mode]), str(n_ctx), str(threads), prompt, str(n_tokens)]
+    arguments = [what, str(path), str(LOAD_MODES[load_mode]), str(n_ctx), str(threads)]
     begun = time.perf_counter()
     child = subprocess.Popen(
         [sys.executable, "-m", "benchmarks._bare_llama", *arguments],

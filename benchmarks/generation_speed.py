@@ -1,9 +1,11 @@
-"""Tokens per second through the worker, against llama.cpp's own greedy loop in a bare child with the same settings.
+"""Tokens per second through the worker, against llama.cpp's own loops in a bare child with the same settings.
 
-    python -m benchmarks.generation_speed [--model FILE.gguf] [--tokens 200] [--threads N]
+    python -m benchmarks.generation_speed [--model FILE.gguf] [--tokens 60] [--rounds 12] [--threads N]
 
-The two take turns. Ours is measured in the parent, from the first piece of text to the last message, so that the pipe
-and the decoding of messages count; the bare loop is measured inside its process. The last line is one JSON object.
+One request, and four at once; prompt and answer apart. Both children hold the model and take turns, so that what else
+the machine does hits both: the ratios are medians of those of each round. Ours is measured in the parent, from the
+message that the prompt has been read, with which the first token comes, to the last word: the pipe and the decoding of
+messages count. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -13,70 +15,123 @@ import json
 import statistics
 import tempfile
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 
-from benchmarks._children import OurChild, load_request, our_child, run_bare, usable_processors, write_model
+from benchmarks._children import (
+    BareLoop,
+    OurChild,
+    bare_loop,
+    load_request,
+    our_child,
+    usable_processors,
+    write_model,
+)
 from engine.runner.protocol import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 
-ROUNDS = 5
-N_CTX = 2048
-PROMPT = "The layers of a model are places. " * 8
+N_CTX = 1024
+"""Of each request."""
+TOGETHER = 4
+LONG_PROMPT = "The layers of a model are places. " * 8
+SHORT_PROMPT = "Hello"
+"""Four of these are read in one batch, so that the answers begin and end together."""
+
+_numbers = count(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Tokens per second of prompts and of answers, all requests together."""
+
+    prompt: float
+    answer: float
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--model", type=Path)
-    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--tokens", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=12)
     parser.add_argument("--threads", type=int, default=usable_processors())
     options = parser.parse_args()
+    result: dict[str, object] = {"benchmark": "generation_speed"}
     with tempfile.TemporaryDirectory() as folder:
         path = options.model or write_model(Path(folder) / "speed.gguf", n_layers=12, n_embd=768, n_ff=2048)
-        ours, bare = measure(path, options.tokens, options.threads)
-    result = {
-        "benchmark": "generation_speed",
-        "ours_tokens_per_second": round(statistics.median(ours), 1),
-        "bare_tokens_per_second": round(statistics.median(bare), 1),
-        "ratio": round(statistics.median(ours) / statistics.median(bare), 3),
-        "tokens": options.tokens,
-        "threads": options.threads,
-        "rounds": ROUNDS,
-    }
-    print(f"ours {result['ours_tokens_per_second']} t/s, bare {result['bare_tokens_per_second']} t/s")
-    print(json.dumps(result))
+        for name, requests, prompt in (("one", 1, LONG_PROMPT), ("four", TOGETHER, SHORT_PROMPT)):
+            ours, bare = measure(path, requests, prompt, options.tokens, options.rounds, options.threads)
+            result |= report(name, ours, bare)
+    print(json.dumps(result | {"tokens": options.tokens, "threads": options.threads, "rounds": options.rounds}))
 
 
-def measure(path: Path, tokens: int, threads: int) -> tuple[list[float], list[float]]:
-    """Return (ours, bare) speeds of all rounds in tokens per second."""
+def report(name: str, ours: Sequence[Speed], bare: Sequence[Speed]) -> dict[str, float]:
+    """Print the medians of one measurement and return them."""
+    figures: dict[str, float] = {}
+    for part in ("prompt", "answer"):
+        pairs = [(getattr(mine, part), getattr(theirs, part)) for mine, theirs in zip(ours, bare, strict=True)]
+        mine, theirs = (statistics.median(side) for side in zip(*pairs, strict=True))
+        ratio = statistics.median(one / other for one, other in pairs)
+        print(f"{name}, {part}: ours {mine:.1f} t/s, bare {theirs:.1f} t/s, ratio {ratio:.3f}")
+        figures[f"{name}_{part}_tokens_per_second"] = round(mine, 1)
+        figures[f"{name}_{part}_ratio"] = round(ratio, 3)
+    return figures
+
+
+def measure(
+    path: Path, requests: int, prompt: str, tokens: int, rounds: int, threads: int
+) -> tuple[list[Speed], list[Speed]]:
+    """Return (ours, bare) speeds of all rounds."""
     ours, bare = [], []
-    for number in range(ROUNDS + 1):
-        with our_child() as child:
-            child.send(load_request(path, load_mode="mmap", n_ctx=N_CTX, threads=threads))
-            while not isinstance(message := child.message(), LoadedModel):
-                if not isinstance(message, Hello | StageProgress):
-                    raise RuntimeError(f"no load: {message}")
-            speed = our_speed(child, tokens)
-        _, figures = run_bare(
-            "generate", path, load_mode="mmap", n_ctx=N_CTX, threads=threads, prompt=PROMPT, n_tokens=tokens
-        )
-        if number:  # the first round fills the file cache
-            ours.append(speed)
-            bare.append(figures["generated"] / figures["seconds"])
+    n_ctx = N_CTX * requests
+    with our_child() as child, bare_loop(path, n_ctx=n_ctx, threads=threads, sequences=requests) as loop:
+        child.send(load_request(path, load_mode="mmap", n_ctx=n_ctx, threads=threads, n_seq_max=requests))
+        while not isinstance(message := child.message(), LoadedModel):
+            if not isinstance(message, Hello | StageProgress):
+                raise RuntimeError(f"no load: {message}")
+        for number in range(rounds + 1):
+            # other beginnings each time: nothing of a prompt is cached
+            prompts = [f"{chr(ord('A') + number % 26)}{request}{prompt}" for request in range(requests)]
+            mine = our_speed(child, prompts, tokens)
+            theirs = bare_speed(loop, prompts, tokens)
+            if number:  # the first round fills caches
+                ours.append(mine)
+                bare.append(theirs)
     return ours, bare
 
 
-def our_speed(child: OurChild, tokens: int) -> float:
-    """Return tokens per second as the parent sees them arrive."""
-    child.send(Generate(prompt=PROMPT, max_tokens=tokens, temperature=0.0))
-    first = 0.0
-    while isinstance(message := child.message(), Piece | Reading):
-        if isinstance(message, Piece):
-            first = first or time.perf_counter()
-    seconds = time.perf_counter() - first
-    if not isinstance(message, Generated):
-        raise RuntimeError(f"no generation: {message}")
-    # the first token was there when the clock started
-    return (message.generated_tokens - 1) / seconds
+def our_speed(child: OurChild, prompts: Sequence[str], tokens: int) -> Speed:
+    """Return the speeds as the parent sees them."""
+    numbers = [next(_numbers) for _ in prompts]
+    begun = time.perf_counter()
+    child.send(
+        *(
+            Generate(id=number, prompt=prompt, max_tokens=tokens, temperature=0.0)
+            for number, prompt in zip(numbers, prompts, strict=True)
+        )
+    )
+    reading, running, read_tokens, generated_tokens, read = set(numbers), set(numbers), 0, 0, begun
+    while running:
+        match child.message():
+            case Reading() as message if message.read_tokens == message.prompt_tokens:
+                reading.discard(message.request)
+                read = time.perf_counter() if not reading else read
+            case Reading() | Piece():
+                pass
+            case Generated() as message:
+                running.discard(message.request)
+                read_tokens += message.evaluated_tokens
+                generated_tokens += message.generated_tokens - 1  # the first one is there when the clock starts
+            case message:
+                raise RuntimeError(f"no generation: {message}")
+    return Speed(read_tokens / (read - begun), generated_tokens / (time.perf_counter() - read))
+
+
+def bare_speed(loop: BareLoop, prompts: Sequence[str], tokens: int) -> Speed:
+    """Return the speeds as the bare child sees them."""
+    figures = loop.ask([*prompts, tokens])
+    return Speed(figures["prompt_tokens"] / figures["prompt_seconds"], len(prompts) * (tokens - 1) / figures["seconds"])
 
 
 if __name__ == "__main__":

@@ -273,6 +273,17 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert "invalid choice: 'build'" in capsys.readouterr().err
 
 
+def test_modules_are_compiled_whatever_the_environment_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "ROOT", tmp_path)
+    monkeypatch.setattr(make, "venv_program", lambda _: sys.executable)
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    for folder, text in {"engine": "A = 1\n", "app": "A = \n", "widgets": "A = 1\n"}.items():
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "m.py").write_text(text, encoding="utf-8")
+    make.compile_modules()
+    assert sorted(path.parents[1].name for path in tmp_path.rglob("*.pyc")) == ["engine", "widgets"]
+
+
 def test_unknown_benchmark_is_refused_before_any_set_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "set_up", lambda **_: pytest.fail("set up for nothing"))
     with pytest.raises(make.SetupError, match="No benchmark is called no_such"):

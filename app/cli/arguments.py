@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import argparse
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from app.cli.auto_options import add_auto_arguments
-from app.cli.settings_options import add_settings_arguments, positive
 from engine.errors import ArgumentError
-from engine.runner.load_order import DEFAULT_RETRIES
 from engine.units import parse_size
 
 LATER_COMMANDS = ("export", "bench", "chat")
@@ -55,38 +53,50 @@ def _temperature(text: str) -> float:
     return value
 
 
-def make_parser() -> Parser:
-    """Return the parser of `layerdeck-cli`."""
+def make_parser(words: Sequence[str]) -> Parser:
+    """Return the parser of `layerdeck-cli` for `words`.
+
+    It knows all commands, but only the arguments of the one that `words` name: some are made from tables of the engine.
+    """
     parser = Parser(
         prog="layerdeck-cli", description="Place the layers of a GGUF model on your devices and load exactly that."
     )
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
-
-    def add(name: str, text: str) -> argparse.ArgumentParser:
+    named = next((word for word in words if not word.startswith("-")), "")
+    for name, (text, add_arguments) in _COMMANDS.items():
         command = commands.add_parser(name, help=text, description=text)
         command.add_argument("--json", action="store_true", help="print JSON for programs")
-        return command
+        if name == named:
+            add_arguments(command)
+    return parser
 
-    inspect = add("inspect", "show what a model is made of")
-    inspect.add_argument("file", type=Path, metavar="FILE")
 
-    devices = add("devices", "print this machine's rig file")
-    devices.add_argument(
+def _add_inspect_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", type=Path, metavar="FILE")
+
+
+def _add_devices_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
         "--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat"
     )
-
-    devices.add_argument(
+    command.add_argument(
         "--measure", action="store_true", help="also measure how fast each device is, for plan --auto fastest"
     )
 
-    plan = add("plan", "forecast what each device would hold")
-    _add_layout_arguments(plan)
-    plan.add_argument("--probe", action="store_true", help="ask the engine itself (a load without allocation)")
 
-    load = add("load", "load a layout and, with --prompt, generate")
-    _add_layout_arguments(load)
-    load.add_argument("--prompt", metavar="TEXT")
-    load.add_argument(
+def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
+    _add_layout_arguments(command)
+    command.add_argument("--probe", action="store_true", help="ask the engine itself (a load without allocation)")
+
+
+def _add_load_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.settings_options import positive
+    from engine.runner.load_order import DEFAULT_RETRIES
+
+    _add_layout_arguments(command)
+    command.add_argument("--prompt", metavar="TEXT")
+    command.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
+    command.add_argument(
         "--retry",
         type=positive,
         nargs="?",
@@ -95,23 +105,17 @@ def make_parser() -> Parser:
         metavar="N",
         help=f"when it does not fit, step back to at most N other layouts (default {DEFAULT_RETRIES})",
     )
-    load.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
-    load.add_argument("--seed", type=int, metavar="S")
-    load.add_argument(
+    command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
+    command.add_argument("--seed", type=int, metavar="S")
+    command.add_argument(
         "--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token"
     )
 
-    _add_rig_commands(add("rig", "run RPC workers"))
-
-    demo = add("demo", "write the demo model")
-    demo.add_argument("path", type=Path, metavar="PATH")
-
-    for name in LATER_COMMANDS:
-        add(name, "not available yet")
-    return parser
-
 
 def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.auto_options import add_auto_arguments
+    from app.cli.settings_options import add_settings_arguments
+
     command.add_argument("file", type=Path, metavar="FILE")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
@@ -119,7 +123,7 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     add_settings_arguments(command)
 
 
-def _add_rig_commands(rig: argparse.ArgumentParser) -> None:
+def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve", parser_class=Parser)
     lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
     lab.add_argument(
@@ -135,3 +139,22 @@ def _add_rig_commands(rig: argparse.ArgumentParser) -> None:
     serve.add_argument("--device", default="CPU", metavar="D", help="ggml device to offer (default CPU)")
     serve.add_argument("--cap", type=_size, metavar="SIZE", help="offer at most this much memory")
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument("path", type=Path, metavar="PATH")
+
+
+def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
+    pass
+
+
+_COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
+    "inspect": ("show what a model is made of", _add_inspect_arguments),
+    "devices": ("print this machine's rig file", _add_devices_arguments),
+    "plan": ("forecast what each device would hold", _add_plan_arguments),
+    "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
+    "rig": ("run RPC workers", _add_rig_arguments),
+    "demo": ("write the demo model", _add_demo_arguments),
+    **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
+}

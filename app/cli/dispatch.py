@@ -1,26 +1,18 @@
-"""From the words of a command line to a command, and from what it raises to an error document and an exit code."""
+"""From the words of a command line to a command, and from what it raises to an error document and an exit code.
+
+Only the command that runs is imported: some need next to nothing, others most of the engine.
+"""
 
 from __future__ import annotations
 
-import logging
 import sys
-import traceback
 from argparse import Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from app.cli import commands, exit_codes, load, rig
+from app.cli import exit_codes
 from app.cli.arguments import LATER_COMMANDS, make_parser
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, silence_stdout
 from engine.errors import ArgumentError, EngineError
-
-_COMMANDS: dict[str, Callable[[Namespace], int]] = {
-    "inspect": commands.run_inspect,
-    "devices": commands.run_devices,
-    "plan": commands.run_plan,
-    "demo": commands.run_demo,
-    "load": load.run_load,
-    "rig": rig.run_rig,
-}
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -28,9 +20,6 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     prepare_streams()
-    logging.basicConfig(level=logging.ERROR, format="%(message)s")
-    # Bug reports print a traceback; the engine's own chatter is for the log file of the window.
-    logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
     try:
         return _run_to_exit_code(words, as_json=as_json)
     except BrokenPipeError:
@@ -51,6 +40,8 @@ def _run_to_exit_code(words: list[str], *, as_json: bool) -> int:
         report_error(error, as_json=as_json)
         return exit_codes.exit_code(error.kind)
     except Exception as error:
+        import traceback
+
         traceback.print_exc()
         if as_json:
             print_document({"error": {"kind": "internal", "message": f"A bug in Layerdeck: {error!r}"}})
@@ -61,5 +52,33 @@ def _run(words: list[str]) -> int:
     command = words[0] if words else ""
     if command in LATER_COMMANDS and not {"-h", "--help"} & set(words):
         raise ArgumentError(f"`{command}` is not available yet; use plan, load or the window.")
-    options = make_parser().parse_args(words)
-    return _COMMANDS[options.command](options)
+    options = make_parser(words).parse_args(words)
+    _quieten_logs()
+    return _run_command(options)
+
+
+def _quieten_logs() -> None:
+    """Bug reports print a traceback; the engine's own chatter is for the log file of the window."""
+    import logging
+
+    logging.basicConfig(level=logging.ERROR, format="%(message)s")
+    logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
+
+
+def _run_command(options: Namespace) -> int:
+    match options.command:
+        case "inspect":
+            from app.cli.inspect import run_inspect as run_command
+        case "devices":
+            from app.cli.devices import run_devices as run_command
+        case "plan":
+            from app.cli.plan import run_plan as run_command
+        case "load":
+            from app.cli.load import run_load as run_command
+        case "rig":
+            from app.cli.rig import run_rig as run_command
+        case "demo":
+            from app.cli.demo import run_demo as run_command
+        case unknown:
+            raise AssertionError(f"the parser let {unknown} through")
+    return run_command(options)

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import queue
 from argparse import Namespace
+from collections.abc import Sequence
+from typing import TypeVar
+
+import msgspec
 
 from app.cli import exit_codes
 from app.cli.auto_options import constraints_of
 from app.cli.inputs import read_inputs
 from app.cli.interrupts import on_interrupt
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
+from app.cli.prompts import AnswerEnding, Answers, Ending, prompts_of
 from engine.errors import ArgumentError, EngineError, RuleViolationError
 from engine.plan.plan import Plan
-from engine.runner.client import LoadOrder, RunnerState
 from engine.runner.events import (
-    AnyEvent,
     Attempt,
     Cancelled,
     Crashed,
@@ -26,39 +29,35 @@ from engine.runner.events import (
     Stage,
     Token,
 )
-from engine.runner.load_loop import LoadLoop
-from engine.runner.load_order import RetryPolicy
+from engine.runner.load_order import LoadOrder, RetryPolicy
 from engine.runner.probe import probe
 from engine.runner.protocol import ChatMessage, Generate
+from engine.session.driver import News
+from engine.session.session import ModelSession
+from engine.session.snapshot import Phase, Snapshot
 from engine.telemetry.memory_holders import memory_holders
 
 INTERRUPT_POLL_S = 0.2
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
 
-_Ending = Loaded | Done | OutOfMemory | Failed | Crashed | Cancelled
+_E = TypeVar("_E", Token, Done | OutOfMemory | Failed | Crashed | Cancelled)
 
 
 def run_load(options: Namespace) -> int:
-    """Load a layout and report events; with --prompt also generate."""
+    """Load a layout and report events; with --prompt or --prompts also generate."""
     printer: Printer = JsonPrinter() if options.json else TextPrinter()
-    generate = _generate_request(options)
+    requests = tuple(_generate_request(prompt, options) for prompt in prompts_of(options))
     try:
         order = _make_order(options, printer)
     except KeyboardInterrupt:
         printer.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
-    return LoadRun(order, generate, printer).run()
+    return LoadRun(order, requests, printer, numbered=options.prompts is not None).run()
 
 
-def _generate_request(options: Namespace) -> Generate | None:
-    if options.prompt is None:
-        return None
-    try:
-        options.prompt.encode()
-    except UnicodeEncodeError:
-        raise ArgumentError("The prompt is not UTF-8 text; give it in UTF-8.") from None
+def _generate_request(prompt: str, options: Namespace) -> Generate:
     return Generate(
-        messages=(ChatMessage(role="user", content=options.prompt),),
+        messages=(ChatMessage(role="user", content=prompt),),
         max_tokens=options.max_tokens,
         seed=options.seed,
         temperature=options.temp,
@@ -86,22 +85,29 @@ def _probed(plan: Plan) -> Plan:
 
 
 class LoadRun:
-    """One load (and generation) from start to the last event. Interrupts cancel it."""
+    """One load, and the answers to its prompts, from start to the last event. Interrupts cancel it.
 
-    def __init__(self, order: LoadOrder, generate: Generate | None, printer: Printer) -> None:
+    `numbered`: each event of an answer says of which prompt, and a last line ends them all.
+    """
+
+    def __init__(
+        self, order: LoadOrder, requests: Sequence[Generate], printer: Printer, *, numbered: bool = False
+    ) -> None:
         self._order = order
-        self._generate = generate
+        self._requests, self._numbered = requests, numbered
         self._printer = printer
-        self._happenings: queue.SimpleQueue[AnyEvent | RunnerState] = queue.SimpleQueue()
-        self._runner = LoadLoop(self._happenings.put, on_state=self._happenings.put, holders=memory_holders)
+        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
+        self._session = ModelSession(self._news.put, holders=memory_holders)
         self._stage: Stage = "header"
+        self._open: set[int] = set()
+        self._answers = Answers()
         self._interrupted = False
 
     def run(self) -> int:
         """Return the exit code; no process of ours is left when it does."""
         with on_interrupt(self._interrupt):
             try:
-                self._runner.load(self._order)
+                self._session.load(self._order)
                 ending = self._follow()
                 if self._interrupted:
                     # What was asked for last was to stop, whatever came of the load meanwhile.
@@ -109,38 +115,71 @@ class LoadRun:
                 self._printer.show(ending)
                 return _exit_code(ending)
             finally:
-                self._runner.close()
+                self._session.close()
 
     def _interrupt(self) -> None:
         self._interrupted = True
 
-    def _follow(self) -> _Ending:
+    def _follow(self) -> Ending:
         """Show everything up to the ending, which is returned."""
         stopping = False
         while True:
             if self._interrupted and not stopping:
                 stopping = True
-                self._runner.stop()
+                self._session.stop()
             try:
-                happening = self._happenings.get(timeout=INTERRUPT_POLL_S)
+                news = self._news.get(timeout=INTERRUPT_POLL_S)
             except queue.Empty:
                 continue
-            if isinstance(happening, RunnerState):
-                if happening is RunnerState.LOADING:
+            ending = self._take(news)
+            if ending is not None:
+                return ending
+
+    def _take(self, news: News) -> Ending | None:
+        """Show what is no ending; return the last one."""
+        match news:
+            case Snapshot():
+                if news.phase is Phase.LOADING:
                     self._printer.child_started()
-            elif isinstance(happening, Progress):
-                self._stage = happening.stage
-                self._printer.show(happening)
-            elif isinstance(happening, Attempt | Token):
-                self._printer.show(happening)
-            elif isinstance(happening, Loaded) and self._generate is not None and not self._interrupted:
-                self._printer.show(happening)
-                self._runner.generate(self._generate)
-            else:
-                return happening
+            case Progress():
+                self._stage = news.stage
+                self._printer.show(news)
+            case Attempt():
+                self._printer.show(news)
+            case Token():
+                self._printer.show(self._shown(news))
+            case Loaded() if self._requests and not self._interrupted:
+                self._printer.show(news)
+                self._ask()
+            case Done() | OutOfMemory() | Failed() | Crashed() | Cancelled() if news.request is not None:
+                return self._end_answer(news)
+            case Loaded() | OutOfMemory() | Failed() | Crashed() | Cancelled():
+                return news
+        return None
+
+    def _ask(self) -> None:
+        self._answers.begin()
+        try:
+            for request in self._requests:
+                self._open.add(self._session.ask(request))
+        except ArgumentError:
+            pass  # The model was lost a moment ago; its ending, or that of what was asked before, comes next.
+
+    def _end_answer(self, ending: AnswerEnding) -> Ending | None:
+        assert ending.request is not None
+        self._open.remove(ending.request)
+        self._answers.add(ending)
+        if not self._numbered:
+            return self._shown(ending)
+        self._printer.show(ending)
+        return None if self._open else self._answers.summary()
+
+    def _shown(self, event: _E) -> _E:
+        """Return `event` as it is told: of the only prompt nobody need say which it is."""
+        return event if self._numbered else msgspec.structs.replace(event, request=None)
 
 
-def _exit_code(ending: _Ending) -> int:
+def _exit_code(ending: Ending) -> int:
     match ending:
         case Loaded() | Done():
             return exit_codes.OK

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from contextlib import suppress
 from io import TextIOWrapper
-
-import msgspec
+from typing import TYPE_CHECKING, Any
 
 from engine.errors import ArgumentError, EngineError, RuleViolationError
+
+if TYPE_CHECKING:
+    import msgspec
 
 JSON_INDENT = 2
 
@@ -35,12 +36,27 @@ def silence_stdout() -> None:
 
 def print_document(document: object) -> None:
     """Print one JSON document, indented, flushed."""
-    print_line(json.dumps(msgspec.to_builtins(document), indent=JSON_INDENT, ensure_ascii=False))
+    print_line(_json(document, indent=JSON_INDENT))
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed."""
-    print_line(json.dumps(msgspec.to_builtins(event), separators=(",", ":"), ensure_ascii=False))
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
+    document = _builtins(event)
+    if document.get("request", 0) is None:
+        del document["request"]
+    print_line(_json(document, separators=(",", ":")))
+
+
+def _builtins(thing: object) -> Any:
+    import msgspec
+
+    return msgspec.to_builtins(thing)
+
+
+def _json(thing: object, **style: Any) -> str:
+    import json
+
+    return json.dumps(_builtins(thing), ensure_ascii=False, **style)
 
 
 def print_line(text: str) -> None:

@@ -61,6 +61,8 @@ class TextPrinter:
         self._text_on_terminal = sys.stdout.isatty()
         self._shown = ""
         self._in_text = False
+        self._texts: dict[int, str] = {}
+        """Of several answers at a time, each until it has ended: line by line they would be one muddle."""
 
     def child_started(self) -> None:
         """People are told the same either way."""
@@ -70,6 +72,16 @@ class TextPrinter:
         self._say(explanation)
 
     def show(self, event: AnyEvent) -> None:
+        match event:
+            case Token() if event.request is not None:
+                self._texts[event.request] = self._texts.get(event.request, "") + event.text
+                return
+            case Done() | OutOfMemory() | Failed() | Crashed() | Cancelled() if event.request is not None:
+                self._say(f"answer {event.request}")
+                self._show_text(self._texts.pop(event.request, ""))
+        self._show_plain(event)
+
+    def _show_plain(self, event: AnyEvent) -> None:
         match event:
             case Progress():
                 self._show_progress(event)
@@ -82,8 +94,7 @@ class TextPrinter:
                 for line in _row_lines(event.devices, event.forecast):
                     self._say(line)
             case Token():
-                self._in_text = True
-                print_text(event.text.translate(_CONTROLS) if self._text_on_terminal else event.text)
+                self._show_text(event.text)
             case Done():
                 self._end_text()
                 self._say(
@@ -110,6 +121,10 @@ class TextPrinter:
         part = "" if event.fraction is None else f" {event.fraction:.0%}"
         where = f" on {event.device}" if event.device else ""
         say(f"{_CLEAR_LINE}{stage}{part}{where}", end="")
+
+    def _show_text(self, text: str) -> None:
+        self._in_text = self._in_text or bool(text)
+        print_text(text.translate(_CONTROLS) if self._text_on_terminal else text)
 
     def _say(self, line: str) -> None:
         say(f"{_CLEAR_LINE if self._on_terminal else ''}{line}")

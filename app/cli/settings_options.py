@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import argparse
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from engine.errors import ArgumentError
-from engine.settings.context_settings import ContextSettings
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.settings.kinds import Kind, Value, WholeNumber
-from engine.settings.table import SETTINGS, Setting
+from engine.settings.table import MAX_SEQUENCES, SETTINGS, Setting
 
 if TYPE_CHECKING:
     from engine.devices.device import Rig
@@ -52,6 +52,9 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
             metavar=setting.kind.placeholder,
             help=_help(setting),
         )
+    command.add_argument(
+        "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
+    )
     command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
     command.add_argument("--mmproj-device", metavar="D", help="where it runs; without it, the first card with room")
     command.add_argument(
@@ -64,7 +67,27 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
     context = _without_layout(model, options.ctx) if given is None else given
     named = {setting.key: getattr(options, option_name(setting)) for setting in SETTINGS}
     chosen = {key: None if value is _LEFT_OPEN else value for key, value in named.items() if value is not None}
+    if options.parallel is not None:
+        chosen |= _parallel(options.parallel, context, chosen)
     return msgspec.structs.replace(context, **chosen)
+
+
+def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> dict[str, int]:
+    """Return the settings with which each of `count` prompts at a time has the context that was asked for.
+
+    Without one on the command line it has what each has by the layout file, or by our defaults.
+    """
+    if "n_seq_max" in chosen:
+        raise ArgumentError(
+            "--parallel and --sequences both say how many prompts run at a time; leave one of them out."
+        )
+    if count > MAX_SEQUENCES:
+        raise ArgumentError(f"--parallel: {count} prompts at a time are too many; at most {MAX_SEQUENCES}.")
+    each = chosen.get("n_ctx", context.n_ctx if context.n_ctx == AUTO_CONTEXT else context.n_ctx // context.n_seq_max)
+    assert isinstance(each, int)
+    if each == AUTO_CONTEXT:
+        return {"n_seq_max": count, "n_ctx": AUTO_CONTEXT}
+    return {"n_seq_max": count, "n_ctx": each * count}
 
 
 def option_name(setting: Setting) -> str:

@@ -48,4 +48,4 @@ class HeldMemory(QObject):
     def _on_samples(self) -> None:
         for model in self._models.all:
             if model.loading.state is ModelState.READY and model.holds_remote:
-                model.loading.bridge.query_device_memory()
+                model.loading.bridge.session.query_device_memory()

@@ -89,6 +89,7 @@ def _with_limits(device: Device, known: Device | None, limits: LimitBook) -> Dev
     kept = limits.apply(device)
     if known is None or kept is not device:
         return kept
+    # What is shown of it may have limits that no run keeps: those of a rig file.
     return replace(device, cap_bytes=known.cap_bytes, margin_bytes=known.margin_bytes)
 
 

@@ -67,6 +67,7 @@ class LiveRig(QObject):
     def set_calibration(self, calibration: Calibration) -> None:
         """Forecast with the overhead that was measured on the devices."""
         self._calibration = calibration
+        # It is learnt from every load, and mostly the same as before.
         if calibration.apply(self.devices.rig) != self.devices.rig:
             self.set_devices(self.devices)
 

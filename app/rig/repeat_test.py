@@ -37,6 +37,7 @@ class RepeatTest(QObject):
     def run(self) -> None:
         """Test, keep and say the verdicts, and look for devices again, which are judged by them."""
         rig, path = self._live.devices.rig, self._verdicts
+        # The last of each backend stands for all of them.
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
             self._notices.say("There is no local GPU to test; CPU and remote devices may always come twice.")

@@ -8,9 +8,9 @@ from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMainWindow, QMenu
 
 from app.actions import Actions
+from app.auto_layout_words import STRATEGY_WORDS
 from app.models.opener import ModelOpener
 from app.settings import Settings
-from engine.fit.strategies.catalogue import STRATEGIES
 from engine.gguf.model_file import ModelFile
 from widgets.controls.settings_bar import SettingsBar
 from widgets.library.model_panel import ModelPanel
@@ -24,7 +24,7 @@ _NEED_A_MODEL = (
     "split_evenly",
     "pin",
     "release_pins",
-    *(f"auto_{name}" for name in STRATEGIES),
+    *(f"auto_{words.name}" for words in STRATEGY_WORDS),
 )
 
 

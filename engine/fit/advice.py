@@ -6,15 +6,13 @@ from collections.abc import Iterator
 
 import msgspec
 
+from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import entries, split_members, used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
-
-_FIRST_SHARED_LAYER = {"gemma3n": 20}
-"""Architectures whose first layer without a KV cache of its own is fixed; others say how many there are."""
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -111,7 +109,7 @@ def _first_shared_layer(model: ModelFile) -> int | None:
     shared = model.hyper_parameter("attention.shared_kv_layers")
     if isinstance(shared, int) and shared > 0:
         return model.n_layers - shared
-    return _FIRST_SHARED_LAYER.get(model.architecture)
+    return architecture_rules(model.architecture).n_kv_layers
 
 
 def _overrides(layout: Layout, context: ContextSettings) -> Iterator[Advice]:

@@ -17,7 +17,10 @@ _PARTS = tuple(field.name for field in fields(DeviceMemory))
 
 
 class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One device's numbers, to the key of the contract (section Row). `shortfall_bytes` is negative when it fits."""
+    """One device's numbers, to the key of the contract (section Row). `shortfall_bytes` is negative when it fits.
+
+    `pipeline_bytes` is part of `compute_bytes`.
+    """
 
     id: str
     weights_bytes: int
@@ -25,6 +28,7 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
     kv_cache_bytes: int
     recurrent_bytes: int
     compute_bytes: int
+    pipeline_bytes: int = 0
     output_bytes: int
     overhead_bytes: int
     need_bytes: int
@@ -78,4 +82,5 @@ def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
         margin_bytes=device.margin_bytes,
         shortfall_bytes=need_bytes + device.margin_bytes - device.available_bytes,
         grade=grade,
+        pipeline_bytes=memory.pipeline_bytes,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from engine.architectures.registry import architecture_rules
 from engine.gguf.model_file import ModelFile
 from engine.gguf.tensor_types import TYPES_BY_NAME
 from engine.layout.context_settings import KV_TYPES, ContextSettings, KvType
@@ -13,22 +14,10 @@ from engine.settings.table import MAX_SEQUENCES
 KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_elements for kind in KV_TYPES}
 """Elements in one block of a cache type, `ggml_blck_size`; a row of the cache is whole blocks."""
 
-NO_FLASH_ATTENTION = frozenset({"grok"})
-"""The engine turns flash attention off for these, whatever is asked for."""
-ONE_TYPE_CACHES = frozenset({"deepseek4"})
-"""Architectures, besides those with latent attention, whose K and V have to be of one type."""
-ONE_STREAM = frozenset({"t5"})
-"""Architectures whose graph adds a bias for all tokens to the attention of each sequence (`build_pos_bias`)."""
-ALSO_AS_ONE = frozenset({"kimi-linear", "minimax-01"})
-"""Architectures for which the engine makes room for a whole micro batch of one sequence, too, but with the caches of
-all: it cuts the batch among them and aborts where a token is left over."""
-LATENT_VALUES = frozenset({"glm5-next", "kimi-k3"})
-"""Architectures whose V heads are as wide as the latent vector, whatever `attention.value_length` says."""
-
 
 def without_flash_attention(model: ModelFile, context: ContextSettings) -> bool:
     """Return whether the engine computes this model without flash attention from the start."""
-    return context.flash_attn == "off" or model.architecture in NO_FLASH_ATTENTION
+    return context.flash_attn == "off" or not architecture_rules(model.architecture).flash_attention
 
 
 def cache_violations(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
@@ -51,7 +40,8 @@ def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violati
 
 
 def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
-    if context.type_k != context.type_v and (model.architecture in ONE_TYPE_CACHES or _has_latent_attention(model)):
+    one_type = architecture_rules(model.architecture).one_cache_type or _has_latent_attention(model)
+    if context.type_k != context.type_v and one_type:
         yield Violation(
             "cache_types_differ",
             f"{model.architecture} models keep K and V in one cache; K is {context.type_k} and V is {context.type_v}.",
@@ -82,7 +72,7 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
             f"Set n_seq_max to at most {MAX_SEQUENCES}.",
         )
         return
-    if model.architecture in ONE_STREAM and context.n_seq_max > 1 and not context.kv_unified:
+    if architecture_rules(model.architecture).one_stream and context.n_seq_max > 1 and not context.kv_unified:
         yield Violation(
             "separate_sequences",
             f"{model.architecture} models cannot keep {context.n_seq_max} sequences apart.",
@@ -103,7 +93,7 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
 
 def _uneven_batch(model: ModelFile, context: ContextSettings, n_ctx: int) -> Iterator[Violation]:
     n_sequences = context.n_seq_max
-    if model.architecture not in ALSO_AS_ONE or context.kv_unified or n_sequences <= 1:
+    if not architecture_rules(model.architecture).also_as_one or context.kv_unified or n_sequences <= 1:
         return
     n_batch = min(context.n_batch, n_ctx)
     n_tokens = min(n_batch, context.n_ubatch or n_batch)
@@ -127,7 +117,7 @@ def _head_widths(model: ModelFile, key: str) -> list[int]:
     first_heads = heads[0] if isinstance(heads, tuple) and heads else heads
     if not isinstance(first_heads, int) or first_heads <= 0:
         return []
-    if key == "value" and model.architecture in LATENT_VALUES:
+    if key == "value" and architecture_rules(model.architecture).latent_values:
         width = model.hyper_parameter("attention.kv_lora_rank")
     else:
         width = model.hyper_parameter(f"attention.{key}_length")

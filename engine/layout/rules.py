@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import groupby
 
+from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.cache_rules import cache_violations
@@ -26,11 +27,6 @@ from engine.layout.tensor_rules import (
 from engine.layout.violation import Violation
 
 __all__ = ["Violation", "violations"]
-
-DRAFT_ARCHITECTURES = frozenset({"gemma4-assistant"})
-"""Models that only draft for another one: the engine makes no context for them alone."""
-DRAFT_WITHOUT_EMBEDDING = frozenset({"dflash", "eagle3"})
-"""The same where the file leaves embedding or output weights to the other model."""
 
 
 def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[Violation, ...]:
@@ -61,8 +57,9 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
 
 
 def _draft_model(model: ModelFile) -> Iterator[Violation]:
-    dependent = model.architecture in DRAFT_ARCHITECTURES
-    if model.architecture in DRAFT_WITHOUT_EMBEDDING:
+    drafts = architecture_rules(model.architecture).drafts
+    dependent = drafts == "always"
+    if drafts == "without_embedding":
         names = {tensor.name for tensor in model.global_tensors}
         dependent = not {"token_embd.weight", "output.weight"} <= names
     if dependent:

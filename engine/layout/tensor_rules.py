@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import Block, ModelFile
 from engine.layout.context_settings import ContextSettings
@@ -17,23 +18,6 @@ from engine.layout.layout import Layout
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.layout.violation import Violation
 
-UNSUPPORTED_ARCHITECTURES = frozenset({
-    "bailingmoe3", "bitnet", "deepseek2", "deepseek32", "dots3note", "falcon-h1", "gemma3n", "glm-dsa", "glm5-next",
-    "granitehybrid", "grok", "hy_v4", "jamba", "kimi-k3", "kimi-linear", "mamba", "mamba2", "minicpm3", "minimax-01",
-    "minimax-m2", "minimax-m3", "mistral4", "mpt", "nemotron_h", "nemotron_h_moe", "olmo2", "olmoe", "plamo2",
-    "qwen3tts", "qwen4exp", "t5",
-})  # fmt: skip
-"""Names for which `llm_arch_supports_sm_tensor` says no; it says yes to every other."""
-
-OTHER_NAMES = frozenset({"arwkv7", "rwkv6", "rwkv6qwen2", "rwkv7", "t5encoder"})
-"""Names for which it says yes, but whose state is cut by weights that these models call otherwise."""
-
-UNEVEN = frozenset({"deci"})
-"""Architectures that may have layers without attention, whose empty caches the engine would divide by no heads."""
-
-WHOLE_MODEL_ONLY = frozenset({"hrm_text"})
-"""Architectures whose layers share cache slots, so that all of them have to be split or none."""
-
 _FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
 _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")
 """Weights that may leave the members one by one: those that each has whole, and the ends of both halves of a layer."""
@@ -41,7 +25,8 @@ _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(
 
 def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Violation]:
     """Yield why the model cannot be split inside its layers, with so many of them on the CPU."""
-    if model.architecture in UNSUPPORTED_ARCHITECTURES | OTHER_NAMES:
+    split = architecture_rules(model.architecture).split
+    if not split.allowed:
         yield Violation(
             "split_architecture",
             f"The engine cannot split {model.architecture} models inside their layers.",
@@ -53,13 +38,13 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
             f"The engine cannot split layers that it repeats or adds, as it does for this {model.architecture} model.",
             "Choose split mode layer, which divides the model between layers.",
         )
-    elif model.architecture in UNEVEN and _lacks_heads(model, leading):
+    elif split.may_lack_heads and _lacks_heads(model, leading):
         yield Violation(
             "split_architecture",
             f"The engine cannot split this {model.architecture} model: some of its layers have no key heads.",
             "Choose split mode layer, which divides the model between layers.",
         )
-    elif leading and model.architecture in WHOLE_MODEL_ONLY:
+    elif leading and split.whole_model:
         yield Violation(
             "leading_cpu_only",
             f"In split mode tensor {model.architecture} models cannot have layers on the CPU.",

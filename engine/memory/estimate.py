@@ -21,7 +21,10 @@ class Grade(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """Bytes on one device. `mapped_bytes` (host only) is reclaimable page cache and no part of the need."""
+    """Bytes on one device. `mapped_bytes` (host only) is reclaimable page cache and no part of the need.
+
+    `pipeline_bytes` is the part of `compute_bytes` that further copies for a pipeline take.
+    """
 
     weights_bytes: int = 0
     mapped_bytes: int = 0
@@ -30,6 +33,7 @@ class DeviceMemory:
     compute_bytes: int = 0
     output_bytes: int = 0
     overhead_bytes: int = 0
+    pipeline_bytes: int = 0
 
     @property
     def need_bytes(self) -> int:

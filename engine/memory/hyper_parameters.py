@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.architectures.record import Architecture, Indexer, Window
+from engine.architectures.registry import find_architecture
 from engine.gguf.model_file import MetadataValue, ModelFile
-from engine.memory.architectures import Architecture, Window, find_architecture
 
 _LARGEST = 1 << 31
 _MOST_LAYERS = 512
-_LONG_CONTEXT_GLM = 1 << 20
-"""GLM 5.2 is told from its predecessors by this training context; its indexers share in a pattern of its own."""
 
 
 class MissingNumberError(ValueError):
@@ -301,20 +300,20 @@ def _indexer_widths(
         return tuple(width if index >= n_dense else 0 for index in range(n_layers))
     chosen = (True,) * n_layers
     if rule.layers == "listed":
-        chosen = _indexer_list(model, n_layers, n_trunk, default=rule.default)
+        chosen = _indexer_list(model, rule, n_layers, n_trunk)
     return tuple(
         width if index < n_trunk and chosen[index] and not recurrent[index] else 0 for index in range(n_layers)
     )
 
 
-def _indexer_list(model: ModelFile, n_layers: int, n_trunk: int, *, default: bool) -> tuple[bool, ...]:
-    length = None if model.architecture == "dots3note" else n_trunk
+def _indexer_list(model: ModelFile, rule: Indexer, n_layers: int, n_trunk: int) -> tuple[bool, ...]:
+    length = None if rule.any_length else n_trunk
     listed = _flags(model, "attention.indexer.types", n_layers, length=length)
     if listed is not None:
         return listed
-    if model.architecture == "glm-dsa" and number(model, "context_length") >= _LONG_CONTEXT_GLM:
+    if rule.default_long is not None and number(model, "context_length") >= rule.default_long:
         return tuple(index < 2 or index % 4 == 2 for index in range(n_layers))
-    return (default,) * n_layers
+    return (rule.default,) * n_layers
 
 
 # ---------------------------------------------------------------------- recurrence
@@ -345,12 +344,12 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
     if architecture.recurrence is None:
         return 0, 0
     kind = architecture.recurrence.state
-    if kind == "rwkv":
+    if kind == "wkv":
         shifts = number(model, "token_shift_count", 2, least=0)
         return shifts * n_embd, n_embd * number(model, "wkv.head_size")
     if kind == "short_convolution":
         return n_embd * (number(model, "shortconv.l_cache") - 1), 0
-    if kind == "lightning":
+    if kind == "linear":
         head = number(model, "attention.key_length", n_embd // n_head if n_head else 0)
         return 0, head * head * n_head
     kernel = number(model, "ssm.conv_kernel", least=0)
@@ -358,7 +357,7 @@ def _recurrent_widths(model: ModelFile, architecture: Architecture, n_embd: int,
         head = number(model, "kda.head_dim")
         return 3 * (kernel - 1 if kernel else 3) * n_head * head, head * head * n_head
     inner, state = number(model, "ssm.inner_size"), number(model, "ssm.state_size")
-    n_groups = number(model, "ssm.group_count", least=0) if kind == "mamba_groups" else 0
+    n_groups = number(model, "ssm.group_count", least=0) if kind == "grouped_scan" else 0
     return max(0, kernel - 1) * (inner + 2 * n_groups * state), state * inner
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile, TensorInfo
-from engine.memory.architectures import Architecture
 from engine.memory.hyper_parameters import MissingNumberError, number
 
 Kernels = Literal["all", "cuda", "vulkan"]
@@ -37,7 +37,7 @@ def find_unsupported(model: ModelFile, architecture: Architecture | None, kernel
 def _scans(architecture: Architecture) -> bool:
     """Return whether `ssm_a` is for the scan of Mamba; delta nets only multiply by it."""
     rule = architecture.recurrence
-    return rule is not None and rule.layers != "interval" and rule.state in ("mamba", "mamba_groups")
+    return rule is not None and rule.layers != "interval" and rule.state in ("scan", "grouped_scan")
 
 
 def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, scans: bool) -> bool:

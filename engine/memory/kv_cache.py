@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.architectures.record import COMPRESSED_RATIOS, Architecture
 from engine.gguf.tensor_types import TYPES_BY_NAME
 from engine.layout.context_settings import ContextSettings, KvType
-from engine.memory.architectures import COMPRESSED_RATIOS, Architecture
 from engine.memory.backends import ROW_PADDING, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import TYPE_CHECKING
 
+from engine.architectures.record import Architecture
+from engine.architectures.registry import find_architecture
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
-from engine.memory.architectures import Architecture, find_architecture
 from engine.memory.backends import HOST_RULE, SizeRule
-from engine.memory.compute_graph.forecast import ComputeForecast
-from engine.memory.compute_graph.graph_tables import GraphTables
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
@@ -21,6 +21,10 @@ from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
 from engine.settings.table import SETTINGS
+
+if TYPE_CHECKING:
+    from engine.memory.compute_graph.building.graph_tables import GraphTables
+    from engine.memory.compute_graph.forecast import ComputeForecast
 
 _LOGIT_BYTES = 4
 _MOST_TABLES = 12
@@ -53,6 +57,9 @@ class ModelMemory:
             self.probe_only = f"{error}; only a probe can tell the KV cache and compute buffers"
             self.unknown = ("state", "compute")
             return
+        # Graphs of all architectures are a third of what the window imports, which starts without any model.
+        from engine.memory.compute_graph.building.graph_tables import GraphTables
+
         try:
             self._graphs = GraphTables(model, *self._state, homes)
         except MissingNumberError as error:
@@ -101,7 +108,7 @@ class ModelMemory:
         except MissingNumberError as error:
             return _nothing_known(rig, f"{error}; only a probe can tell its memory")
         forecast = tables.compute if tables and with_compute else None
-        compute = forecast.device_bytes(placement) if forecast else {}
+        compute = forecast.device_sizes(placement) if forecast else {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -109,9 +116,10 @@ class ModelMemory:
                     mapped_bytes=host.mapped_bytes if device_id == CPU_ID else 0,
                     kv_cache_bytes=kv.get(device_id, 0),
                     recurrent_bytes=recurrent.get(device_id, 0),
-                    compute_bytes=compute.get(device_id, 0),
+                    compute_bytes=compute[device_id].size_bytes if device_id in compute else 0,
                     output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
+                    pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
                 )
                 for device_id in rig.ids
             },
@@ -163,7 +171,11 @@ class ContextMemory:
         n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
         self.output_buffer_bytes = n_outputs * _LOGIT_BYTES * shape.n_sequences
         """The logits that the host keeps: one row per sequence until a batch asks for more."""
-        self.compute = None if graphs is None else ComputeForecast(graphs, context)
+        self.compute: ComputeForecast | None = None
+        if graphs is not None:
+            from engine.memory.compute_graph.forecast import ComputeForecast
+
+            self.compute = ComputeForecast(graphs, context)
 
     def state_bytes(
         self, placement: Placement, members: MemberTables | None = None

@@ -28,6 +28,8 @@ class Placement:
     `output_listed`: the output layer belongs to an entry (False only when everything is on the CPU).
     `pinned_host`: CPU tensors are created in a device's host buffer; `maps_file`: the model file is memory-mapped;
     `can_map`: no device keeps the engine from it where it decides.
+    `pipeline`: the devices compute micro batches at the same time, with copies of what they hand on. Where nobody
+    decided (`auto`) they do not, which is what the child then does.
     `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
     """
 
@@ -75,8 +77,14 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         maps_file=_maps_file(context, listed),
         can_map=_can_map(listed),
         locks_file=context.load_mode == "mmap_mlock",
-        pipeline=len(offloaded) > 1 and not leading and context.offload_kqv and not layout.overrides,
+        pipeline=context.pipeline == "on" and can_pipeline(layout, context),
     )
+
+
+def can_pipeline(layout: Layout, context: ContextSettings) -> bool:
+    """Return whether the engine would run the devices of `layout` as a pipeline if nobody kept it from that."""
+    several = layout.split_mode in ("layer", "none") and len(entries(layout)) > 1
+    return several and not leading_cpu_layers(layout) and context.offload_kqv and not layout.overrides
 
 
 def _place_members(layout: Layout, devices: Mapping[str, Device], context: ContextSettings) -> Placement:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile, TensorInfo
-from engine.memory.architectures import Architecture
 
 TOKEN_EMBEDDING = "token_embd.weight"
 OUTPUT = "output.weight"
@@ -19,8 +19,6 @@ _FIRST_LAYER = ("token_embd_norm", "per_layer_model_proj", "per_layer_proj_norm"
 _NUMBERED = re.compile(r"(?:(?:enc|dec)\.blk|convnext|posnet)\.(\d{1,3})\.")
 """Layers of encoders, decoders and sound models, which the engine places like blocks of the same number."""
 _UNUSED = re.compile(r"masked_embd_|dec\.blk\.\d+\.cross_attn_rel_b")
-_OUTPUT_NORM_ALIASES = ("lfm2", "lfm2moe")
-"""Architectures that call the output's norm `token_embd_norm`."""
 
 _LAZY = "per_layer_token_embd.weight"
 _LAZY_BYTES = 1 << 32
@@ -54,7 +52,7 @@ def classify(model: ModelFile, architecture: Architecture | None) -> TensorClass
             ropes.append(tensor)
         elif stem in _INPUT:
             inputs.append(tensor)
-        elif (numbered or _is_of_first_layer(model, stem)) and layer < len(blocks):
+        elif (numbered or _is_of_first_layer(architecture, stem)) and layer < len(blocks):
             blocks[layer] = (tensor, *blocks[layer])
         else:
             outputs.append(tensor)
@@ -64,8 +62,9 @@ def classify(model: ModelFile, architecture: Architecture | None) -> TensorClass
     return TensorClasses(blocks, inputs, ropes, outputs, lazy)
 
 
-def _is_of_first_layer(model: ModelFile, stem: str) -> bool:
-    return stem in _FIRST_LAYER and not (stem == _FIRST_LAYER[0] and model.architecture in _OUTPUT_NORM_ALIASES)
+def _is_of_first_layer(architecture: Architecture | None, stem: str) -> bool:
+    is_norm = architecture is not None and architecture.output_norm_in_embedding and stem == _FIRST_LAYER[0]
+    return stem in _FIRST_LAYER and not is_norm
 
 
 def turning_layers(model: ModelFile, architecture: Architecture | None) -> tuple[bool, ...]:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
+from engine.architectures.registry import architecture_rules
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.tensor_types import TENSOR_TYPES
 from engine.memory.backends import SizeRule
@@ -25,10 +26,6 @@ from engine.memory.weights import padded_bytes
 _BLOCK_ELEMENTS = {kind.name: kind.block_elements for kind in TENSOR_TYPES.values()}
 _FAST_MULTIPLE = 128
 """Slices are multiples of this where that leaves nobody without work: kernels are faster then."""
-_GATED_QUERIES = frozenset({"qwen3next", "qwen35", "qwen35moe"})
-"""Architectures whose query projection holds a gate of the same width."""
-_MIRRORED_STATE = frozenset({"lfm2", "lfm2moe"})
-_ALL_MIRRORED = frozenset({"hrm_text"})
 
 _Kind = Literal["q", "k", "v", "qkv", "head_norm", "sinks", "out", "gate", "heads", "heads_2", "conv", "ssm_out", "r",
                 "s", "ffn", "ffn_up", "gate_up", "output", "group", "group_heads", "group_q", "group_rank"]  # fmt: skip
@@ -101,6 +98,7 @@ class TensorSplit:
 
     def __init__(self, model: ModelFile, hyper: HyperParameters, shares: Sequence[float]) -> None:
         self._model = model
+        self._rules = architecture_rules(model.architecture).split
         self._hyper = hyper
         self._shares = [_float32(share) for share in shares]
         self._types = {tensor.name: tensor.type_name for tensor in model.tensors}
@@ -142,8 +140,8 @@ class TensorSplit:
         """Return what each device has of one tensor of a layer's state."""
         like = _STATE_LIKE.get(tensor.name)
         grouped = bool(self._hyper.ratios)
-        mirrored = grouped or self._model.architecture in _ALL_MIRRORED or like is None or not tensor.width
-        if mirrored or (tensor.name in ("r", "s") and self._model.architecture in _MIRRORED_STATE):
+        mirrored = grouped or self._rules.whole_model or like is None or not tensor.width
+        if mirrored or (tensor.name in ("r", "s") and self._rules.mirrors_state):
             return [tensor.size_bytes(rule) for rule in rules]
         kind: _Kind = tensor.name  # type: ignore[assignment]
         block_elements = self._block_elements(layer, like or (), "F32")
@@ -156,7 +154,7 @@ class TensorSplit:
     # ------------------------------------------------------------------ cuts
 
     def _candidates(self, layer: int | None) -> tuple[_Rule, ...]:
-        if self._model.architecture in _ALL_MIRRORED:
+        if self._rules.whole_model:
             return ()
         if self._hyper.ratios:
             return () if layer is None else _GROUPED_RULES
@@ -209,7 +207,7 @@ class TensorSplit:
 
     def _segments(self, kind: _Kind, extent: int, layer: int) -> tuple[tuple[int, int], ...]:
         hyper = self._hyper
-        gated = self._model.architecture in _GATED_QUERIES
+        gated = self._rules.gated_queries
         if gated and hyper.recurrent[layer]:
             found = self._delta_net_segments(kind)
             if found is not None:
@@ -239,8 +237,7 @@ class TensorSplit:
         state, k_heads = number(model, "ssm.state_size"), number(model, "ssm.group_count")
         v_heads, kernel = number(model, "ssm.time_step_rank"), number(model, "ssm.conv_kernel")
         keys, values = state * k_heads, state * v_heads
-        if model.architecture == "qwen3next":
-            # Value heads follow their key head here, so that plain cuts keep them together.
+        if self._rules.values_by_key:
             if kind in ("qkv", "conv"):
                 return ((keys, 2), (values, 1))
             return ((keys * (kernel - 1), 2), (values * (kernel - 1), 1)) if kind == "r" else None
@@ -290,7 +287,7 @@ class TensorSplit:
         heads = q // head_k
         k = q // group
         v = k // head_k * head_v
-        gated_q = math.lcm(2 * group_width, multiple) if self._model.architecture in _GATED_QUERIES else q
+        gated_q = math.lcm(2 * group_width, multiple) if self._rules.gated_queries else q
         if kind == "qkv":
             return (gated_q, k, v)[:n_segments] if n_segments == 3 else (gated_q, k)
         gate = heads if extent == hyper.n_head[layer] else q

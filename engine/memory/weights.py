@@ -6,10 +6,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.tensor_types import TENSOR_TYPES
-from engine.memory.architectures import Architecture
 from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
 from engine.memory.kernels import Kernels, find_unsupported
 from engine.memory.kv_cache import pad

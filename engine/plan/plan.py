@@ -9,15 +9,13 @@ import os
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
-
-import msgspec
+from typing import TYPE_CHECKING
 
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, RuleViolationError
 from engine.fit.advice import Advice, advice
 from engine.fit.check import check_fit
 from engine.fit.decisions.decision import Decision
-from engine.fit.decisions.resolve import Resolved, resolve
 from engine.fit.report import DeviceRow, FitReport, make_row
 from engine.fit.side_file_rules import side_file_violations
 from engine.gguf.model_file import ModelFile
@@ -28,6 +26,10 @@ from engine.layout.rules import Violation, violations
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
+from engine.settings.table import memory_part
+
+if TYPE_CHECKING:
+    from engine.fit.decisions.resolve import Resolved
 
 
 @dataclass(frozen=True)
@@ -78,6 +80,8 @@ class Plan:
     @cached_property
     def resolved(self) -> Resolved:
         """The settings that are used, with what was decided and the estimate that the decisions rest on."""
+        from engine.fit.decisions.resolve import resolve
+
         return resolve(self.memory, self.rig, self.edit.layout, self.edit.context, self.edit.side_files)
 
     @property
@@ -154,9 +158,15 @@ class Plan:
             files = tuple((str(path), *_state(path.stat())) for path in self.model.paths)
         except (EngineError, OSError):
             return None
-        settings = msgspec.structs.replace(self.settings, threads=None, threads_batch=None)
         devices = tuple(map(_identity, self.rig.all_devices))
-        return (files, parameters, settings, devices, self.edit.side_files, self.resolved.projector_device)
+        return (
+            files,
+            parameters,
+            memory_part(self.settings),
+            devices,
+            self.edit.side_files,
+            self.resolved.projector_device,
+        )
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from importlib import metadata
 
 from engine.fit.defects import defect_text, disagreements
 from engine.fit.report import DeviceRow
@@ -15,6 +14,8 @@ _log = logging.getLogger("layerdeck.defects")
 
 def engine_version() -> str:
     """Return name and version of the engine that children run."""
+    from importlib import metadata  # brings the parser of mails along
+
     return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
 
 

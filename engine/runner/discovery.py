@@ -14,8 +14,6 @@ from engine.runner.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancel
 from engine.runner.protocol import DeviceList, GgmlDevice, ListDevices
 from engine.units import MIB
 
-__all__ = ["DEFAULT_GPU_MARGIN_BYTES", "discover", "host_device"]
-
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
 """Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
 

@@ -9,6 +9,7 @@ import msgspec
 
 from engine.devices.holder import MemoryHolder
 from engine.fit.report import DeviceRow
+from engine.runner.protocol import LastWord
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
@@ -24,7 +25,10 @@ StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="event"):
-    """Base of all events; encodes with `event` as the first key."""
+    """Base of all events; encodes with `event` as the first key.
+
+    Where there is a `request` it is the one that the event is about; None: the load, or the model.
+    """
 
 
 class Progress(Event, frozen=True, kw_only=True, tag="progress"):
@@ -50,8 +54,17 @@ class Loaded(Event, frozen=True, kw_only=True, tag="loaded"):
     forecast: tuple[DeviceRow, ...]
 
 
+class Reading(Event, frozen=True, kw_only=True, tag="reading"):
+    """How much of a request's prompt is in the cache."""
+
+    request: int
+    read_tokens: int
+    prompt_tokens: int
+
+
 class Token(Event, frozen=True, kw_only=True, tag="token"):
     text: str
+    request: int | None = None
 
 
 class Done(Event, frozen=True, kw_only=True, tag="done"):
@@ -62,6 +75,14 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     prompt_tokens_per_second: float
     generation_tokens_per_second: float
     stop_reason: StopReason
+    request: int | None = None
+
+
+class Answered(Event, frozen=True, kw_only=True, tag="answered"):
+    """End of a request that generates nothing, with the child's last word on it."""
+
+    request: int
+    answer: LastWord
 
 
 class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
@@ -78,6 +99,7 @@ class OutOfMemory(Event, frozen=True, kw_only=True, tag="out_of_memory"):
     proposals: tuple[str, ...] = ()
     message: str
     holders: tuple[MemoryHolder, ...] = ()
+    request: int | None = None
 
 
 class Failed(Event, frozen=True, kw_only=True, tag="failed"):
@@ -85,6 +107,7 @@ class Failed(Event, frozen=True, kw_only=True, tag="failed"):
 
     kind: str
     message: str
+    request: int | None = None
 
 
 class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
@@ -94,12 +117,14 @@ class Crashed(Event, frozen=True, kw_only=True, tag="crashed"):
     signal: int | None = None
     exit_code: int | None = None
     message: str
+    request: int | None = None
 
 
 class Cancelled(Event, frozen=True, kw_only=True, tag="cancelled"):
     stage: Stage
+    request: int | None = None
 
 
-AnyEvent = Progress | Attempt | Loaded | Token | Done | OutOfMemory | Failed | Crashed | Cancelled
 LoadEnding = Loaded | OutOfMemory | Failed | Crashed | Cancelled
-GenerationEnding = Done | OutOfMemory | Failed | Crashed
+RequestEnding = Done | Answered | OutOfMemory | Failed | Crashed | Cancelled
+AnyEvent = Progress | Attempt | Reading | Token | LoadEnding | RequestEnding

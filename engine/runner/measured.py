@@ -45,6 +45,22 @@ def rows_from_parts(
     )
 
 
+def with_copies(rows: Iterable[DeviceRow], rig: Rig, estimate: Mapping[str, DeviceMemory]) -> tuple[DeviceRow, ...]:
+    """Return rows of the engine with what it does not tell: which part of a compute buffer are copies for a pipeline.
+
+    That follows from the arithmetic. A buffer without them is smaller than `estimate` has it by at least as much: the
+    engine does without copies where they are refused.
+    """
+    return tuple(_with_copies(row, rig, estimate.get(row.id, DeviceMemory())) for row in rows)
+
+
+def _with_copies(row: DeviceRow, rig: Rig, memory: DeviceMemory) -> DeviceRow:
+    device = rig.device(row.id)
+    if device is None or row.compute_bytes <= memory.compute_bytes - memory.pipeline_bytes:
+        return row
+    return make_row(device, replace(row.memory, pipeline_bytes=memory.pipeline_bytes), row.grade)
+
+
 def member_estimate(plan: Plan, parts: Iterable[Part]) -> Mapping[str, DeviceMemory] | None:
     """Return the arithmetic's numbers of the members where the engine told a tensor split as one device."""
     if not any(part.buffer_type.startswith(META_PREFIX) for part in parts):

@@ -17,7 +17,7 @@ from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.plan import Plan
 from engine.plan.requests import environment, probe_request
 from engine.runner.defect_log import report_defect
-from engine.runner.measured import member_estimate, rows_from_parts
+from engine.runner.measured import member_estimate, rows_from_parts, with_copies
 from engine.runner.one_shot import Questions, raise_if_cancelled
 from engine.runner.probe_cache import ProbeCache
 from engine.runner.protocol import Probed
@@ -86,7 +86,8 @@ class Probes:
             raise
         self._held |= endpoints.keys()
         members = member_estimate(plan, answer.parts)
-        return _completed(plan, rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members))
+        rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
+        return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
 
     def _greet(self, endpoints: Mapping[str, Sequence[Device]]) -> None:
         greetings = greet_all(tuple(endpoints), cancel=self._cancel)
@@ -157,6 +158,7 @@ def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow) -> Devi
         compute_bytes=row.compute_bytes,
         output_bytes=row.output_bytes,
         overhead_bytes=estimated.overhead_bytes,
+        pipeline_bytes=row.pipeline_bytes,
     )
     return make_row(device, memory, row.grade)
 

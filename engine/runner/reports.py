@@ -9,53 +9,20 @@ from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.gguf.quoting import clean
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
-from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage
-from engine.runner.measured import member_estimate, rows_from_parts
+from engine.runner.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Stage
+from engine.runner.measured import member_estimate, rows_from_parts, with_copies
 from engine.runner.outcome import EndReason, ProcessOutcome
-from engine.runner.protocol import AllocationFailure, Failure, Generated, LoadedModel, Part, StageProgress
+from engine.runner.protocol import AllocationFailure, Failure, Generated, LoadedModel, Part
 from engine.units import format_bytes
-
-_STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
-NOTHING_GENERATED = Done(
-    prompt_tokens=0,
-    generated_tokens=0,
-    prompt_tokens_per_second=0.0,
-    generation_tokens_per_second=0.0,
-    stop_reason="stopped",
-)
-"""The end of a generation that was stopped before it began."""
 
 _GENERATING = "while generating"
 _MAX_MESSAGE = 2000
 
 
-class StageTracker:
-    """Turns stage progress into events whose stages never go back and whose fractions never shrink within a stage."""
-
-    def __init__(self) -> None:
-        self.stage: Stage = "header"
-        self._fraction: float | None = None
-
-    def enter(self, stage: Stage) -> Progress:
-        """Begin a stage of our own, before there is a child."""
-        self.stage, self._fraction = stage, None
-        return Progress(stage=stage)
-
-    def advance(self, message: StageProgress) -> Progress | None:
-        """Return the event for `message`, None for one that comes late."""
-        if _STAGES.index(message.stage) < _STAGES.index(self.stage):
-            return None
-        if message.stage != self.stage:
-            self.stage, self._fraction = message.stage, None
-        if message.fraction is not None:
-            fraction = min(1.0, max(0.0, message.fraction))
-            self._fraction = fraction if self._fraction is None else max(fraction, self._fraction)
-        return Progress(stage=self.stage, fraction=self._fraction, device=message.device)
-
-
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
     """Return the measured rows beside the plan's forecast; nothing beside them where that left something out."""
     measured = rows_from_parts(message.parts, plan.rig, Grade.MEASURED, member_estimate(plan, message.parts))
+    measured = with_copies(measured, plan.rig, plan.resolved.model_estimate.devices)
     return Loaded(devices=measured, forecast=plan.forecast if plan.report.probe_only is None else ())
 
 

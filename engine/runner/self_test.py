@@ -28,7 +28,7 @@ from engine.runner.protocol import AllocationFailure, Load, LoadedModel, LogitDi
 ROUNDS = 20
 MAX_ENTRIES_TRIED = 5
 MAX_FILE_BYTES = 1 << 16
-CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=32)
+CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=32, pipeline="on")
 """Eight micro batches a prompt: with pipeline parallelism several are under way at once."""
 LOAD_TIMEOUT_S = 120.0
 

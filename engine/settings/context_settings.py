@@ -13,6 +13,8 @@ FLASH_ATTENTION_MODES: tuple[FlashAttention, ...] = ("auto", "on", "off")
 LoadMode = Literal["auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io"]
 LOAD_MODES: tuple[LoadMode, ...] = ("auto", "mmap", "none", "mlock", "mmap_mlock", "direct_io")
 OpOffload = bool | Literal["auto"]
+Pipeline = Literal["auto", "on", "off"]
+PIPELINE_MODES: tuple[Pipeline, ...] = ("auto", "on", "off")
 AUTO: Literal["auto"] = "auto"
 AUTO_CONTEXT = 0
 """As `n_ctx`: as long as is sensible on the rig and fits."""
@@ -38,6 +40,7 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     load_mode: LoadMode = "auto"
     threads: int | None = None
     threads_batch: int | None = None
+    pipeline: Pipeline = "auto"
 
     @property
     def offload_batch(self) -> int:

@@ -17,6 +17,7 @@ from engine.settings.context_settings import (
     KV_TYPES,
     LOAD_MODES,
     OFFLOAD_MIN_BATCH,
+    PIPELINE_MODES,
     ContextSettings,
 )
 from engine.settings.kinds import Choice, Kind, LeftOpen, Switch, Value, WholeNumber
@@ -217,6 +218,23 @@ SETTINGS: tuple[Setting, ...] = (
         "none",
         decided_by="threads",
     ),
+    Setting(
+        "pipeline",
+        Choice(PIPELINE_MODES),
+        "--pipeline",
+        "Batches",
+        "Pipeline",
+        "devices compute parts of a long prompt, or of several, at the same time, for which they keep copies of what "
+        "they hand on; auto: where that gains and there is room",
+        "placement",
+        decided_by="pipeline",
+        rare=True,
+    ),
 )
 
 KEYS: tuple[str, ...] = tuple(setting.key for setting in SETTINGS)
+
+
+def memory_part(context: ContextSettings) -> tuple[Value, ...]:
+    """Return the values of `context` that memory depends on: what numbers of the engine may be kept by."""
+    return tuple(getattr(context, setting.key) for setting in SETTINGS if setting.affects_memory)

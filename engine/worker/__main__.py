@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from engine.runner.protocol import (
     PROTOCOL_VERSION,
@@ -13,7 +14,6 @@ from engine.runner.protocol import (
     DeviceMemoryQuery,
     DeviceMemoryReadings,
     Failure,
-    Generate,
     Hello,
     ListDevices,
     Load,
@@ -24,6 +24,7 @@ from engine.runner.protocol import (
     Probe,
     Quit,
     Serve,
+    Stop,
 )
 from engine.worker.bindings import Bindings, engine_name, prepare_environment
 from engine.worker.devices import list_devices
@@ -37,30 +38,71 @@ from engine.worker.progress import StageReporter
 from engine.worker.session import Session
 from engine.worker.stop import StopRequest
 
+if TYPE_CHECKING:
+    from engine.worker.decode_loop import DecodeLoop
+
 
 class Worker:
-    """Answers requests one after another."""
+    """Answers requests: those on a loaded model beside each other, all else one after another."""
 
-    def __init__(self, pipe: MessagePipe, stop: StopRequest) -> None:
+    def __init__(self, pipe: MessagePipe, stop: StopRequest, reader: RequestReader) -> None:
         self._pipe = pipe
         self._stop = stop
+        self._reader = reader
         self._log = EngineLog()
         self._session: Session | None = None
+        self._loop: DecodeLoop | None = None
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
         self._engine.on_abort(pipe.send_last_word)
         self._engine.low.llama_backend_init()
 
-    def handle(self, request: AnyRequest) -> Message:
+    def run(self) -> None:
+        """Do what is asked until `Quit`."""
+        while self._take(self._reader.next_request()):
+            if self._loop is None or not self._loop.busy:
+                continue
+            # one batch of a prompt, or one token of a model that is swapped in, may take longer than a stall timeout
+            with WorkTicks(self._loop.tell_reading):
+                if not self._run_loop():
+                    return
+
+    def _run_loop(self) -> bool:
+        """Work on the requests that are under way, and take new ones; False when it is over."""
+        while self._loop is not None and self._loop.busy:
+            if not all(map(self._take, self._reader.arrived())):
+                return False
+            if self._loop is not None:
+                self._loop.step()
+        return True
+
+    def _take(self, request: AnyRequest) -> bool:
+        """Do what is asked, or begin to; False for the wish to end."""
+        match request:
+            case Quit():
+                return False
+            case Stop():
+                if self._loop is not None:
+                    self._loop.stop(request.request)
+                self._stop.taken(request.request)
+            case ModelRequest() if self._loop is not None:
+                self._loop.take(request)
+            case _:
+                self._pipe.send(self._handle(request))
+        return True
+
+    def _handle(self, request: AnyRequest) -> Message:
         """Do what is asked and return the last message about it."""
         try:
             return self._answer(request)
         except EndOfRequest as end:
-            return end.word_of(request.id) if isinstance(request, ModelRequest) else end.message
+            return end.message
 
     def free(self) -> None:
         """Give the model's memory back."""
-        session, self._session = self._session, None
+        if self._loop is not None:
+            self._loop.stop(None)
+        session, self._session, self._loop = self._session, None, None
         if session is not None:
             session.free()
 
@@ -73,12 +115,15 @@ class Worker:
                 return probe(self._engine, self._log, request)
             case Load():
                 return self._load(request)
-            case Generate():
-                return self._generate(request)
+            case ModelRequest():
+                raise EndOfRequest(failure("internal", "No model is loaded.").word_of(request.id))
             case Logits():
                 from engine.worker.logits import logit_digest
 
-                return logit_digest(self._loaded(), request)
+                if self._loop is not None:
+                    self._loop.lose_memory()
+                with self._stop.computing(()):
+                    return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
             case MeasureSpeed():
@@ -97,15 +142,10 @@ class Worker:
         with StageReporter(self._pipe.send) as reporter:
             loader = Loader(self._engine, self._log, self._stop, reporter, request)
             self._session, message = loader.run()
+        from engine.worker.decode_loop import DecodeLoop
+
+        self._loop = DecodeLoop(self._session, self._stop, self._pipe.send_all)
         return message
-
-    def _generate(self, request: Generate) -> Message:
-        from engine.worker.generate import Generator
-
-        # one batch of a prompt, or one token of a model that is swapped in, may take longer than a stall timeout
-        generator = Generator(self._loaded(), self._stop, self._pipe.send)
-        with WorkTicks(generator.tell_reading):
-            return generator.run(request)
 
     def _loaded(self) -> Session:
         if self._session is None:
@@ -123,9 +163,8 @@ def main() -> None:
     reader.start()
     prepare_environment()
     try:
-        worker = Worker(pipe, stop)
-        while not isinstance(request := reader.next_request(), Quit):
-            pipe.send(worker.handle(request))
+        worker = Worker(pipe, stop, reader)
+        worker.run()
         worker.free()
     except Exception as error:
         traceback.print_exc()

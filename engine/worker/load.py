@@ -82,9 +82,7 @@ class Loader:
         return session, self._describe(session)
 
     def _read_model(self) -> int:
-        parameters = ModelParameters(
-            self._engine, self._load.parameters, self._devices, self._load.context.load_mode, dry=False
-        )
+        parameters = ModelParameters(self._engine, self._load.parameters, self._devices, self._load.context, dry=False)
         parameters.report_progress_to(self._engine.low.llama_progress_callback(self._on_read))
         self._check_stop()
         model = self._engine.low.llama_model_load_from_file(self._load.path.encode(), parameters.struct)
@@ -198,7 +196,7 @@ class Loader:
 
 def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[int, breakdown.BufferBytes]:
     """Return the weights by buffer type that a load without allocating would place; empty if it cannot be told."""
-    parameters = ModelParameters(engine, load.parameters, devices, load.context.load_mode, dry=True)
+    parameters = ModelParameters(engine, load.parameters, devices, load.context, dry=True)
     model = engine.low.llama_model_load_from_file(load.path.encode(), parameters.struct)
     if not model:
         return {}

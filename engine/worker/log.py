@@ -101,6 +101,12 @@ class EngineLog:
         self.facts = LogFacts()
         self.on_buffer = self.on_failed = None
 
+    def begin_computation(self, on_failed: Callable[[FailedAllocation], None]) -> None:
+        """Forget the failures of earlier batches; a new one is told to `on_failed`."""
+        self.facts.failed.clear()
+        self.facts.errors.clear()
+        self.on_failed = on_failed
+
     def write(self, level: int, text: str) -> None:
         """Take a piece of log text, which may be less or more than a line."""
         with self._lock:

@@ -6,7 +6,7 @@ import ctypes
 from typing import Any
 
 from engine.layout.context_settings import ContextSettings
-from engine.layout.engine_parameters import EngineParameters
+from engine.layout.engine_parameters import EngineParameters, TensorOverride
 from engine.processor import default_threads
 from engine.worker.bindings import Bindings, TensorOverrideEntry
 from engine.worker.devices import CPU_ID, ResolvedDevices
@@ -21,27 +21,36 @@ SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 LAZY_AUTO = 1
 UNSPECIFIED = -1
+MATCHES_NO_TENSOR = "^no tensor$"
+"""A name with a space, which no tensor of llama.cpp has."""
 
 
 class ModelParameters:
     """`llama_model_params` with the arrays that it points to, which live as long as this object."""
 
     def __init__(
-        self, engine: Bindings, parameters: EngineParameters, devices: ResolvedDevices, load_mode: str, *, dry: bool
+        self,
+        engine: Bindings,
+        parameters: EngineParameters,
+        devices: ResolvedDevices,
+        context: ContextSettings,
+        *,
+        dry: bool,
     ) -> None:
         entries = [devices.by_id[device_id] for device_id in parameters.devices]
         self._devices = (ctypes.c_void_p * (len(entries) + 1))(*entries, None)
         split_length = engine.low.llama_max_devices()
         self._split = (ctypes.c_float * split_length)(*parameters.tensor_split[:split_length])
-        self._overrides = _override_table(engine, parameters, devices)
+        overrides = parameters.overrides or _stop_of_pipeline(parameters, context)
+        self._overrides = _override_table(engine, overrides, devices)
         self._callback = engine.low.llama_progress_callback()
         struct = engine.low.llama_model_default_params()
         struct.devices = ctypes.addressof(self._devices)
-        struct.tensor_buft_overrides = ctypes.addressof(self._overrides) if parameters.overrides else None
+        struct.tensor_buft_overrides = ctypes.addressof(self._overrides) if overrides else None
         struct.n_gpu_layers = parameters.n_gpu_layers
         struct.split_mode = _choice(SPLIT_MODES, parameters.split_mode, "split mode")
         # a dry run with a mapped file is an assertion in llama.cpp
-        struct.load_mode = LOAD_MODES["none"] if dry else _choice(LOAD_MODES, load_mode, "load mode")
+        struct.load_mode = LOAD_MODES["none"] if dry else _choice(LOAD_MODES, context.load_mode, "load mode")
         struct.lazy_mode = LAZY_AUTO
         # an index into an empty list is refused; -1 stands for "no device"
         struct.main_gpu = parameters.main_gpu if entries else -1
@@ -104,9 +113,16 @@ def context_struct(engine: Bindings, context: ContextSettings, stop: StopRequest
     return struct
 
 
-def _override_table(engine: Bindings, parameters: EngineParameters, devices: ResolvedDevices) -> Any:
-    table = (TensorOverrideEntry * (len(parameters.overrides) + 1))()
-    for entry, override in zip(table, parameters.overrides, strict=False):
+def _stop_of_pipeline(parameters: EngineParameters, context: ContextSettings) -> tuple[TensorOverride, ...]:
+    """Return what keeps several devices from running as a pipeline: the engine has no switch for it, but does not
+    begin one where there is any override, if of no tensor."""
+    several = parameters.split_mode == "layer" and len(parameters.devices) > 1
+    return (TensorOverride(MATCHES_NO_TENSOR, CPU_ID),) if several and context.pipeline != "on" else ()
+
+
+def _override_table(engine: Bindings, overrides: tuple[TensorOverride, ...], devices: ResolvedDevices) -> Any:
+    table = (TensorOverrideEntry * (len(overrides) + 1))()
+    for entry, override in zip(table, overrides, strict=False):
         entry.pattern = override.pattern.encode()
         if override.device == CPU_ID:
             entry.buffer_type = engine.cpu_buffer_type()

@@ -8,10 +8,11 @@ import re
 import sys
 import threading
 import traceback
+from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from engine.runner.protocol import Aborting, AnyRequest, Failure, Message, Quit, Stop
+from engine.runner.protocol import Aborting, AnyRequest, Failure, Load, Message, Quit, Stop
 from engine.worker.stop import StopRequest
 
 READ_BYTES = 1 << 16
@@ -30,8 +31,12 @@ class MessagePipe:
 
     def send(self, message: Message) -> None:
         """Write one message; ends the process when the parent is gone."""
+        self.send_all((message,))
+
+    def send_all(self, messages: Iterable[Message]) -> None:
+        """Write messages at once."""
         with self._lock:
-            self._write(message)
+            self._write(*messages)
 
     def send_last_word(self, text: str) -> None:
         """Say why the process is about to abort. Any thread may call it, even while another one is writing."""
@@ -42,8 +47,8 @@ class MessagePipe:
             if held:
                 self._lock.release()
 
-    def _write(self, message: Message) -> None:
-        rest = memoryview(self._encoder.encode(message) + b"\n")
+    def _write(self, *messages: Message) -> None:
+        rest = memoryview(b"".join([self._encoder.encode(message) + b"\n" for message in messages]))
         try:
             while rest:
                 rest = rest[os.write(self._fd, rest) :]
@@ -52,7 +57,7 @@ class MessagePipe:
 
 
 class RequestReader:
-    """Reads requests on a thread, so that `Stop` and the end of input are seen whatever native code is doing."""
+    """Reads requests on a thread, so that a stop and the end of input are seen whatever native code is doing."""
 
     def __init__(self, pipe: MessagePipe, stop: StopRequest) -> None:
         self._pipe = pipe
@@ -64,8 +69,16 @@ class RequestReader:
         threading.Thread(target=self._read, name="requests", daemon=True).start()
 
     def next_request(self) -> AnyRequest:
-        """Wait for the next request other than `Stop`."""
+        """Wait for the next request."""
         return self._queue.get()
+
+    def arrived(self) -> Iterator[AnyRequest]:
+        """Go through the requests that have been read by now, without waiting."""
+        while True:
+            try:
+                yield self._queue.get_nowait()
+            except queue.Empty:
+                return
 
     def _read(self) -> None:
         status = 1
@@ -95,12 +108,11 @@ class RequestReader:
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             self._pipe.send(Failure(kind="internal", message=f"A request was not understood: {error}."))
             return
-        if isinstance(request, Stop):
-            self._stop.set()
-            return
-        # A Stop read before this request belonged to an earlier one; Quit also ends what is running.
-        if isinstance(request, Quit):
-            self._stop.set()
-        else:
-            self._stop.clear()
+        match request:
+            case Stop():
+                self._stop.ask(request.request)
+            case Quit():
+                self._stop.quit()
+            case Load():
+                self._stop.begin_load()
         self._queue.put(request)

@@ -27,7 +27,7 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
     log.begin()
     check_file(request.path)
     devices = resolve_devices(engine, request.devices, wanted_devices(request))
-    parameters = ModelParameters(engine, request.parameters, devices, request.context.load_mode, dry=True)
+    parameters = ModelParameters(engine, request.parameters, devices, request.context, dry=True)
     model = engine.low.llama_model_load_from_file(request.path.encode(), parameters.struct)
     if not model:
         raise EndOfRequest(model_failure(request.path, log.facts))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from types import TracebackType
 from typing import Any
 
 from engine.runner.protocol import Generate
@@ -13,25 +12,22 @@ MIN_KEEP = 1
 
 
 class SamplerChain:
-    """llama.cpp samplers for one request: greedy at temperature 0. Use as a context manager."""
+    """llama.cpp samplers for one request: greedy at temperature 0. To be freed."""
 
-    def __init__(self, engine: Bindings, request: Generate) -> None:
+    def __init__(self, engine: Bindings, context: int, request: Generate) -> None:
         self._low = engine.low
+        self._context = context
+        self._sample = engine.low.llama_sampler_sample
         self._chain = self._low.llama_sampler_chain_init(self._low.llama_sampler_chain_default_params())
         for sampler in self._samplers(request):
             self._low.llama_sampler_chain_add(self._chain, sampler)
 
-    def __enter__(self) -> SamplerChain:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def free(self) -> None:
         self._low.llama_sampler_free(self._chain)
 
-    def sample(self, context: int) -> int:
-        """Choose the next token from the logits of the last decode."""
-        return int(self._low.llama_sampler_sample(self._chain, context, -1))
+    def sample(self, place: int) -> int:
+        """Choose the next token from the logits at a place of the batch that was decoded last."""
+        return int(self._sample(self._chain, self._context, place))
 
     def _samplers(self, request: Generate) -> list[Any]:
         low = self._low

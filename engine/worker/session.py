@@ -1,18 +1,19 @@
-"""A loaded model with its context: what is shared by loading, generating and measuring."""
+"""A loaded model with its context: what loading, the requests on it and measuring share."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import Part
+from engine.runner.protocol import AllocationFailure, Failure, Part
 from engine.worker import breakdown
 from engine.worker.bindings import Bindings
 from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices
+from engine.worker.diagnosis import FreeMemory, allocation_failure, decode_failure
 from engine.worker.log import EngineLog
 from engine.worker.parts import logged_parts, measured_parts
 from engine.worker.side_files import Beside
@@ -24,7 +25,7 @@ NO_VOCABULARY = 0
 
 @dataclass(slots=True)
 class Session:
-    """Native model and context. `tokens` are those in the KV cache of the one sequence that we use."""
+    """Native model and context."""
 
     engine: Bindings
     log: EngineLog
@@ -33,7 +34,6 @@ class Session:
     model: int
     context: int
     beside: Beside | None = None
-    tokens: list[int] = field(default_factory=list)
 
     @property
     def vocabulary(self) -> Any:
@@ -49,6 +49,11 @@ class Session:
         return int(self.engine.low.llama_n_ctx_seq(self.context))
 
     @property
+    def n_sequences(self) -> int:
+        """How many sequences are kept apart."""
+        return max(1, self.settings.n_seq_max)
+
+    @property
     def memory(self) -> Any:
         return self.engine.low.llama_get_memory(self.context)
 
@@ -56,34 +61,47 @@ class Session:
     def makes_text(self) -> bool:
         """Tell whether decoding tokens makes sense: not for encoders, embedding models and those without vocabulary."""
         low = self.engine.low
-        has_vocabulary = low.llama_vocab_type(self.vocabulary) != NO_VOCABULARY
-        return bool(self.memory) and has_vocabulary and not low.llama_model_has_encoder(self.model)
+        return bool(self.memory) and self.has_vocabulary and not low.llama_model_has_encoder(self.model)
+
+    @property
+    def has_vocabulary(self) -> bool:
+        return bool(self.engine.low.llama_vocab_type(self.vocabulary) != NO_VOCABULARY)
+
+    @property
+    def longest_text(self) -> int:
+        """How many tokens an embedding may be of: positions beyond those trained may not exist, and one batch it is."""
+        low = self.engine.low
+        trained = int(low.llama_model_n_ctx_train(self.model))
+        return min(int(low.llama_n_ubatch(self.context)), self.context_tokens, trained or self.context_tokens)
+
+    @property
+    def has_recurrent_state(self) -> bool:
+        """Tell whether the memory of a sequence can only be kept whole."""
+        low = self.engine.low
+        return bool(low.llama_model_is_recurrent(self.model) or low.llama_model_is_hybrid(self.model))
 
     def decode(self, tokens: Sequence[int]) -> int:
-        """Append tokens to the sequence and wait for the result; returns llama.cpp's status and keeps `tokens` true."""
+        """Append tokens to the first sequence and wait for the result; returns llama.cpp's status."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)
-        batch = self.engine.low.llama_batch_get_one(array, len(tokens))
+        return self.compute(self.engine.low.llama_batch_get_one(array, len(tokens)))
+
+    def compute(self, batch: Any) -> int:
+        """Decode a `llama_batch` and wait for the result; returns llama.cpp's status."""
         status = int(self.engine.low.llama_decode(self.context, batch))
         if status == DECODED:
             # remote devices compute on after the call; without waiting neither times nor stops would mean anything
             self.engine.low.llama_synchronize(self.context)
-            self.tokens.extend(tokens)
-        elif status == ABORTED and not self._has_recurrent_state():
-            # the engine takes back the micro batch that was stopped and keeps those before it
-            kept = int(self.engine.low.llama_memory_seq_pos_max(self.memory, 0)) + 1
-            self.tokens = [*self.tokens, *tokens][:kept]
-        else:
-            self.clear()
         return status
 
-    def _has_recurrent_state(self) -> bool:
-        low = self.engine.low
-        return bool(low.llama_model_is_recurrent(self.model) or low.llama_model_is_hybrid(self.model))
-
     def clear(self) -> None:
-        """Empty the KV cache."""
-        self.engine.low.llama_memory_clear(self.memory, False)
-        self.tokens.clear()
+        """Empty the memory of all sequences."""
+        if self.memory:
+            self.engine.low.llama_memory_clear(self.memory, False)
+
+    def failed_computation(self, status: int, free: FreeMemory) -> AllocationFailure | Failure:
+        """Return what a status other than `DECODED` means, by what the log told since the computation began."""
+        refused = allocation_failure(self.devices, self.log.facts, free, "context", self.parts())
+        return refused or decode_failure(status, self.log.facts)
 
     def parts(self, sizes: dict[int, BufferBytes] | None = None) -> tuple[Part, ...]:
         """Return what model and context take now. `sizes` replaces the engine's breakdown."""

@@ -34,6 +34,22 @@ def token_text(session: Session, token: int) -> str:
     return str(session.engine.low.llama_vocab_get_text(session.vocabulary, token).decode("utf-8", "replace"))
 
 
+def piece_text(session: Session, token: int) -> str:
+    """Return what a token adds to a text, special ones by their names; half a character becomes a mark."""
+    return _piece(session, token, special=True).decode("utf-8", "replace")
+
+
+def _piece(session: Session, token: int, *, special: bool) -> bytes:
+    size = PIECE_BYTES
+    while True:
+        buffer = ctypes.create_string_buffer(size)
+        low = session.engine.low
+        count = int(low.llama_token_to_piece(session.vocabulary, token, buffer, size, 0, special))
+        if count >= 0:
+            return buffer.raw[:count]
+        size = -count
+
+
 class PieceDecoder:
     """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute."""
 

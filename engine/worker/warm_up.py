@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 import time
 
+import msgspec
+
 from engine.layout.context_settings import ContextSettings
 from engine.runner.protocol import AllocationFailure, Stopped
-from engine.worker.diagnosis import FreeMemory, allocation_failure, decode_failure
+from engine.worker.diagnosis import FreeMemory
 from engine.worker.log import FailedAllocation
 from engine.worker.outcome import EndOfRequest
 from engine.worker.progress import StageReporter
@@ -71,10 +73,10 @@ class WarmUp:
         session = self._session
         if status == ABORTED:
             self._check_stop()
-        failed = allocation_failure(
-            session.devices, session.log.facts, self._free, self._reporter.stage, session.parts()
-        )
-        raise EndOfRequest(failed or decode_failure(status, session.log.facts))
+        failed = session.failed_computation(status, self._free)
+        if isinstance(failed, AllocationFailure):
+            failed = msgspec.structs.replace(failed, stage=self._reporter.stage)
+        raise EndOfRequest(failed)
 
     def _end_unmade(self, failed: FailedAllocation) -> None:
         """Say which buffer was refused, and end the process.

@@ -39,26 +39,26 @@ def open_on_cpu(window: WindowParts, qtbot: QtBot, folder: Path) -> Edit:
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
     edit = Edit(single_device(model.n_layers, CPU_ID), ContextSettings())
     (folder / "rig.json").write_bytes(encode_rig(rig))
-    with qtbot.waitSignal(window.session.rig.live.rig_changed):
-        window.session.rig.files.open(folder / "rig.json")
-    window.session.document.open(model, rig, edit)
-    window.session.opener.model_changed.emit(model)
+    with qtbot.waitSignal(window.desk.rig.live.rig_changed):
+        window.desk.rig.files.open(folder / "rig.json")
+    window.desk.document.open(model, rig, edit)
+    window.desk.opener.model_changed.emit(model)
     return edit
 
 
 def test_without_a_model_there_is_nothing_to_lay_out(window: WindowParts) -> None:
-    window.session.opener.model_changed.emit(None)
+    window.desk.opener.model_changed.emit(None)
     assert not any(window.actions[f"auto_{name}"].isEnabled() for name in STRATEGIES)
-    window.session.auto_layouts.use("fewest")
-    assert window.session.document.edit is None
+    window.desk.auto_layouts.use("fewest")
+    assert window.desk.document.edit is None
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
     before = open_on_cpu(window, qtbot, tmp_path)
-    with qtbot.waitSignal(window.session.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(window.desk.notices.given, timeout=20_000) as told:
         window.actions[f"auto_{strategy}"].trigger()
-    found = window.session.document.edit
+    found = window.desk.document.edit
     assert found is not None
     assert CPU_ID not in found.layout.devices
     assert (found.context.n_ctx > before.context.n_ctx) == (strategy == "context")
@@ -66,4 +66,4 @@ def test_a_layout_is_found_told_and_undone(strategy: str, window: WindowParts, q
     assert "CUDA" in told.args[0].text
     assert not told.args[0].bad
     window.actions["undo"].trigger()
-    assert window.session.document.edit == before
+    assert window.desk.document.edit == before

@@ -59,22 +59,22 @@ def show_model(window: WindowParts, qtbot: QtBot, folder: Path) -> ModelFile:
     path = write_header_only(folder / "model.gguf", n_layers=16, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
     model, rig = read_model(path), make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
     (folder / "rig.json").write_bytes(encode_rig(rig))
-    with qtbot.waitSignal(window.session.rig.live.rig_changed):
-        window.session.rig.files.open(folder / "rig.json")
+    with qtbot.waitSignal(window.desk.rig.live.rig_changed):
+        window.desk.rig.files.open(folder / "rig.json")
     layout = make_layout(16, [CPU_ID] * 4 + ["CUDA0"] * 12)
-    window.session.document.open(model, rig, Edit(layout, ContextSettings()))
-    window.session.opener.model_changed.emit(model)
+    window.desk.document.open(model, rig, Edit(layout, ContextSettings()))
+    window.desk.opener.model_changed.emit(model)
     return model
 
 
 def edit_of(window: WindowParts) -> Edit:
-    edit = window.session.document.edit
+    edit = window.desk.document.edit
     assert edit is not None
     return edit
 
 
 def find(window: WindowParts, qtbot: QtBot, strategy: str) -> Edit:
-    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000):
+    with qtbot.waitSignal(window.desk.auto_layouts.found, timeout=20_000):
         window.actions[f"auto_{strategy}"].trigger()
     return edit_of(window)
 
@@ -85,7 +85,7 @@ def test_pinned_layers_stay_through_every_layout_and_undo(
     window = open_window()
     show_model(window, qtbot, tmp_path)
     before = edit_of(window)
-    layouts = window.session.auto_layouts
+    layouts = window.desk.auto_layouts
     window.main.editor.pin_toggled.emit(PinToggle((2, 3)))
     window.main.editor.pin_toggled.emit(PinToggle((4, 5)))
     window.main.editor.pin_toggled.emit(PinToggle(None))
@@ -104,7 +104,7 @@ def test_pinned_layers_stay_through_every_layout_and_undo(
 def test_a_second_press_lets_go(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    layouts = window.session.auto_layouts
+    layouts = window.desk.auto_layouts
     layouts.toggle_pin(PinToggle((0, 6)))
     assert layouts.pins.layers == (PinnedLayers(CPU_ID, 0, 3), PinnedLayers("CUDA0", 4, 6))
     layouts.toggle_pin(PinToggle((5, 5)))
@@ -120,14 +120,14 @@ def test_wishes_and_pins_survive(open_window: OpenWindow, qtbot: QtBot, tmp_path
     first = open_window()
     show_model(first, qtbot, tmp_path)
     wishes = AutoWishes("priority", ("CUDA1", "CUDA0", "RPC0"), frozenset({"RPC0"}), ("f16", "q8_0"), split=True)
-    first.session.auto_layouts.set_wishes(wishes)
-    first.session.auto_layouts.toggle_pin(PinToggle((4, 5)))
+    first.desk.auto_layouts.set_wishes(wishes)
+    first.desk.auto_layouts.toggle_pin(PinToggle((4, 5)))
     first.main.close()
     second = open_window()
-    assert second.session.auto_layouts.wishes == wishes
-    assert second.session.auto_layouts.pins == NO_PINS, "another model has none"
+    assert second.desk.auto_layouts.wishes == wishes
+    assert second.desk.auto_layouts.pins == NO_PINS, "another model has none"
     show_model(second, qtbot, tmp_path)
-    assert second.session.auto_layouts.pins == Pins((PinnedLayers("CUDA0", 4, 5),))
+    assert second.desk.auto_layouts.pins == Pins((PinnedLayers("CUDA0", 4, 5),))
     second.actions["auto_layout"].trigger()
     dialog = second.auto_layout_presenter.dialog
     assert dialog is not None
@@ -139,8 +139,8 @@ def test_wishes_that_cannot_be_read_are_none(open_window: OpenWindow, tmp_path: 
     text = '[General]\nauto_layout=nonsense\npins="{\\"layers\\": 3}"\n'
     (tmp_path / "settings.ini").write_text(text)
     window = open_window()
-    assert window.session.auto_layouts.wishes == AutoWishes()
-    assert window.session.auto_layouts.pins == NO_PINS
+    assert window.desk.auto_layouts.wishes == AutoWishes()
+    assert window.desk.auto_layouts.pins == NO_PINS
 
 
 def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
@@ -152,14 +152,14 @@ def test_the_dialog_finds_layouts_as_wished(open_window: OpenWindow, qtbot: QtBo
     dialog.set_wishes(AutoWishes("priority", ("CUDA1", "CUDA0"), split=True))
     dialog.split_box.click()
     dialog.split_box.click()
-    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000):
+    with qtbot.waitSignal(window.desk.auto_layouts.found, timeout=20_000):
         dialog.find_button.click()
     assert edit_of(window).layout.output_device == "CUDA1"
     assert "CUDA1" in dialog.explanation_label.text()
-    assert window.session.document.undo_group.undoText() == "auto layout priority"
-    window.session.auto_layouts.set_wishes(replace(dialog.wishes, off=frozenset({"CUDA1"})))
+    assert window.desk.document.undo_group.undoText() == "auto layout priority"
+    window.desk.auto_layouts.set_wishes(replace(dialog.wishes, off=frozenset({"CUDA1"})))
     assert find(window, qtbot, "fewest").layout.devices == ("CUDA0",)
-    window.session.opener.model_changed.emit(None)
+    window.desk.opener.model_changed.emit(None)
     assert dialog.explanation_label.text() == ""
 
 
@@ -167,7 +167,7 @@ def test_a_search_tells_how_far_it_is_until_it_has_found(open_window: OpenWindow
     window = open_window()
     show_model(window, qtbot, tmp_path)
     told: list[str] = []
-    window.session.auto_layouts.searching.connect(told.append)
+    window.desk.auto_layouts.searching.connect(told.append)
     find(window, qtbot, "fastest")
     assert told[0] == "Finding a layout"
     assert told[1] == "Finding a layout: 1 tried"
@@ -178,12 +178,14 @@ def test_a_search_tells_how_far_it_is_until_it_has_found(open_window: OpenWindow
 def test_a_cancelled_search_changes_nothing(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    before, layouts = edit_of(window), window.session.auto_layouts
+    before, layouts = edit_of(window), window.desk.auto_layouts
     found: list[AutoLayout] = []
     layouts.found.connect(found.append)
     layouts.use("balanced")
     assert "Finding a layout" in window.main.status_line.text()
+    assert window.actions["cancel_auto_layout"].isEnabled()
     window.actions["cancel_auto_layout"].trigger()
+    assert not window.actions["cancel_auto_layout"].isEnabled()
     assert "Finding a layout" not in window.main.status_line.text()
     assert edit_of(window) == before
     find(window, qtbot, "fewest")
@@ -193,7 +195,7 @@ def test_a_cancelled_search_changes_nothing(open_window: OpenWindow, qtbot: QtBo
 def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     file = show_model(window, qtbot, tmp_path)
-    session, model = window.session, window.session.models.current
+    desk, model = window.desk, window.desk.models.current
     model.file = file
     edit = edit_of(window)
     model.loading.loaded = LoadedLayout(edit, (), ())
@@ -202,30 +204,30 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
         stop_reason="end_of_text",
     )  # fmt: skip
     model.conversation.answer_finished.emit(answer)
-    qtbot.waitUntil(lambda: "layer cpu+gpu" in session.speeds.book.ratios, timeout=20_000)
-    qtbot.waitUntil(lambda: read_speed_book(speeds_path()) == session.speeds.book)
-    kept = session.speeds.book
-    with qtbot.waitSignal(session.speeds.compared, timeout=20_000):
+    qtbot.waitUntil(lambda: "layer cpu+gpu" in desk.speeds.book.ratios, timeout=20_000)
+    qtbot.waitUntil(lambda: read_speed_book(speeds_path()) == desk.speeds.book)
+    kept = desk.speeds.book
+    with qtbot.waitSignal(desk.speeds.compared, timeout=20_000):
         model.conversation.answer_finished.emit(msgspec.structs.replace(answer, generated_tokens=2))
-    assert session.speeds.book == kept, "a few tokens say little"
+    assert desk.speeds.book == kept, "a few tokens say little"
     model.loading.loaded = None
 
 
 def test_speeds_are_measured_from_the_menu(open_window: OpenWindow, qtbot: QtBot) -> None:
     window = open_window()
-    with qtbot.waitSignal(window.session.speeds.said, timeout=60_000) as said:
+    with qtbot.waitSignal(window.desk.notices.given, timeout=60_000) as told:
         window.actions["measure_speeds"].trigger()
-    assert said.args is not None
-    assert "CPU reads" in said.args[0]
+    assert told.args is not None
+    assert "CPU reads" in told.args[0].text
     assert "CPU reads" in window.main.status_line.text()
 
 
 def test_margins_survive(open_window: OpenWindow, qtbot: QtBot) -> None:
     first = open_window()
-    with qtbot.waitSignal(first.session.rig.live.rig_changed):
-        first.session.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
+    with qtbot.waitSignal(first.desk.rig.live.rig_changed):
+        first.desk.rig.limits.set(DeviceLimits(CPU_ID, 8 << 30, 3 << 30))
     first.main.close()
-    second = open_window().session.rig
+    second = open_window().desk.rig
     with qtbot.waitSignal(second.live.rig_changed, timeout=20_000):
         second.search.refresh()
     assert (second.live.rig.host.cap_bytes, second.live.rig.host.margin_bytes) == (8 << 30, 3 << 30)
@@ -235,10 +237,10 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
     window = open_window()
     show_model(window, qtbot, tmp_path)
     before = edit_of(window)
-    layouts = window.session.auto_layouts
+    layouts = window.desk.auto_layouts
     layouts.toggle_pin(PinToggle((4, 5)))
     layouts.set_wishes(AutoWishes(off=frozenset({"CUDA0"})))
-    with qtbot.waitSignal(window.session.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(window.desk.notices.given, timeout=20_000) as told:
         layouts.use("fewest")
     assert told.args is not None
     assert "CUDA0 is switched off and has layers pinned to it" in told.args[0].text
@@ -248,11 +250,11 @@ def test_what_contradicts_itself_is_told(open_window: OpenWindow, qtbot: QtBot, 
 def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    session = window.session
-    session.auto_layouts.use("fewest")
-    session.document.set_context(ContextSettings(n_ctx=2048))
+    desk = window.desk
+    desk.auto_layouts.use("fewest")
+    desk.document.set_context(ContextSettings(n_ctx=2048))
     edited = edit_of(window)
-    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+    with qtbot.waitSignal(desk.notices.given, timeout=20_000) as told:
         pass
     assert told.args is not None
     assert "settings were changed" in told.args[0].text
@@ -263,10 +265,10 @@ def test_what_was_found_for_other_settings_is_not_taken(open_window: OpenWindow,
 def test_what_was_found_for_another_model_is_not_taken(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
     window = open_window()
     model = show_model(window, qtbot, tmp_path)
-    session, edit = window.session, edit_of(window)
-    session.auto_layouts.use("fewest")
-    session.document.open(replace(model, name="another"), session.rig.live.rig, edit)
-    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+    desk, edit = window.desk, edit_of(window)
+    desk.auto_layouts.use("fewest")
+    desk.document.open(replace(model, name="another"), desk.rig.live.rig, edit)
+    with qtbot.waitSignal(desk.notices.given, timeout=20_000) as told:
         pass
     assert told.args is not None
     assert f"it is for {model.name}" in told.args[0].text
@@ -278,9 +280,9 @@ def test_what_was_found_is_taken_where_only_layers_were_moved(
 ) -> None:
     window = open_window()
     show_model(window, qtbot, tmp_path)
-    with qtbot.waitSignal(window.session.auto_layouts.found, timeout=20_000) as told:
-        window.session.auto_layouts.use("fewest")
-        window.session.document.set_layout(single_device(16, CPU_ID), "gather")
+    with qtbot.waitSignal(window.desk.auto_layouts.found, timeout=20_000) as told:
+        window.desk.auto_layouts.use("fewest")
+        window.desk.document.set_layout(single_device(16, CPU_ID), "gather")
     assert told.args is not None
     assert edit_of(window).layout == told.args[0].layout != single_device(16, CPU_ID)
 
@@ -290,18 +292,18 @@ def test_a_layout_file_is_for_the_model_that_it_was_opened_for(
 ) -> None:
     window = open_window()
     model = show_model(window, qtbot, tmp_path)
-    session, edit = window.session, edit_of(window)
+    desk, edit = window.desk, edit_of(window)
     path = tmp_path / "layout.json"
     write_layout(path, LayoutFile(model.name, single_device(16, CPU_ID), ContextSettings(n_ctx=2048)))
-    session.layouts.open(path)
-    session.document.open(replace(model, name="another"), session.rig.live.rig, edit)
-    with qtbot.waitSignal(session.notices.given, timeout=20_000) as told:
+    desk.layouts.open(path)
+    desk.document.open(replace(model, name="another"), desk.rig.live.rig, edit)
+    with qtbot.waitSignal(desk.notices.given, timeout=20_000) as told:
         pass
     assert told.args is not None
     assert f"layout.json was opened for {model.name}" in told.args[0].text
     assert told.args[0].bad
     assert edit_of(window) == edit
-    session.document.open(model, session.rig.live.rig, edit)
-    session.layouts.open(path)
+    desk.document.open(model, desk.rig.live.rig, edit)
+    desk.layouts.open(path)
     qtbot.waitUntil(lambda: edit_of(window).layout == single_device(16, CPU_ID))
     assert edit_of(window).context.n_ctx == 2048

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QAccessible
+from PySide6.QtGui import QAccessible, QAction
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -69,7 +70,7 @@ def test_the_menus_know_recent_models_and_the_theme(window: WindowParts) -> None
     window.actions["theme_light"].trigger()
     assert window.theme.palette.name == "light"
     assert [name for name in THEME_NAMES if window.actions[f"theme_{name}"].isChecked()] == ["light"]
-    assert window.session.settings.theme == "light"
+    assert window.desk.settings.theme == "light"
     recent.actions()[-1].trigger()
     assert not recent.isEnabled()
 
@@ -96,6 +97,11 @@ def test_the_table_of_keys_names_every_shortcut_once(window: WindowParts, qtbot:
     dialog = window.main.findChild(KeysDialog)
     assert dialog is not None
     dialog.close()
+
+
+def test_no_key_is_given_to_two_actions(window: WindowParts) -> None:
+    keys = [action.shortcut().toString() for action in window.main.findChildren(QAction)]
+    assert [key for key, count in Counter(filter(None, keys)).items() if count > 1] == []
 
 
 def test_panels_come_back_where_they_were(window: WindowParts) -> None:

@@ -11,7 +11,7 @@ from pytestqt.qtbot import QtBot
 from app.open_model import OpenModel
 from app.rig.device_list import DeviceList
 from app.settings import Settings
-from app.wiring import make_session
+from app.wiring import make_desk
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.loaded_models import LoadedModel
 from engine.fit.recovery import LIMIT_S
@@ -24,17 +24,17 @@ HELD = LoadedModel(FileIdentity(()), "ada", {"CUDA0": 8 * GIB, "CPU": GIB}, idle
 
 
 class Bench:
-    """A session in which a model seems to be loaded on a card."""
+    """A desk in which a model seems to be loaded on a card."""
 
     def __init__(self, folder: Path) -> None:
         self.now_s = 50.0
-        self.session = make_session(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
-        self.session.rig.live.set_devices(DeviceList(Rig((CARD,), make_host("host", 64 * GIB, 60 * GIB))))
+        self.desk = make_desk(Settings(folder / "settings.ini"), clock=lambda: self.now_s)
+        self.desk.rig.live.set_devices(DeviceList(Rig((CARD,), make_host("host", 64 * GIB, 60 * GIB))))
         self.begun: list[str] = []
         self.waits: list[str] = []
-        self.memory_return = self.session.loader.memory_return
+        self.memory_return = self.desk.loader.memory_return
         self.memory_return.waiting_changed.connect(self.waits.append)
-        self.model: OpenModel = self.session.models.current
+        self.model: OpenModel = self.desk.models.current
         self.read(used_bytes=20 * GIB)
         self.hold(HELD)
 
@@ -43,7 +43,7 @@ class Bench:
         self.model.changed.emit()
 
     def read(self, used_bytes: int) -> None:
-        self.session.rig.live.take_samples((Sample("CUDA0", self.now_s, used_bytes, 24 * GIB),))
+        self.desk.rig.live.take_samples((Sample("CUDA0", self.now_s, used_bytes, 24 * GIB),))
 
     def load_next(self) -> None:
         self.memory_return.then(lambda: self.begun.append("load"))
@@ -53,7 +53,7 @@ class Bench:
 def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
     opened = Bench(tmp_path)
     yield opened
-    opened.session.close()
+    opened.desk.close()
 
 
 def test_without_an_unload_nothing_is_waited_for(bench: Bench) -> None:
@@ -86,7 +86,7 @@ def test_what_does_not_come_back_is_not_waited_for_for_ever(bench: Bench, qtbot:
 def test_a_wait_can_be_cancelled(bench: Bench) -> None:
     bench.hold(None)
     bench.load_next()
-    bench.session.loader.cancel()
+    bench.desk.loader.cancel()
     bench.now_s += LIMIT_S
     bench.memory_return._on_poll()
     assert bench.begun == []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -20,9 +21,8 @@ from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
-from engine.runner.client import LoadOrder
 from engine.runner.events import OutOfMemory
-from engine.runner.load_loop import LoadLoop
+from engine.runner.load_order import LoadOrder
 from engine.units import MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
@@ -48,29 +48,29 @@ def model_in(folder: Path, name: str) -> ModelFile:
 @pytest.fixture
 def proposals(window: WindowParts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Proposal, ...]:
     """What the window got to know after a load of `EDIT` that ran out of memory on CUDA0."""
-    session, model = window.session, model_in(tmp_path, "model.gguf")
-    session.document.open(model, RIG, EDIT)
+    desk, model = window.desk, model_in(tmp_path, "model.gguf")
+    desk.document.open(model, RIG, EDIT)
     found = propose(make_plan(model, RIG, EDIT), {"CUDA0": 100 * MIB})
     event = OutOfMemory(
         stage="context", device="CUDA0", requested_bytes=200 * MIB, free_bytes=100 * MIB, allocated=(),
         proposals=tuple(each.text for each in found), message="CUDA0 ran out of memory.",
     )  # fmt: skip
-    with monkeypatch.context() as patch:
-        patch.setattr(LoadLoop, "proposals", found)
-        patch.setattr(session.loading, "_pending", LoadOrder(make_plan(model, RIG, EDIT)))
-        session.loading.bridge.out_of_memory.emit(event)
+    loading = desk.loading
+    monkeypatch.setattr(loading, "_asked", LoadOrder(make_plan(model, RIG, EDIT)))
+    loading.bridge.snapshot.emit(replace(loading.snapshot, number=1, ending=event, proposals=found))
+    loading.bridge.out_of_memory.emit(event)
     return found
 
 
 def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, proposals: tuple[Proposal, ...]) -> None:
-    document, shown = window.session.document, window.views.current.report.proposal_list
+    document, shown = window.desk.document, window.views.current.report.proposal_list
     assert shown is not None
     assert len(shown.buttons) == len(proposals) > 2
     for button, proposal in zip(shown.buttons, proposals, strict=True):
         button.click()
         assert document.edit == proposal.edit
         assert document.undo_group.undoText() == proposal.text
-        assert window.session.loading.state is ModelState.EMPTY
+        assert window.desk.loading.state is ModelState.EMPTY
         document.undo_group.undo()
         assert document.edit == EDIT
     assert window.views.current.report.plain_text().count("estimated") == len(proposals)
@@ -79,10 +79,10 @@ def test_each_button_applies_its_proposal_as_one_step(window: WindowParts, propo
 def test_a_proposal_is_not_for_another_model(
     window: WindowParts, proposals: tuple[Proposal, ...], qtbot: QtBot, tmp_path: Path
 ) -> None:
-    window.session.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
-    with qtbot.waitSignal(window.session.notices.given) as told:
-        window.session.other_layouts.apply_proposal(0)
+    window.desk.document.open(model_in(tmp_path, "other.gguf"), RIG, EDIT)
+    with qtbot.waitSignal(window.desk.notices.given) as told:
+        window.desk.other_layouts.apply_proposal(0)
     assert told.args is not None
     assert "open that model first" in told.args[0].text
     assert told.args[0].bad
-    assert window.session.document.edit == EDIT
+    assert window.desk.document.edit == EDIT

@@ -54,10 +54,10 @@ def open_window(qtbot: QtBot, qapp: QApplication, folder: Path) -> WindowParts:
     opened = make_window(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
     qtbot.addWidget(opened.main)
     opened.main.show()
-    with qtbot.waitSignal(opened.session.rig.live.rig_changed, timeout=LONG_MS):
-        opened.session.rig.files.open(folder / "rig.json")
-    with qtbot.waitSignal(opened.session.opener.model_changed, timeout=LONG_MS):
-        opened.session.opener.open(folder / "m.gguf")
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed, timeout=LONG_MS):
+        opened.desk.rig.files.open(folder / "rig.json")
+    with qtbot.waitSignal(opened.desk.opener.model_changed, timeout=LONG_MS):
+        opened.desk.opener.open(folder / "m.gguf")
     return opened
 
 
@@ -70,7 +70,7 @@ def dialog_of(window: WindowParts) -> SettingsDialog:
 
 
 def side_files(window: WindowParts) -> SideFiles:
-    edit = window.session.document.edit
+    edit = window.desk.document.edit
     assert edit is not None
     return edit.side_files
 
@@ -91,7 +91,7 @@ def test_what_was_decided_is_in_the_dialog_and_the_tool_tips(window: WindowParts
     assert isinstance(box, QComboBox)
     box.setCurrentText("none")
     box.activated.emit(0)
-    preview = window.session.document.preview
+    preview = window.desk.document.preview
     assert preview is not None
     assert preview.report.context is not None
     assert preview.report.context.load_mode == "none"
@@ -114,7 +114,7 @@ def test_what_is_loaded_tells_what_it_was_loaded_with() -> None:
 def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtbot: QtBot) -> None:
     editor = window.main.settings_bar.context_editor
     editor.presets_button.menu().actions()[0].trigger()
-    edit = window.session.document.edit
+    edit = window.desk.document.edit
     assert edit is not None
     assert edit.context.n_ctx == AUTO_CONTEXT
     assert editor.n_ctx_box.value() == 4096
@@ -126,7 +126,7 @@ def test_a_context_left_open_is_shown_as_what_it_is_now(window: WindowParts, qtb
 def test_files_are_chosen_counted_undone_and_kept(
     window: WindowParts, qtbot: QtBot, qapp: QApplication, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    dialog, document = dialog_of(window), window.session.document
+    dialog, document = dialog_of(window), window.desk.document
     assert document.preview is not None
     before = [row.need_bytes for row in document.preview.report.rows]
     for button, name in ((dialog.side_files.choose_button, "mmproj.gguf"), (dialog.side_files.add_button, "lora.gguf")):
@@ -141,7 +141,7 @@ def test_files_are_chosen_counted_undone_and_kept(
     after = [row.need_bytes for row in document.preview.report.rows]
     assert [more > less for more, less in zip(after, before, strict=True)][1]
     assert dialog.side_files.projector_line.text().startswith("Chosen")
-    assert window.session.settings.side_files(folder / "m.gguf") == KeptSideFiles(
+    assert window.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles(
         str(folder / "mmproj.gguf"), "CUDA1", (KeptAdapter(str(folder / "lora.gguf"), 0.5),)
     )
     window.main.close()
@@ -150,9 +150,9 @@ def test_files_are_chosen_counted_undone_and_kept(
     assert names(again) == ["mmproj.gguf", "lora.gguf"]
     assert (files.adapters[0].scale, files.projector and files.projector.device) == (0.5, "CUDA1")
     dialog_of(again).side_files.projector_removed.emit()
-    again.session.side_files.remove_adapter(0)
+    again.desk.side_files.remove_adapter(0)
     assert names(again) == []
-    assert again.session.settings.side_files(folder / "m.gguf") == KeptSideFiles()
+    assert again.desk.settings.side_files(folder / "m.gguf") == KeptSideFiles()
     again.actions["undo"].trigger()
     assert names(again) == ["lora.gguf"]
     again.main.close()
@@ -161,8 +161,8 @@ def test_files_are_chosen_counted_undone_and_kept(
 def test_a_file_that_does_not_belong_to_the_model_is_refused_in_a_sentence(
     window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS) as told:
-        window.session.side_files.add_adapter(folder / "mmproj.gguf")
+    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS) as told:
+        window.desk.side_files.add_adapter(folder / "mmproj.gguf")
     assert told.args[0].text.startswith("mmproj.gguf: is a projector, not a LoRA adapter")
     assert names(window) == []
 
@@ -175,18 +175,18 @@ def test_a_kept_file_that_is_away_is_told_of_and_not_forgotten(qtbot: QtBot, qap
     window = open_window(qtbot, qapp, folder)
     assert names(window) == ["lora.gguf"]
     assert "away.gguf: there is no such file" in window.main.status_line.text()
-    assert window.session.settings.side_files(folder / "m.gguf") == kept
+    assert window.desk.settings.side_files(folder / "m.gguf") == kept
     window.main.close()
 
 
 def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
     window: WindowParts, qtbot: QtBot, folder: Path
 ) -> None:
-    with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
-        window.session.side_files.choose_projector(folder / "mmproj.gguf")
-    with qtbot.waitSignal(window.session.notices.given, timeout=LONG_MS):
-        window.session.auto_layouts.use("fewest")
-    preview = window.session.document.preview
+    with qtbot.waitSignal(window.desk.document.edit_settled, timeout=LONG_MS):
+        window.desk.side_files.choose_projector(folder / "mmproj.gguf")
+    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS):
+        window.desk.auto_layouts.use("fewest")
+    preview = window.desk.document.preview
     assert preview is not None
     assert names(window) == ["mmproj.gguf"]
     assert preview.report.fits
@@ -194,12 +194,12 @@ def test_an_automatic_layout_keeps_the_files_and_leaves_room_for_them(
 
 
 def test_another_model_has_files_of_its_own(window: WindowParts, qtbot: QtBot, folder: Path) -> None:
-    with qtbot.waitSignal(window.session.document.edit_settled, timeout=LONG_MS):
-        window.session.side_files.choose_projector(folder / "mmproj.gguf")
+    with qtbot.waitSignal(window.desk.document.edit_settled, timeout=LONG_MS):
+        window.desk.side_files.choose_projector(folder / "mmproj.gguf")
     other = write_header_only(folder / "other.gguf", n_layers=4, n_embd=1024, n_head=8, n_ff=2048, n_vocab=4096)
-    with qtbot.waitSignal(window.session.opener.model_changed, timeout=LONG_MS):
-        window.session.opener.open(other)
+    with qtbot.waitSignal(window.desk.opener.model_changed, timeout=LONG_MS):
+        window.desk.opener.open(other)
     assert names(window) == []
-    with qtbot.waitSignal(window.session.opener.model_changed, timeout=LONG_MS):
-        window.session.opener.open(folder / "m.gguf")
+    with qtbot.waitSignal(window.desk.opener.model_changed, timeout=LONG_MS):
+        window.desk.opener.open(folder / "m.gguf")
     assert names(window) == ["mmproj.gguf"]

@@ -1,4 +1,4 @@
-"""Loads of the session that may step back: what is loaded instead is in the editor, as one step of undo."""
+"""Loads of the desk that may step back: what is loaded instead is in the editor, as one step of undo."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pytestqt.qtbot import QtBot
 from app.loading import ModelState
 from app.notices import Notice
 from app.settings import Settings
-from app.wiring import Session, make_session
+from app.wiring import Desk, make_desk
 from engine.fit.proposals import Proposal
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
@@ -30,9 +30,9 @@ ASKED = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
 
 
 @pytest.fixture
-def session(qtbot: QtBot, tmp_path: Path) -> Iterator[Session]:
-    """A session with a model of about 50 MiB on a worker that has room for some of it."""
-    opened = make_session(Settings(tmp_path / "settings.ini"))
+def desk(qtbot: QtBot, tmp_path: Path) -> Iterator[Desk]:
+    """A desk with a model of about 50 MiB on a worker that has room for some of it."""
+    opened = make_desk(Settings(tmp_path / "settings.ini"))
     opened.prober.close()
     opened.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
     path = write_tiny_llama(tmp_path / "wide.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536)
@@ -49,92 +49,92 @@ def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
     qtbot.waitUntil(condition, timeout=DEADLINE_MS)
 
 
-def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(session: Session, qtbot: QtBot) -> None:
-    session.settings.step_back(True)
+def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk, qtbot: QtBot) -> None:
+    desk.settings.step_back(True)
     attempts: list[Attempt] = []
-    session.loading.bridge.attempt.connect(attempts.append)
-    session.loader.load()
-    wait(qtbot, lambda: session.loading.state is ModelState.READY)
-    loaded, edit = session.loading.loaded, session.document.edit
+    desk.loading.bridge.attempt.connect(attempts.append)
+    desk.loader.load()
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    loaded, edit = desk.loading.loaded, desk.document.edit
     assert loaded is not None
     assert edit is not None
     assert loaded.edit.layout == edit.layout != ASKED.layout
     assert edit.context == CONTEXT
-    assert not session.is_edited
+    assert not desk.is_edited
     assert len(attempts) >= 2
-    session.document.undo_group.undo()
-    assert session.document.edit == ASKED
-    assert session.is_edited
+    desk.document.undo_group.undo()
+    assert desk.document.edit == ASKED
+    assert desk.is_edited
 
 
-def test_what_is_loaded_beside_the_model_stays(session: Session, qtbot: QtBot, tmp_path: Path) -> None:
-    model = session.document.model
+def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_path: Path) -> None:
+    model = desk.document.model
     assert model is not None
     adapter = read_adapter(write_tiny_lora(tmp_path / "lora.gguf", model), model, 0.5)
     asked = replace(ASKED, side_files=SideFiles(None, (adapter,)))
-    session.document.replace(asked, "test")
-    session.settings.step_back(True)
-    session.loader.load()
-    wait(qtbot, lambda: session.loading.state is ModelState.READY)
-    loaded = session.loading.loaded
+    desk.document.replace(asked, "test")
+    desk.settings.step_back(True)
+    desk.loader.load()
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    loaded = desk.loading.loaded
     assert loaded is not None
     assert loaded.edit.layout != asked.layout
     assert loaded.edit.side_files == asked.side_files
-    assert session.document.edit == loaded.edit
-    session.document.undo_group.undo()
-    assert session.document.edit == asked
+    assert desk.document.edit == loaded.edit
+    desk.document.undo_group.undo()
+    assert desk.document.edit == asked
 
 
-def test_nothing_else_is_tried_where_that_is_not_allowed(session: Session, qtbot: QtBot) -> None:
-    assert not session.settings.steps_back
+def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBot) -> None:
+    assert not desk.settings.steps_back
     attempts: list[Attempt] = []
-    session.loading.bridge.attempt.connect(attempts.append)
-    with qtbot.waitSignal(session.loading.ended, timeout=DEADLINE_MS) as told:
-        session.loader.load()
+    desk.loading.bridge.attempt.connect(attempts.append)
+    with qtbot.waitSignal(desk.loading.ended, timeout=DEADLINE_MS) as told:
+        desk.loader.load()
     assert told.args is not None
     assert isinstance(told.args[0], OutOfMemory)
     assert attempts == []
-    assert session.loading.proposals
-    assert session.document.edit == ASKED
+    assert desk.loading.proposals
+    assert desk.document.edit == ASKED
 
 
-def test_an_edit_made_meanwhile_is_kept(session: Session, qtbot: QtBot) -> None:
-    session.settings.step_back(True)
+def test_an_edit_made_meanwhile_is_kept(desk: Desk, qtbot: QtBot) -> None:
+    desk.settings.step_back(True)
     later = Edit(ASKED.layout.move_range(0, 3, "CPU"), CONTEXT)
-    session.loader.load()
-    session.document.replace(later, "meanwhile")
-    wait(qtbot, lambda: session.loading.state is ModelState.READY)
-    assert session.document.edit == later
+    desk.loader.load()
+    desk.document.replace(later, "meanwhile")
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    assert desk.document.edit == later
 
 
-def test_a_load_that_steps_back_is_cancelled(session: Session, qtbot: QtBot) -> None:
-    session.settings.step_back(True)
-    session.loading.bridge.attempt.connect(lambda event: session.loader.cancel() if event.number == 2 else None)
-    session.loader.load()
-    wait(qtbot, lambda: session.loading.state is ModelState.EMPTY)
-    assert session.document.edit == ASKED
+def test_a_load_that_steps_back_is_cancelled(desk: Desk, qtbot: QtBot) -> None:
+    desk.settings.step_back(True)
+    desk.loading.bridge.attempt.connect(lambda event: desk.loader.cancel() if event.number == 2 else None)
+    desk.loader.load()
+    wait(qtbot, lambda: desk.loading.state is ModelState.EMPTY)
+    assert desk.document.edit == ASKED
 
 
 def test_unloading_another_model_is_one_click_and_changes_no_layout(
-    session: Session, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    desk: Desk, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    session.document.replace(Edit(single_device(N_LAYERS, "CPU"), CONTEXT), "test")
-    first = session.models.current
-    session.loader.load()
+    desk.document.replace(Edit(single_device(N_LAYERS, "CPU"), CONTEXT), "test")
+    first = desk.models.current
+    desk.loader.load()
     wait(qtbot, lambda: first.loading.state is ModelState.READY)
-    session.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
-    wait(qtbot, lambda: session.models.current is not first)
-    edit = session.document.edit
+    desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4))
+    wait(qtbot, lambda: desk.models.current is not first)
+    edit = desk.document.edit
     assert edit is not None
     proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload="wide")
     notices: list[Notice] = []
-    session.notices.given.connect(notices.append)
+    desk.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:
-        patch.setattr(session.loading, "proposals", (proposal,))
-        patch.setattr(session.loading, "proposals_model", session.document.model)
-        session.other_layouts.apply_proposal(0)
+        patch.setattr(desk.loading, "proposals", (proposal,))
+        patch.setattr(desk.loading, "proposals_model", desk.document.model)
+        desk.other_layouts.apply_proposal(0)
         assert notices[-1].text == "Unloaded wide"
         wait(qtbot, lambda: first.loading.state is ModelState.EMPTY)
-        session.other_layouts.apply_proposal(0)
+        desk.other_layouts.apply_proposal(0)
         assert "not loaded any more" in notices[-1].text
-    assert session.document.edit == edit
+    assert desk.document.edit == edit

@@ -117,6 +117,29 @@ def test_layers_across_workers_and_the_cpu_generate(lab: Lab, tmp_path: Path) ->
     assert "\r" not in people.err
 
 
+def test_several_prompts_are_answered_at_a_time(lab: Lab, tmp_path: Path) -> None:
+    prompts = tmp_path / "prompts.json"
+    prompts.write_text(json.dumps(["hi", "Once upon a time", "x"]), encoding="utf-8")
+    layout = write_layout(tmp_path / "l.json", [{"device": "RPC1", "layers": "0-15"}])
+    words = (lab.model, "--rig", lab.rig, "--layout", layout, "--prompts", prompts, "--parallel", "2", "--ctx", "256")
+    answer = run_cli("load", *words, "-n", "6", "--seed", "7", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    events = [json.loads(line) for line in answer.out.splitlines()]
+    loaded = next(index for index, event in enumerate(events) if event["event"] == "loaded")
+    assert not any("request" in event for event in events[: loaded + 1])
+    (*answers, last) = events[loaded + 1 :]
+    assert all(list(event)[-1] == "request" for event in answers)
+    for request in range(3):
+        own = [event for event in answers if event["request"] == request]
+        assert [event["event"] for event in own[:-1]] == ["token"] * (len(own) - 1)
+        assert own[-1]["event"] == "done"
+    ends = [event for event in answers if event["event"] == "done"]
+    assert len(ends) == 3
+    assert list(last) == [key for key in ends[0] if key != "request"]
+    for key in ("prompt_tokens", "generated_tokens"):
+        assert last[key] == sum(event[key] for event in ends)
+
+
 def test_a_probe_tells_what_the_load_then_measures(lab: Lab, tmp_path: Path) -> None:
     runs = [{"device": "CPU", "layers": "0-3"}, {"device": "RPC1", "layers": "4-15"}]
     words = (lab.model, "--rig", lab.rig, "--layout", write_layout(tmp_path / "l.json", runs, n_ctx=1024))

@@ -34,7 +34,7 @@ def test_a_layout_made_by_mouse_is_loaded_and_answers(window: Window) -> None:
     spread_layers(window)
     load(window)
     assert window.ask("text", "load_report.badge_text") == "LOADED"
-    assert window.ask("text", "session.is_edited") == "False"
+    assert window.ask("text", "desk.is_edited") == "False"
     assert window.ask("engine_layout") == SPREAD
     ask_model(window, "hello")
     window.wait_for("an answer", lambda: len(window.ask("text", "chat.messages")) > 60)
@@ -55,7 +55,7 @@ def test_a_context_too_large_for_a_worker_names_it_and_the_next_load_works(windo
     assert window.ask("state") == "EMPTY"
     assert window.ask("layout") == SPREAD
     window.desktop.key("ctrl+z")
-    window.wait_for("undo", lambda: window.ask("text", "session.document.edit.context.n_ctx") == "8192")
+    window.wait_for("undo", lambda: window.ask("text", "desk.document.edit.context.n_ctx") == "8192")
     load(window)
     assert window.ask("bugs") == []
 

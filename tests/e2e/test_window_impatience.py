@@ -65,7 +65,7 @@ def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Windo
     wait_for_state(window, "GENERATING")
     move_range(window, 0, 3, "RPC2", "RPC0")
     window.desktop.key("ctrl+Return")
-    window.wait_for("the other layout", lambda: window.ask("text", "session.is_edited") == "False")
+    window.wait_for("the other layout", lambda: window.ask("text", "desk.is_edited") == "False")
     wait_for_state(window, "READY")
     assert window.ask("engine_layout") == [["RPC0", 0, 3], ["RPC2", 4, 15]]
     assert len(window.ask("text", "chat.messages")) > 20
@@ -85,10 +85,10 @@ def test_another_model_opened_while_one_loads_has_a_place_of_its_own(window: Win
     assert window.ask("state") == "EMPTY"
     assert window.ask("text", "chat.prompt_edit.toPlainText") == ""
     assert window.ask("text", "settings_bar.load_buttons.load_button.text") == "Load"
-    window.ask("text", "session.open_demo")
+    window.ask("text", "desk.open_demo")
     window.wait_for("the loaded one", lambda: window.ask("layout") == [["RPC2", 0, 15]])
     wait_for_state(window, "READY")
-    assert window.ask("text", "session.is_edited") == "False"
+    assert window.ask("text", "desk.is_edited") == "False"
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "keep this"
 
 
@@ -106,20 +106,20 @@ def test_the_lab_can_go_under_a_loaded_model_and_comes_once(window: Window) -> N
     load(window)
     ask_model(window, "go on")
     wait_for_state(window, "GENERATING")
-    window.ask("text", "session.stop_lab")
+    window.ask("text", "desk.stop_lab")
     window.wait_for("an empty room", lambda: not lab_workers(window) and not engines(window))
     assert window.ask("state") == "EMPTY"
     assert window.ask("text", BADGE) == "LOADED"
     window.wait_for("what is left", lambda: window.ask("layout") == [["CPU", 0, 15]])
-    window.ask("text", "session.try_demo")
-    window.ask("text", "session.try_demo")
+    window.ask("text", "desk.try_demo")
+    window.ask("text", "desk.try_demo")
     window.wait_for("the lab", lambda: window.ask("layout") == [["RPC2", 0, 15]])
     load(window)
     assert len(lab_ports(window)) == 3
 
 
 def lab_ports(window: Window) -> list[str]:
-    return str(window.ask("text", "session.rig.lab.endpoints")).split(",")
+    return str(window.ask("text", "desk.rig.lab.endpoints")).split(",")
 
 
 def test_a_remote_worker_is_warned_of_once_and_a_wrong_address_is_explained(window: Window) -> None:

@@ -71,7 +71,7 @@ def test_two_models_side_by_side_and_in_each_others_way(window: Window, tmp_path
     window.desktop.key("ctrl+Return")
     window.wait_for("the question again", lambda: bool(window.ask("visible", "load_question")))
     window.click("load_question.unload_button")
-    window.wait_for("the new layout", lambda: window.ask("text", "session.is_edited") == "False")
+    window.wait_for("the new layout", lambda: window.ask("text", "desk.is_edited") == "False")
     window.wait_for("its load", lambda: window.ask("state") == "READY")
     assert loaded(window) == ["other"]
     assert window.ask("engine_layout") == [["RPC2", 0, 1], ["RPC0", 2, 4]]

@@ -17,17 +17,17 @@ def test_the_first_proposal_is_applied_loaded_and_undone(tmp_path: Path, theme: 
     with open_desktop("1280x800") as desktop, open_window(desktop, tmp_path, theme=theme) as window:
         open_demo(window)
         set_context(window, 131072)
-        before = window.ask("text", "session.document.edit")
+        before = window.ask("text", "desk.document.edit")
         window.click(LOAD_BUTTON)
         window.wait_for("the refusal", lambda: window.ask("text", "load_report.badge_text") == "OOM")
         window.wait_for("its place", lambda: bool(window.ask("visible", "load_report.proposal_list")))
         desktop.picture(tmp_path / "proposals.png")
         window.click(FIRST_BUTTON)
-        window.wait_for("the change", lambda: window.ask("text", "session.document.edit") != before)
+        window.wait_for("the change", lambda: window.ask("text", "desk.document.edit") != before)
         assert window.ask("state") == "EMPTY"
         load(window)
         assert window.ask("text", "load_report.badge_text") == "LOADED"
         assert window.ask("text", "load_report.proposal_list") == "None"
         desktop.key("ctrl+z")
-        window.wait_for("undo", lambda: window.ask("text", "session.document.edit") == before)
+        window.wait_for("undo", lambda: window.ask("text", "desk.document.edit") == before)
         assert window.ask("bugs") == []

@@ -16,7 +16,7 @@ def test_a_click_on_tensor_splits_over_all_workers_and_loads(tmp_path: Path) -> 
         assert not window.ask("visible", "share_editor")
         window.click(TENSOR)
         window.wait_for("the shares", lambda: bool(window.ask("visible", "share_editor")))
-        shares = window.ask("text", "session.document.edit.layout.tensor_split")
+        shares = window.ask("text", "desk.document.edit.layout.tensor_split")
         assert all(device in shares for device in ("RPC0", "RPC1", "RPC2"))
         load(window)
         assert window.ask("text", "load_report.badge_text") == "LOADED"

@@ -35,6 +35,7 @@ from engine.runner.protocol import (
     Load,
     LoadedModel,
     Message,
+    ModelRequest,
     Part,
     Piece,
     Probe,
@@ -62,6 +63,8 @@ class FakeWorker:
         self.argument = argument
         self.requests: queue.SimpleQueue[AnyRequest | None] = queue.SimpleQueue()
         self.stopped = threading.Event()
+        self.ends: dict[int, threading.Event] = {}
+        """Set for each request on the model that was asked to end."""
 
     def run(self) -> None:
         if self.mode in ("stubborn", "stubborn_generate"):
@@ -93,14 +96,22 @@ class FakeWorker:
         for line in sys.stdin.buffer:
             request = _decoder.decode(line)
             if isinstance(request, Stop):
-                self.stopped.set()
+                self._stop(request.request)
             elif isinstance(request, Quit):
                 break
             else:
+                if isinstance(request, ModelRequest):
+                    self.ends[request.id] = threading.Event()
                 self.requests.put(request)
         if not self.mode.startswith("stubborn"):
-            self.stopped.set()
+            self._stop(None)
             self.requests.put(None)
+
+    def _stop(self, number: int | None) -> None:
+        for each in self.ends if number is None else (number,):
+            self.ends[each].set()
+        if number is None:
+            self.stopped.set()
 
     def _load(self) -> None:
         say(StageProgress(stage="allocate"))
@@ -211,13 +222,13 @@ class FakeWorker:
         os.abort()
 
     def _generate(self, request: Generate) -> None:
-        self.stopped.clear()
+        end = self.ends[request.id]
         match self.mode:
             case "endless":
-                while not self.stopped.wait(0.02):
+                while not end.wait(0.02):
                     say(Piece(request=request.id, text="a"))
             case "flood":
-                while not self.stopped.is_set():
+                while not end.is_set():
                     say(Piece(request=request.id, text="a" * 100))
             case "deaf_flood":
                 while True:
@@ -243,7 +254,7 @@ class FakeWorker:
                 prompt_seconds=0.5,
                 generation_seconds=1.5,
                 context_used=7,
-                stop_reason="stopped" if self.stopped.is_set() else "end_of_text",
+                stop_reason="stopped" if end.is_set() else "end_of_text",
             )
         )
 

@@ -14,13 +14,13 @@ from engine.fit.strategies.constraints import AutoLayout, Constraints
 from engine.gguf.reader import read_model
 from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
-from engine.runner.client import RunnerState
 from engine.runner.events import AnyEvent, Loaded
 from engine.runner.lab import LabRig
+from engine.session.snapshot import Phase
 from engine.units import MIB
 from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.orders import order_of
-from tests.support.runner_log import RunnerLog
+from tests.support.session_log import SessionLog
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,11 +85,11 @@ def random_trials(
 def load(trial: Trial) -> AnyEvent:
     """Load the layout for real and free it again; return how the load ended."""
     order = order_of(trial.memory, trial.rig, trial.result.layout, trial.result.context)
-    with RunnerLog() as log:
-        log.runner.load(order)
+    with SessionLog() as log:
+        log.session.load(order)
         ending = log.wait_for_endings(1)[0]
-        log.runner.unload()
-        log.wait_until(lambda: log.runner.state in (RunnerState.STOPPED, RunnerState.FAILED))
+        log.session.unload()
+        log.wait_until(lambda: log.session.snapshot.phase in (Phase.STOPPED, Phase.FAILED))
     return ending
 
 

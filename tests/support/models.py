@@ -116,8 +116,12 @@ def _random_weights(vocabulary: Vocabulary, seed: int) -> WeightSource:
     return weights
 
 
-def write_tiny_encoder(path: Path, *, n_embd: int = 32) -> Path:
-    """Write a model of the bert architecture, which makes embeddings and no text; return `path`."""
+def write_tiny_encoder(path: Path, *, n_embd: int = 32, pooling: gguf.PoolingType | None = None) -> Path:
+    """Write a model of the bert architecture, which makes embeddings and no text; return `path`.
+
+    Its weights are all the same, or random where it says how it pools.
+    """
+    generator = np.random.default_rng(7)
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2581hello", "\u2581there"]
     n_ctx, n_ff = 64, 64
     writer = gguf.GGUFWriter(path, "bert")
@@ -131,6 +135,10 @@ def write_tiny_encoder(path: Path, *, n_embd: int = 32) -> Path:
     writer.add_tokenizer_model("bert")
     writer.add_token_list(words)
     writer.add_token_type_count(2)
+    if pooling is not None:
+        writer.add_pooling_type(pooling)
+    for name, token in (("padding", 0), ("unknown", 1), ("bos", 2), ("cls", 2), ("seperator", 3), ("mask", 4)):
+        writer.add_uint32(f"tokenizer.ggml.{name}_token_id", token)
     for name, shape in {
         "token_embd.weight": (len(words), n_embd),
         "position_embd.weight": (n_ctx, n_embd),
@@ -144,7 +152,8 @@ def write_tiny_encoder(path: Path, *, n_embd: int = 32) -> Path:
             for part in ("weight", "bias")
         },
     }.items():
-        writer.add_tensor(name, np.ones(shape, np.float32))
+        ones = np.ones(shape, np.float32)
+        writer.add_tensor(name, ones if pooling is None else generator.standard_normal(shape, np.float32))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

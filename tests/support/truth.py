@@ -95,7 +95,7 @@ def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     # Stand-ins that compute nothing were loaded with the file mapped; everything else was not.
     maps = raw["stand_ins"] == "sim" and raw["load"] == "real"
     options = {key: raw[key] for key in _CONTEXT_KEYS}
-    context = ContextSettings(**options, load_mode="mmap" if maps else "none")
+    context = ContextSettings(**options, load_mode="mmap" if maps else "none", pipeline="on")
     refused = "error" in raw
     numbers = [] if refused else [number for number in raw["devices"] if number != "meta"]
     measured = {} if refused else {CPU_ID: Measured(*raw["host"])}

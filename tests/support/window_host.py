@@ -32,9 +32,9 @@ SHORT = {
     "load_report": "views.current.report",
     "status_text": "main.status_line.text",
     "add_remote": "questions.add_remote",
-    "session.open_demo": "session.opener.open_demo",
-    "session.try_demo": "session.opener.try_demo",
-    "session.stop_lab": "session.unloader.stop_lab",
+    "desk.open_demo": "desk.opener.open_demo",
+    "desk.try_demo": "desk.opener.try_demo",
+    "desk.stop_lab": "desk.unloader.stop_lab",
 }
 
 
@@ -107,15 +107,15 @@ class Answers(QObject):
         return bool(self._find(path).isVisible())
 
     def _state(self, _path: str) -> str:
-        return self._window.session.loading.state.name
+        return self._window.desk.loading.state.name
 
     def _layout(self, _path: str) -> list[list[object]] | None:
-        edit = self._window.session.document.edit
+        edit = self._window.desk.document.edit
         return None if edit is None else [[run.device, run.first, run.last] for run in edit.layout.runs]
 
     def _engine_layout(self, _path: str) -> list[list[object]]:
         """The runs that the engine's own log reports for the layers, without the output layer."""
-        loaded = self._window.session.loading.bridge.runner.loaded
+        loaded = self._window.desk.loading.snapshot.loaded
         assert loaded is not None, "nothing is loaded"
         layout = make_layout(len(loaded.layer_devices) - 1, loaded.layer_devices[:-1])
         return [[run.device, run.first, run.last] for run in layout.runs]

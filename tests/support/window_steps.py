@@ -54,7 +54,7 @@ def set_context(window: Window, tokens: int) -> None:
     window.desktop.key("ctrl+a")
     window.desktop.type_text(str(tokens))
     window.desktop.key("Return")
-    window.wait_for("the context", lambda: window.ask("text", "session.document.edit.context.n_ctx") == str(tokens))
+    window.wait_for("the context", lambda: window.ask("text", "desk.document.edit.context.n_ctx") == str(tokens))
 
 
 def ask_model(window: Window, question: str) -> None:

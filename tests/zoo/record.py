@@ -32,6 +32,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import ctypes
+import gzip
 import json
 import os
 import re
@@ -224,6 +225,18 @@ def choose_cases(facts: dict[str, Any], *, tiny: bool = False) -> list[dict[str,
             },
         ]
     return [{**small, **case} for case in cases]
+
+
+def cases_like(name: str) -> list[dict[str, Any]]:
+    """Return the cases that were recorded for the model ``name``, for one with as many layers.
+
+    What the engine makes besides the file's layers goes with the last of them in our layouts, which
+    the cases chosen by layer counts do not know.
+    """
+    packed = gzip.decompress((Path(__file__).parent / "truth" / f"{name}.json.gz").read_bytes())
+    options = ("name", *DEFAULTS)
+    found = [{key: case[key] for key in options if key in case} for case in json.loads(packed)["cases"]]
+    return list({case["name"]: case for case in found}.values())
 
 
 def layout_cases(facts: dict[str, Any], *, tiny: bool = False) -> list[dict[str, Any]]:
@@ -681,13 +694,17 @@ def run(
     wanted: str | None,
     engine: Engine,
     layouts: bool,
+    like: str | None,
 ) -> None:
     """Write one JSON file per model."""
     out.mkdir(parents=True, exist_ok=True)
     simulated = engine.simdev is not None
     for path in paths:
         facts = describe(path)
-        chosen = layout_cases(facts, tiny=tiny) if layouts else choose_cases(facts, tiny=tiny)
+        if like is not None:
+            chosen = cases_like(like)
+        else:
+            chosen = layout_cases(facts, tiny=tiny) if layouts else choose_cases(facts, tiny=tiny)
         cases = [case for case in chosen if not wanted or re.search(wanted, case["name"])]
         started = time.monotonic()
         dry = measure_cases(path, cases, engine, real=False, simulated=simulated) if not real_only else []
@@ -729,6 +746,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "--simdev", type=Path, help="path of the compiled simdev.c; without it RPC stand-ins are used"
         )
         command.add_argument("--layouts", action="store_true", help="the cases with CPU entries and the like")
+        command.add_argument("--like", metavar="NAME", help="the cases of a model of the zoo with as many layers")
         command.add_argument("--only", help="regular expression on case names")
     commands.add_parser("serve").add_argument("port", type=int)
     commands.add_parser("worker")
@@ -750,6 +768,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             wanted=options.only,
             engine=Engine(Path(sys.executable), options.simdev),
             layouts=options.layouts,
+            like=options.like,
         )
     return 0
 

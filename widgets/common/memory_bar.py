@@ -5,17 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from PySide6.QtCore import QPointF, QRectF, QSize, Qt
-from PySide6.QtGui import QPainter, QPaintEvent, QPen, QPolygonF
-from PySide6.QtWidgets import QSizePolicy, QWidget
+from PySide6.QtCore import QPointF, QRectF, Qt
+from PySide6.QtGui import QPainter, QPen, QPolygonF
 
 from engine.fit.report import DeviceRow
 from engine.units import GIB, MIB, format_bytes
 from widgets.common.painting import colour, mix, paint_hatch
-from widgets.common.palette import DARK, Palette
-from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.palette import Palette
 
-PartRole = Literal["weights", "kv", "compute"]
+PartRole = Literal["weights", "kv", "compute", "pipeline"]
 
 OVERFLOW_WIDTH = 18.0
 """Pixels kept free right of the bar, for what goes past its end."""
@@ -54,10 +52,12 @@ class MemoryBar:
 
 def row_parts(row: DeviceRow) -> tuple[BarPart, ...]:
     """Return the segments of `row`, in the order of the bar, without empty ones."""
+    alone_bytes = row.compute_bytes - row.pipeline_bytes
     parts = (
         BarPart("weights", "weights", row.weights_bytes),
         BarPart("kv", "KV", row.kv_cache_bytes + row.recurrent_bytes),
-        BarPart("compute", "compute", row.compute_bytes + row.output_bytes + row.overhead_bytes),
+        BarPart("compute", "compute", alone_bytes + row.output_bytes + row.overhead_bytes),
+        BarPart("pipeline", "pipeline", row.pipeline_bytes),
     )
     return tuple(part for part in parts if part.size_bytes > 0)
 
@@ -128,6 +128,7 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None) -> str:
             ("KV cache", row.kv_cache_bytes),
             ("recurrent state", row.recurrent_bytes),
             ("compute buffer", row.compute_bytes),
+            ("of that, copies for a pipeline", row.pipeline_bytes),
             ("output buffer", row.output_bytes),
             ("overhead", row.overhead_bytes),
         )
@@ -203,41 +204,3 @@ def _paint_overflow(painter: QPainter, rect: QRectF, line_x: float, end_x: float
     painter.setPen(Qt.PenStyle.NoPen)
     painter.setBrush(colour(palette.bad))
     painter.drawPolygon(shape)
-
-
-class MemoryBarWidget(QWidget):
-    """A bar by itself, for cards and reports."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._bar: MemoryBar | None = None
-        self._palette = DARK
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-
-    def set_row(self, row: DeviceRow | None, room: DeviceRow | None = None) -> None:
-        """Show `row`; see `bar_of_row` for `room`."""
-        bar = None if row is None else bar_of_row(row, room)
-        if bar == self._bar:
-            return
-        self._bar = bar
-        self.setToolTip("" if row is None else plain_tool_tip(bar_tooltip(row, room)))
-        self.setAccessibleName("" if row is None or bar is None else f"{row.id}: {room_text(bar)}")
-        self.update()
-
-    def apply_palette(self, palette: Palette) -> None:
-        """Use the colours of `palette`."""
-        self._palette = palette
-        self.update()
-
-    def sizeHint(self) -> QSize:
-        """A bar 14 pixels high, with room for the limit line above and below."""
-        return QSize(160, 20)
-
-    def paintEvent(self, event: QPaintEvent) -> None:
-        """Paint the bar, or nothing before the first row."""
-        if self._bar is None:
-            return
-        painter = QPainter(self)
-        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
-        paint_bar(painter, QRectF(self.rect()).adjusted(0, 3, 0, -3), self._bar, self._palette)
-        painter.end()

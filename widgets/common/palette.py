@@ -1,4 +1,4 @@
-"""The colours of the window: one accent, five part colours used everywhere for the same thing."""
+"""The colours of the window: one accent, six part colours used everywhere for the same thing."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ class Palette:
     experts: str
     kv: str
     compute: str
+    pipeline: str
     other: str
     bad: str
     on_bad: str
@@ -43,6 +44,7 @@ DARK = Palette(
     experts="#e0a84f",
     kv="#37b6a4",
     compute="#b58cf0",
+    pipeline="#e58fc2",
     other="#6b7280",
     bad="#ff6b6b",
     on_bad="#2b0a0a",
@@ -63,6 +65,7 @@ LIGHT = Palette(
     experts="#c6862a",
     kv="#1f9e8b",
     compute="#9166e0",
+    pipeline="#c9559a",
     other="#8d95a3",
     bad="#d93a3a",
     on_bad="#ffffff",

@@ -9,7 +9,6 @@ from PySide6.QtGui import QFont, QFontMetricsF, QGuiApplication
 
 BODY_PX = 13
 SMALL_PX = 11
-TITLE_PX = 15
 
 
 def tabular(font: QFont) -> QFont:

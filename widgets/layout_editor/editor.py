@@ -15,12 +15,12 @@ from widgets.layout_editor.moves import BoundaryMove, OutputMove, PinToggle, Ran
 from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.pins import Pins
 from widgets.layout_editor.shown import Shown
-from widgets.layout_editor.texts import LoadState, load_state, note_lines, summary_text
+from widgets.layout_editor.texts import EditState, edit_state, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
 
 EMPTY_TEXT = "Open a model to see its layers"
 
-_STATE_SIGNS = {LoadState.NOT_LOADED: "○", LoadState.EDITED: "◐", LoadState.LOADED: "●"}
+_STATE_SIGNS = {EditState.NOT_LOADED: "○", EditState.EDITED: "◐", EditState.LOADED: "●"}
 
 
 class LayoutEditor(QFrame):
@@ -109,7 +109,9 @@ class LayoutEditor(QFrame):
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
         self._legend.setVisible(preview is not None)
         if preview is not None:
-            self._legend.set_experts(any(layer.expert_bytes for layer in preview.layers))
+            self._legend.set_parts(
+                experts=any(layer.expert_bytes for layer in preview.layers), pipeline=len(preview.rig.devices) > 1
+            )
         self._notes.set_lines(() if preview is None else note_lines(preview))
         self._update_header()
 
@@ -147,6 +149,6 @@ class LayoutEditor(QFrame):
             self._state.setText("")
             self._summary.setText("")
             return
-        state = load_state(preview, self._loaded)
+        state = edit_state(preview, self._loaded)
         self._state.setText(f"{_STATE_SIGNS[state]} {state.value}")
         self._summary.setText(summary_text(preview, self.selection))

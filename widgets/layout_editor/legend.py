@@ -18,7 +18,7 @@ _GAP = 20.0
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class LegendEntry:
     """`colour_name` is a field of the palette; `dashed` entries are a line, others a block."""
 
     text: str
@@ -26,15 +26,16 @@ class Entry:
     dashed: bool = False
 
 
-def legend_entries(*, experts: bool) -> tuple[Entry, ...]:
-    """Return the entries for a model with or without experts."""
+def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntry, ...]:
+    """Return the entries for a model with or without experts, on devices that run as a pipeline or do not."""
     return (
-        Entry("other programs", "other"),
-        Entry("attention + dense", "weights"),
-        *((Entry("experts", "experts"),) if experts else ()),
-        Entry("KV cache", "kv"),
-        Entry("compute, output", "compute"),
-        Entry("limit less margin", "text", dashed=True),
+        LegendEntry("other programs", "other"),
+        LegendEntry("attention + dense", "weights"),
+        *((LegendEntry("experts", "experts"),) if experts else ()),
+        LegendEntry("KV cache", "kv"),
+        LegendEntry("compute, output", "compute"),
+        *((LegendEntry("copies for a pipeline", "pipeline"),) if pipeline else ()),
+        LegendEntry("limit less margin", "text", dashed=True),
     )
 
 
@@ -49,9 +50,9 @@ class Legend(QWidget):
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(_LINE)
 
-    def set_experts(self, experts: bool) -> None:
-        """Name the experts, or leave them out."""
-        entries = legend_entries(experts=experts)
+    def set_parts(self, *, experts: bool, pipeline: bool) -> None:
+        """Name experts and the copies for a pipeline, or leave them out."""
+        entries = legend_entries(experts=experts, pipeline=pipeline)
         if entries != self._entries:
             self._entries = entries
             self._fit_height()
@@ -70,7 +71,7 @@ class Legend(QWidget):
         """Wrap anew."""
         self._fit_height()
 
-    def _places(self) -> list[tuple[Entry, float, float]]:
+    def _places(self) -> list[tuple[LegendEntry, float, float]]:
         places = []
         x = y = 0.0
         for entry in self._entries:
@@ -96,7 +97,7 @@ class Legend(QWidget):
             painter.drawText(rect, int(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignVCenter), entry.text)
         painter.end()
 
-    def _paint_swatch(self, painter: QPainter, entry: Entry, rect: QRectF) -> None:
+    def _paint_swatch(self, painter: QPainter, entry: LegendEntry, rect: QRectF) -> None:
         name: str = getattr(self._palette, entry.colour_name)
         if entry.dashed:
             pen = QPen(colour(name, 0.75), 1.5)

@@ -16,7 +16,7 @@ from widgets.layout_editor.moves import Selection
 from widgets.layout_editor.placement import LaneContent
 
 
-class LoadState(StrEnum):
+class EditState(StrEnum):
     """How the layout in the editor stands to what is loaded; the value is what people read."""
 
     NOT_LOADED = "not loaded"
@@ -24,11 +24,11 @@ class LoadState(StrEnum):
     EDITED = "edited, not loaded"
 
 
-def load_state(preview: Preview, loaded: LoadedLayout | None) -> LoadState:
+def edit_state(preview: Preview, loaded: LoadedLayout | None) -> EditState:
     """Return whether what is edited is what is loaded, side files included."""
     if loaded is None:
-        return LoadState.NOT_LOADED
-    return LoadState.LOADED if loaded.edit == preview.edit else LoadState.EDITED
+        return EditState.NOT_LOADED
+    return EditState.LOADED if loaded.edit == preview.edit else EditState.EDITED
 
 
 def range_text(first: int, last: int) -> str:
@@ -159,7 +159,7 @@ def _device_sentence(content: LaneContent, row: DeviceRow | None) -> str:
     return f"{content.device.id}: {holds}, {room_text(bar_of_row(row))} of {format_bytes(available_bytes(row))}."
 
 
-def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: LoadState) -> str:
+def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: EditState) -> str:
     """Return the whole picture as sentences."""
     rows = {row.id: row for row in preview.report.rows}
     sentences = [f"{preview.model_name}, {len(preview.layers)} layers, {state.value}."]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.architectures.registry import find_architecture
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
-from engine.memory.architectures import find_architecture
 
 
 def trained_length(model: ModelFile) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -15,6 +15,7 @@ from engine.fit.decisions.decision import Decision
 from engine.fit.decisions.host_facts import HostFacts, own_host
 from engine.fit.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
 from engine.fit.decisions.op_offload import decide_op_offload, offload_choices
+from engine.fit.decisions.pipeline import decide_pipeline, pipeline_choices
 from engine.fit.decisions.projector import decide_side_files, projector_device
 from engine.fit.decisions.threads import decide_threads, thread_counts
 from engine.layout.context_settings import ContextSettings
@@ -75,6 +76,7 @@ def resolve(
         decide_load_mode(asked.load_mode, tried.mode),
         *decide_threads(asked, facts),
         *decide_op_offload(rig, layout, asked.op_offload, used),
+        decide_pipeline(layout, asked, used, tried.estimate),
         *decide_side_files(side_files, rig, tried.projector_device),
     )
     return Resolved(used, decisions, tried.estimate, tried.model_estimate, tried.projector_device)
@@ -125,24 +127,20 @@ class _Trials:
         )
         threads, threads_batch = thread_counts(self.asked, self.host)
         for n_ctx in context_lengths(model, self.rig, self.asked):
-            for offload in offload_choices(self.rig, self.layout, self.asked):
-                for mode in modes:
-                    tried = self._try(
-                        msgspec.structs.replace(
-                            self.asked,
-                            n_ctx=n_ctx,
-                            op_offload=offload,
-                            load_mode=mode.mode,
-                            threads=threads,
-                            threads_batch=threads_batch,
-                        ),
-                        mode,
-                    )
-                    if CPU_ID not in tried.short:
-                        break  # The mode decides about the host's memory only.
-                yield tried
-                if not tried.short - {CPU_ID}:
-                    break  # Lending weights takes memory of devices only.
+            sized = msgspec.structs.replace(self.asked, n_ctx=n_ctx, threads=threads, threads_batch=threads_batch)
+            for pipeline in pipeline_choices(self.layout, sized):
+                yield from self._each_lending(msgspec.structs.replace(sized, pipeline=pipeline), modes)
+
+    def _each_lending(self, context: ContextSettings, modes: Sequence[ModeChoice]) -> Iterator[_Tried]:
+        for offload in offload_choices(self.rig, self.layout, self.asked):
+            for mode in modes:
+                used = msgspec.structs.replace(context, op_offload=offload, load_mode=mode.mode)
+                tried = self._try(used, mode)
+                if CPU_ID not in tried.short:
+                    break  # The mode decides about the host's memory only.
+            yield tried
+            if not tried.short - {CPU_ID}:
+                break  # Lending weights takes memory of devices only.
 
     def _try(self, context: ContextSettings, mode: ModeChoice) -> _Tried:
         alone = self.memory.estimate(self.layout, context, self.rig)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
@@ -50,8 +51,6 @@ _EFFICIENCY = (0.45, 0.9)
 """Least and greatest part of the nominal bandwidth that is reached."""
 _MEASURED_EFFICIENCY = (0.7, 1.0)
 """The same of a bandwidth that was measured with one product after another; a model does more than that."""
-_NAMES = sorted(KNOWN_BANDWIDTHS, key=len, reverse=True)
-_PATTERNS = [(re.compile(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", re.IGNORECASE), name) for name in _NAMES]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,12 +82,25 @@ _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
 _NETWORK = Link(500e-6, 110_000_000)
 
 
+@cache
+def _known_name(device_name: str) -> str | None:
+    """Return the longest of the known names that `device_name` contains as words."""
+    return next(
+        (
+            name
+            for name in sorted(KNOWN_BANDWIDTHS, key=len, reverse=True)
+            if re.search(rf"(?<![A-Za-z0-9]){re.escape(name)}(?![A-Za-z0-9])", device_name, re.IGNORECASE)
+        ),
+        None,
+    )
+
+
 def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
     """Return the bytes per second that `device` reads: measured, of a known card, or usual for its kind."""
     measured = speeds.bandwidths.get(device.id)
     if measured is not None:
         return measured
-    name = next((name for pattern, name in _PATTERNS if pattern.search(device.name)), None)
+    name = _known_name(device.name)
     if name is not None and not device.is_host:
         return KNOWN_BANDWIDTHS[name] * float(_GB)
     return (_REMOTE_DEFAULT if device.is_rpc else _BY_KIND[device.kind]) * float(_GB)

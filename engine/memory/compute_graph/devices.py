@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
-from engine.memory.compute_graph.graph import TYPE_SIZES, Tensor, row_size
-from engine.memory.compute_graph.scheduler import HOST, Backend
+from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, row_size
+from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 

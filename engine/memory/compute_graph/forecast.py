@@ -6,19 +6,20 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.layout.context_settings import ContextSettings, FlashAttention
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
-from engine.memory.compute_graph.chains import Chains
+from engine.memory.compute_graph.building.chains import Chains
+from engine.memory.compute_graph.building.graph_tables import GraphTables
+from engine.memory.compute_graph.building.homes import homes
+from engine.memory.compute_graph.building.sketch import Batch
 from engine.memory.compute_graph.devices import backend_devices
-from engine.memory.compute_graph.families import Family
-from engine.memory.compute_graph.graph import TYPE_SIZES
-from engine.memory.compute_graph.graph_tables import GraphTables
-from engine.memory.compute_graph.homes import homes
+from engine.memory.compute_graph.ggml.allocator import Size
+from engine.memory.compute_graph.ggml.graph import TYPE_SIZES
+from engine.memory.compute_graph.ggml.scheduler import HOST
+from engine.memory.compute_graph.ggml.sections import FarReachError
 from engine.memory.compute_graph.members import as_one_device
-from engine.memory.compute_graph.scheduler import HOST
-from engine.memory.compute_graph.sections import FarReachError
-from engine.memory.compute_graph.sketch import Batch
 from engine.memory.compute_graph.walk import Scheduling, Walk
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement
@@ -30,9 +31,9 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """Compute buffers by device, in bytes, and whether flash attention is among what is computed."""
+    """Compute buffers by device, and whether flash attention is among what is computed."""
 
-    sizes: dict[str, int]
+    sizes: dict[str, Size]
     flash: bool
 
 
@@ -44,7 +45,7 @@ class ComputeForecast:
         self._context = context
         hyper = tables.hyper
         shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
-        self._flash_mode = _flash_mode(context, tables.family)
+        self._flash_mode = _flash_mode(context, tables.architecture)
         n_tokens = min(shape.n_cells * shape.n_streams, shape.n_ubatch)
         self._batch = Batch(
             n_tokens=pad(n_tokens, shape.n_sequences),
@@ -65,7 +66,7 @@ class ComputeForecast:
         self._chains: dict[tuple[Batch, bool], Chains] = {}
         self._whole = tables.is_whole
 
-    def device_bytes(self, placement: Placement) -> dict[str, int]:
+    def device_sizes(self, placement: Placement) -> dict[str, Size]:
         """Return the compute buffer of each device, the CPU's under its id; each member of a split has it whole."""
         if placement.shares:
             merged = as_one_device(placement)
@@ -81,6 +82,9 @@ class ComputeForecast:
 
     def _known(self, placement: Placement, *, asks_flash: bool) -> Found:
         """Return the buffers as last found; `asks_flash`: flash attention is left out where it does not suit."""
+        if self._tables.n_unlisted and placement.leading and not placement.runs and placement.entries:
+            # Layers that the file does not list go with the last, for which the CPU becomes an entry.
+            placement = replace(placement, entries=(CPU_ID, *placement.entries))
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
             placement.pipeline, tuple(placement.traits.items()),
@@ -93,17 +97,17 @@ class ComputeForecast:
         return found
 
     def _simulate(self, placement: Placement, *, asks_flash: bool) -> Found:
-        family, batch = self._tables.family, self._batch
+        family, architecture, batch = self._tables.family, self._tables.architecture, self._batch
         for op in () if self._suits_flash(placement) else self._asked_operations(asks_flash=asks_flash):
             if op in self._walk(placement, _smallest(batch), Walk.moved):
                 batch = batch.without(op)
         batches = [batch]
-        if family.one_sequence and batch.n_sequences > 1:
+        if architecture.also_as_one and batch.n_sequences > 1:
             batches.append(replace(batch, n_sequences=1, n_tokens=batch.n_outputs))
         unfused = not batch.flash or "f32" in (batch.type_k, batch.type_v)
         differs = self._tables.numbers.state.recurrent_width or unfused or self._keeps_output(placement)
         borrows = self._borrows(placement) and differs
-        if borrows or family.one_token or batch.n_sequences > batch.n_outputs:
+        if borrows or family.record.one_token or batch.n_sequences > batch.n_outputs:
             # In the smallest batch the host does itself what devices do for it in others. With states, attention in
             # several operations (the copy of an F32 cache is one), or the output's matrix it may need more for that.
             # It has an output for each sequence, of which there may be more than tokens in other batches.
@@ -181,8 +185,8 @@ def _smallest(batch: Batch) -> Batch:
     return replace(batch, n_tokens=batch.n_sequences, n_outputs=batch.n_sequences)
 
 
-def _flash_mode(context: ContextSettings, family: Family) -> FlashAttention:
-    if not family.flash:
+def _flash_mode(context: ContextSettings, architecture: Architecture) -> FlashAttention:
+    if not architecture.flash_attention:
         return "off"
     # A V cache of blocks needs flash attention, and then the engine does not ask whether it suits.
     return "on" if context.flash_attn == "auto" and TYPE_SIZES[context.type_v][0] > 1 else context.flash_attn

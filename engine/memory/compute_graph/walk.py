@@ -15,13 +15,14 @@ from dataclasses import dataclass, field
 from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import CPU_TRAITS, BackendTraits
-from engine.memory.compute_graph.chains import Chains
+from engine.memory.compute_graph.building.chains import Chains
+from engine.memory.compute_graph.building.graph_tables import Sizes
+from engine.memory.compute_graph.building.homes import memory_of
 from engine.memory.compute_graph.devices import backend_devices, backends_of
-from engine.memory.compute_graph.graph_tables import Sizes
-from engine.memory.compute_graph.homes import memory_of
-from engine.memory.compute_graph.scheduler import Place, Scheduler
-from engine.memory.compute_graph.sections import FarReachError
-from engine.memory.compute_graph.simulation import SectionName, Segment, Simulation, Steps, Stop
+from engine.memory.compute_graph.ggml.allocator import Size
+from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler
+from engine.memory.compute_graph.ggml.sections import FarReachError
+from engine.memory.compute_graph.ggml.simulation import SectionName, Segment, Simulation, Steps, Stop
 from engine.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
@@ -80,8 +81,8 @@ class Walk:
         self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
         self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
 
-    def sizes(self, placement: Placement) -> dict[str, int]:
-        """Return the compute buffer of each memory in bytes.
+    def sizes(self, placement: Placement) -> dict[str, Size]:
+        """Return the compute buffer of each memory.
 
         Raises:
             FarReachError: the graph cannot be taken apart.
@@ -110,7 +111,10 @@ class Walk:
         end = self._tables.n_trunk - 1
         runs = [(CPU_ID, 0, placement.leading - 1)] if placement.leading else []
         runs += [(run.device, run.first, run.last) for run in placement.runs]
-        return [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+        parts = [(device, first, min(last, end)) for device, first, last in runs if first <= end]
+        device, first, _ = parts[-1]
+        # Runs of all layers after the first go with the last layer.
+        return [*parts[:-1], (device, first, end)]
 
     # ------------------------------------------------------------------ segments
 
@@ -184,6 +188,9 @@ class Walk:
             device: Place(name, number if self._pinned else -1, self._tables.sort_of(found.size_rule.kernels))
             for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
         }
+        # A device that the rig does not have breaks a rule, and has no size: it stands where the host would.
+        used = {run.device for run in placement.runs} | {placement.output_device}
+        places |= dict.fromkeys(used - placement.traits.keys() - {CPU_ID}, places[CPU_ID])
         return _Window(steps, tuple(map(memory_of, devices)), places)
 
     def _segment(

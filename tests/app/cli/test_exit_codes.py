@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from app.cli import commands, dispatch
+from app.cli import inspect
 from app.cli.exit_codes import exit_code
 from tests.support.command_line import run_here
 
@@ -32,7 +32,7 @@ def test_a_bug_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest
     def fail(_: object) -> int:
         raise RuntimeError("odd")
 
-    monkeypatch.setitem(dispatch._COMMANDS, "inspect", fail)
+    monkeypatch.setattr(inspect, "run_inspect", fail)
     answer = run_here(capsys, "inspect", "x.gguf", "--json")
     assert answer.code == 1
     assert answer.error == {"kind": "internal", "message": "A bug in Layerdeck: RuntimeError('odd')"}
@@ -46,6 +46,6 @@ def test_an_interrupt_of_a_command_that_has_no_ending(
     def interrupted(_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(commands, "read_model", interrupted)
+    monkeypatch.setattr(inspect, "read_model", interrupted)
     answer = run_here(capsys, "inspect", "x.gguf", "--json")
     assert (answer.code, answer.out, answer.err) == (130, "", "")

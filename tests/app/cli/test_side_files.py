@@ -75,6 +75,10 @@ def test_files_beside_the_model_count_on_their_devices(capsys: pytest.CaptureFix
         (("--type-v", "q4_0", "--type-k", "f32"), "type_k", "f32"),
         (("--ctx", "512"), "n_ctx", 512),
         (("--ubatch", "64"), "n_ubatch", 64),
+        (("--batch", "256"), "n_batch", 256),
+        (("--sequences", "4"), "n_seq_max", 4),
+        (("--pipeline", "on"), "pipeline", "on"),
+        (("--pipeline", "off"), "pipeline", "off"),
     ],
 )
 def test_every_setting_can_be_chosen(
@@ -87,6 +91,22 @@ def test_every_setting_can_be_chosen(
     found = decided(answer.document)[setting]
     assert (found["value"], found["overridden"]) == (value, True)
     assert answer.document["layout"]["context"][setting] == value
+
+
+@pytest.mark.parametrize("key", ["offload_kqv", "swa_full", "kv_unified"])
+def test_switches_that_nobody_decides_can_be_turned(capsys: pytest.CaptureFixture[str], folder: Path, key: str) -> None:
+    for word, value in (("on", True), ("off", False)):
+        context = plan(capsys, folder, f"--{key.replace('_', '-')}", word)["layout"]["context"]
+        assert context[key] is value
+
+
+def test_an_option_leaves_open_again_what_a_layout_file_chose(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
+    document = plan(capsys, folder, "--threads", "3")
+    assert document["layout"]["context"]["threads"] == 3
+    layout = folder / "threads.json"
+    layout.write_text(json.dumps(document["layout"]), encoding="utf-8")
+    assert plan(capsys, folder, "--layout", layout)["layout"]["context"]["threads"] == 3
+    assert plan(capsys, folder, "--layout", layout, "--threads", "auto")["layout"]["context"]["threads"] is None
 
 
 def test_a_context_left_to_us(capsys: pytest.CaptureFixture[str], folder: Path) -> None:
@@ -120,7 +140,10 @@ def test_decisions_are_told_to_people(capsys: pytest.CaptureFixture[str], folder
         (("--threads", "0"), 2, "not a whole number above 0"),
         (("--threads", "9999"), 2, "up to 512"),
         (("--ctx", "long"), 2, "not a whole number above 0"),
-        (("--op-offload", "maybe"), 2, "maybe"),
+        (("--op-offload", "maybe"), 2, '"maybe" is not one of auto, on, off'),
+        (("--sequences", "257"), 2, "257 sequences are too many; the engine takes up to 256"),
+        (("--type-k", "q9"), 2, '"q9" is not one of f32, f16'),
+        (("--batch", "auto"), 2, '"auto" is not a whole number above 0'),
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "load"])

@@ -30,6 +30,7 @@ from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
+from tests.support.selection import examples
 from tests.support.strategies import rigs
 
 N_LAYERS = 32
@@ -172,7 +173,7 @@ def _sized(device: Any, size_gib: int) -> Any:
     return replace(device, total_bytes=size_bytes, free_bytes=size_bytes, cap_bytes=None, margin_bytes=256 * MIB)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(deadline=None, max_examples=examples(20))
 @given(
     load=failed_loads(), model=st.sampled_from(["dense", "mixture"]), n_ctx=st.sampled_from([0, 512, 8192, 131072]),
     flash=st.sampled_from(["auto", "off"]), mode=st.sampled_from(["layer", "layer", "tensor"]),

@@ -37,6 +37,7 @@ ROW_KEYS = {
     "margin_bytes",
     "shortfall_bytes",
     "grade",
+    "pipeline_bytes",
 }
 
 

@@ -30,6 +30,7 @@ from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of
 from tests.support.previews import make_gpu, make_rig
+from tests.support.selection import examples
 from tests.support.strategies import rigs
 
 N_LAYERS = 16
@@ -116,7 +117,7 @@ def test_layers_go_to_the_neighbour_that_has_room() -> None:
 
 def test_several_devices_with_a_little_room_come_before_the_cpu() -> None:
     layout = single_device(N_LAYERS, "CUDA0")
-    small = (replace(make_gpu(name, 1.25, used_gib=0), margin_bytes=0) for name in ("CUDA1", "CUDA2"))
+    small = (replace(make_gpu(name, 1.0, used_gib=0), margin_bytes=0) for name in ("CUDA1", "CUDA2"))
     rig = make_rig(TWO_CARDS.devices[0], *small, host_gib=64)
     need = needs_of(memory_of(), rig, layout)["CUDA0"]
     refused = Tried(layout, rows_of(memory_of(), rig, layout), Refusal("CUDA0", need, need * 2 // 3, 0))
@@ -315,7 +316,7 @@ def worlds(draw: st.DrawFn) -> tuple[World, Layout, Constraints]:
     return world, layout, Constraints(pins=pins)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(drawn=worlds())
 def test_it_ends_never_repeats_and_asks_less_of_who_refused(drawn: tuple[World, Layout, Constraints]) -> None:
     world, layout, constraints = drawn

@@ -15,6 +15,7 @@ from engine.gguf.reader import read_model, read_string_array
 from engine.memory.inspect import inspect_document, inspect_text
 from tests.support.gguf_bytes import GgufBytes, Tensor, number_value, text_array, text_value
 from tests.support.headers import HEADER_SIZES, header_bytes, write_with_hole
+from tests.support.selection import examples
 
 _REAL = {name: header_bytes(name) for name in sorted(HEADER_SIZES)}
 _ODD_NUMBERS = (0, 1, 2, 3, 4, 31, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1)
@@ -50,14 +51,14 @@ def _check(path: Path) -> None:
     assert inspect_text(inspect_document(model))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(content=st.binary(max_size=400))
 def test_any_bytes(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     _check(path)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     version=st.sampled_from([2, 3]),
     n_tensors=st.integers(0, 3),
@@ -69,7 +70,7 @@ def test_any_bytes_behind_the_magic(path: Path, version: int, n_tensors: int, n_
     _check(path)
 
 
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(choices=st.data())
 def test_real_headers_with_damage(path: Path, choices: st.DataObject) -> None:
     name = choices.draw(st.sampled_from(list(_REAL)))
@@ -113,7 +114,7 @@ _TENSORS = st.builds(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(pairs=st.dictionaries(_KEYS, _VALUES, max_size=6), tensors=st.lists(_TENSORS, max_size=3))
 def test_well_formed_nonsense(path: Path, pairs: dict[str | bytes, bytes], tensors: list[Tensor]) -> None:
     file = GgufBytes()

@@ -19,10 +19,11 @@ from engine.layout.engine_parameters import (
     entry_count,
 )
 from engine.layout.layout import Layout, Override, make_layout, single_device
+from tests.support.selection import examples
 from tests.support.strategies import layouts
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(layouts(max_layers=200, max_runs=MAX_ENTRIES - 1))
 def test_the_engine_puts_every_layer_where_the_layout_says(layout: Layout) -> None:
     parameters = engine_parameters(layout, layout.n_layers)

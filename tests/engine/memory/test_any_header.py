@@ -8,14 +8,15 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.architectures.registry import ARCHITECTURES
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import ModelFile
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
-from engine.memory.architectures import ARCHITECTURES
 from engine.memory.hyper_parameters import MissingNumberError, read_hyper_parameters
 from engine.memory.kv_cache import layer_states
 from engine.memory.model_memory import ModelMemory
+from tests.support.selection import examples
 from tests.support.truth import truth_model
 
 RIG = Rig((Device("D0", "", "CUDA", "gpu", 1 << 35), Device("D1", "", "CUDA", "gpu", 1 << 35)), make_host("", 1 << 36))
@@ -51,6 +52,7 @@ KEYS = (
     "token_shift_count",
     "wkv.head_size",
 )
+
 values = st.one_of(
     st.none(),
     st.booleans(),
@@ -69,7 +71,7 @@ def _with(model: ModelFile, architecture: str, changes: dict[str, Any]) -> Model
     return replace(model, architecture=architecture, metadata=metadata)
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(
     name=st.sampled_from(MODELS),
     architecture=st.sampled_from(sorted(ARCHITECTURES)),
@@ -90,7 +92,7 @@ def test_state_is_read_or_left_to_the_probe(name: str, architecture: str, change
     )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     name=st.sampled_from(MODELS),
     changes=st.dictionaries(st.sampled_from(KEYS), values, max_size=3),

@@ -12,18 +12,20 @@ from hypothesis import strategies as st
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
-from engine.memory.compute_graph.allocator import Buffer
-from engine.memory.compute_graph.graph import Graph
-from engine.memory.compute_graph.scheduler import HOST, Backend, Scheduler
-from engine.memory.compute_graph.sections import whole
-from engine.memory.compute_graph.simulation import Segment, Simulation, Steps, Stop
+from engine.memory.compute_graph.ggml.allocator import Buffer
+from engine.memory.compute_graph.ggml.graph import Graph
+from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
+from engine.memory.compute_graph.ggml.sections import whole
+from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
 from engine.memory.model_memory import ModelMemory
+from tests.support.selection import examples
 from tests.support.truth import truth_model
 
 RIG = Rig(
     (Device("CUDA0", "card", "CUDA", "gpu", 1 << 35), Device("CUDA1", "card", "CUDA", "gpu", 1 << 35)),
     make_host("host", 1 << 36),
 )
+
 MODEL = ModelMemory(truth_model("llama-3.2-1b"))
 DEVICES = st.sampled_from((CPU_ID, "CUDA0", "CUDA1"))
 
@@ -34,7 +36,7 @@ def _buffer_bytes(graph: Graph) -> int:
     scheduler = Scheduler([cpu], pipeline=False, op_offload=False, offload_batch=32)
     section = whole(graph)
     stops = (None, Stop(("whole", (), (), (), True, 0), ()), None)
-    return Simulation([Segment(Steps(scheduler, lambda _: section), (HOST,), stops)]).sizes()[HOST]
+    return Simulation([Segment(Steps(scheduler, lambda _: section), (HOST,), stops)]).sizes()[HOST].size_bytes
 
 
 def test_the_smallest_free_block_that_fits_is_taken() -> None:
@@ -100,7 +102,7 @@ def _layout(bounds: list[int], devices: list[str], output: str, override: str | 
     return Layout(16, tuple(runs), output, overrides=overrides)
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     bounds=st.lists(st.integers(1, 15), max_size=3, unique=True),
     devices=st.lists(DEVICES, min_size=4, max_size=4),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
+from engine.architectures.registry import ARCHITECTURES
 from engine.devices.device import CPU_ID
-from engine.memory.compute_graph.families import FAMILIES, find_family
+from engine.gguf.model_file import ModelFile
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
 from engine.memory.placement import place
@@ -17,11 +19,7 @@ from tests.support.truth import KNOWN_MODEL_NAMES, MODEL_NAMES, TruthCase, truth
 
 SHARE, LOW_BYTES, HIGH_BYTES = 0.03, MIB, 8 * MIB
 """Compute buffers may be this much below or above the engine's, whichever is more."""
-NAMES_BY_COVERAGE = {
-    covered: tuple(name for name in MODEL_NAMES if (find_family(truth_model(name)) is not None) is covered)
-    for covered in (True, False)
-}
-STATEFUL = {name for name, family in FAMILIES.items() if family.recurrence is not None}
+STATEFUL = {name for name, record in ARCHITECTURES.items() if record.graph and record.graph.recurrence is not None}
 
 
 def _is_reliable(case: TruthCase) -> bool:
@@ -48,7 +46,7 @@ def _estimates(name: str) -> list[tuple[TruthCase, dict[str, DeviceMemory]]]:
     return [(case, dict(memory.estimate(case.layout, case.context, case.rig).devices)) for case in some(cases)]
 
 
-@pytest.mark.parametrize("name", NAMES_BY_COVERAGE[True])
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_compute_buffers_are_the_engines(name: str) -> None:
     found = _estimates(name)
     assert found
@@ -59,11 +57,23 @@ def test_compute_buffers_are_the_engines(name: str) -> None:
             assert abs(excess_bytes) <= allowed, (case.name, device_id, excess_bytes)
 
 
-@pytest.mark.parametrize("name", NAMES_BY_COVERAGE[False])
-def test_architectures_without_a_graph_are_left_to_the_probe(name: str) -> None:
-    memory = ModelMemory(truth_model(name))
+def _called(model: ModelFile, architecture: str) -> ModelFile:
+    """Return `model` under the name of another architecture."""
+    metadata = {f"{architecture}.{key.split('.', 1)[1]}": value for key, value in model.metadata.items() if "." in key}
+    return replace(model, architecture=architecture, metadata=metadata)
+
+
+@pytest.mark.parametrize("architecture", sorted(name for name, record in ARCHITECTURES.items() if record.graph is None))
+def test_architectures_without_a_graph_are_left_to_the_probe(architecture: str) -> None:
+    memory = ModelMemory(_called(truth_model("llama-dense"), architecture))
     assert "compute" in memory.unknown
     assert memory.probe_only is not None
+
+
+def test_a_model_whose_images_enter_in_several_layers_is_left_to_the_probe() -> None:
+    model = truth_model("granite-dense")
+    metadata = {**model.metadata, "granite.deepstack_mapping": (0, -1)}
+    assert "compute" in ModelMemory(replace(model, metadata=metadata)).unknown
 
 
 def test_pipeline_parallelism_is_foreseen() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from engine.architectures.record import Architecture
 from engine.layout.context_settings import ContextSettings
-from engine.memory.architectures import Architecture
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
 from engine.memory.kv_cache import context_shape, layer_states

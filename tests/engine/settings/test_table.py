@@ -19,7 +19,7 @@ from engine.settings.context_file import context_document, parse_context
 from engine.settings.context_settings import ContextSettings
 from engine.settings.kinds import Value, WholeNumber
 from engine.settings.page import settings_page
-from engine.settings.table import GROUPS, KEYS, SETTINGS, Setting
+from engine.settings.table import GROUPS, KEYS, SETTINGS, Setting, memory_part
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -100,3 +100,10 @@ def test_helps_are_clauses() -> None:
 def test_the_page_is_current() -> None:
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
     assert page == settings_page(), "run python -m engine.settings.page docs/settings.md"
+
+
+@pytest.mark.parametrize("setting", SETTINGS, ids=KEYS)
+def test_what_memory_depends_on_is_all_but_threads(setting: Setting) -> None:
+    usual = ContextSettings()
+    other = msgspec.structs.replace(usual, **{setting.key: others(setting)[0]})
+    assert (memory_part(other) == memory_part(usual)) == (setting.key in ("threads", "threads_batch"))

@@ -15,10 +15,13 @@ import msgspec
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.runner.protocol import (
     SERVE_ENVIRONMENT,
+    AllocationFailure,
     AnyMessage,
     AnyRequest,
     DeviceRef,
+    Failure,
     Hello,
+    LastWord,
     Piece,
     Reading,
     Serve,
@@ -82,6 +85,23 @@ class RawChild:
     def ask(self, request: AnyRequest) -> AnyMessage | None:
         self.send(request)
         return self.answer()
+
+    def last_words(self, *requests: int) -> dict[int, list[AnyMessage]]:
+        """Listen until each of these requests has had its last word; return what was said about each, in order."""
+        said: dict[int, list[AnyMessage]] = {request: [] for request in requests}
+        waiting = set(requests)
+        self.heard = []
+        while waiting:
+            message = self.message()
+            assert message is not None, f"the worker ended while {waiting} were under way"
+            self.heard.append(message)
+            request = getattr(message, "request", None)
+            if request in said:
+                assert request in waiting, f"{message} came after the last word"
+                said[request].append(message)
+                if isinstance(message, LastWord | Failure | AllocationFailure):
+                    waiting.discard(request)
+        return said
 
     def ended(self) -> int:
         """Wait for the end and return the exit status, negative for a signal."""

@@ -29,7 +29,7 @@ WORKERS = ("RPC0", "RPC1", "RPC2")
 PLACES = (*WORKERS, CPU_ID)
 LAYOUTS_PER_MODEL = 110
 SEED = 20240229
-CONTEXT = ContextSettings(n_ctx=256, n_batch=32, n_ubatch=32, threads=1, threads_batch=1)
+CONTEXT = ContextSettings(n_ctx=256, n_batch=32, n_ubatch=32, threads=1, threads_batch=1, pipeline="on")
 TOKENS = tuple(range(3, 27))
 
 

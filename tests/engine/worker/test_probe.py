@@ -12,7 +12,7 @@ from engine.runner.protocol import DeviceRef, Load, LoadedModel, Part, Probe, Pr
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 
-CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, threads=1, load_mode="none")
+CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, threads=1, load_mode="none", pipeline="on")
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,6 @@ from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.units import GIB, MIB
 from widgets.common.memory_bar import (
-    MemoryBarWidget,
     available_bytes,
     bar_of_row,
     bar_tooltip,
@@ -44,6 +43,19 @@ def test_what_fits_leaves_what_is_free_after_the_margin() -> None:
     assert bar.line_bytes == 8 * GIB - 512 * MIB
     assert room_text(bar) == "free 1.25 GiB"
     assert parts_texts(bar)[0] == "weights 4.0 · KV 1.0 · compute 0.2 GiB"
+
+
+def test_copies_for_a_pipeline_are_a_part_of_their_own() -> None:
+    row = row_of(GIB, compute_bytes=3 * GIB, pipeline_bytes=2 * GIB, overhead_bytes=MIB)
+    bar = bar_of_row(row)
+    assert [(part.role, part.size_bytes) for part in bar.parts] == [
+        ("weights", GIB),
+        ("compute", GIB + MIB),
+        ("pipeline", 2 * GIB),
+    ]
+    assert bar.used_bytes - (bar.other_bytes or 0) == row.need_bytes
+    assert "copies for a pipeline: 2.00 GiB" in bar_tooltip(row)
+    assert "pipeline" not in parts_texts(bar_of_row(row_of(GIB, compute_bytes=GIB)))[0]
 
 
 def test_what_does_not_fit_says_how_much_is_missing() -> None:
@@ -103,17 +115,3 @@ def test_too_much_is_red_past_the_end_of_the_device(qtbot: QtBot, need_bytes: in
     assert (past_the_end == QColor(DARK.bad)) is red_past_the_end
     assert image.pixelColor(10, 10) == QColor(DARK.other)
     assert image.pixelColor(60, 10) == QColor(DARK.weights)
-
-
-def test_the_widget_says_its_row(qtbot: QtBot) -> None:
-    widget = MemoryBarWidget()
-    qtbot.addWidget(widget)
-    widget.resize(200, 20)
-    blank = widget.grab().toImage()
-    widget.set_row(row_of(4 * GIB))
-    assert widget.accessibleName() == "CUDA0: free 2.50 GiB"
-    assert "weights: 4.00 GiB" in widget.toolTip()
-    assert widget.grab().toImage() != blank
-    widget.set_row(None)
-    assert widget.toolTip() == ""
-    assert widget.grab().toImage() == blank

@@ -10,6 +10,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,11 +33,12 @@ from engine.memory.side_files import Projector, SideFiles
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
+from tests.support.selection import examples
 from tests.support.strategies import rigs
 from tests.support.truth import truth_model
 
 CONTEXT = ContextSettings(n_ctx=4096)
-MODELS = ("dense 8B", pytest.param("dense 70B", marks=pytest.mark.exhaustive), "mixture")
+MODELS = ("dense 8B", "dense 70B", "mixture")
 
 
 @cache
@@ -110,7 +112,7 @@ def check(result: AutoLayout, memory: ModelMemory, rig: Rig) -> None:
 
 
 @pytest.mark.parametrize("strategy", STRATEGIES)
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("model", ["dense 8B", pytest.param("dense 70B", marks=pytest.mark.exhaustive), "mixture"])
 @pytest.mark.parametrize("rig_name", RIGS)
 def test_no_strategy_leaves_more_on_the_cpu_than_filling_from_the_back(
     strategy: str, model: str, rig_name: str
@@ -145,7 +147,7 @@ def test_well_known_models_too_large_for_the_devices(name: str) -> None:
 def test_room_for_the_whole_model_is_used(strategy: str) -> None:
     memory = ModelMemory(truth_model("llama-3.1-405b"))
     rig = make_rig(*[make_gpu(f"CUDA{index}", 79) for index in range(8)], host_gib=512)
-    result = auto_layout(strategy, memory, rig, CONTEXT)
+    result = auto_layout(strategy, memory, rig, msgspec.structs.replace(CONTEXT, pipeline="on"))
     check(result, memory, rig)
     assert CPU_ID not in result.layout.devices, "the buffers of a pipeline are no reason to keep a layer back"
 
@@ -407,7 +409,7 @@ CONSTRAINTS = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(rig=rigs(), strategy=st.sampled_from(sorted(STRATEGIES)), model=st.sampled_from(MODELS), constraints=CONSTRAINTS)
 def test_any_rig_and_any_constraints(rig: Rig, strategy: str, model: str, constraints: Constraints) -> None:
     result = found(strategy, model, rig, constraints)
@@ -435,7 +437,7 @@ def test_any_rig_and_any_constraints(rig: Rig, strategy: str, model: str, constr
         assert result.context == CONTEXT
 
 
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(constraints=CONSTRAINTS, rig=rigs(), n_layers=st.integers(1, 40))
 def test_constraints_are_refused_or_can_be_kept(constraints: Constraints, rig: Rig, n_layers: int) -> None:
     named = {*constraints.order, *constraints.off, *(pin.device for pin in constraints.pins)}

@@ -1,0 +1,20 @@
+"""The `inspect` command."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from app.cli import exit_codes
+from app.cli.output import print_document, print_line
+from engine.gguf.reader import read_model
+from engine.memory.inspect import inspect_document, inspect_text
+
+
+def run_inspect(options: Namespace) -> int:
+    """Print what a model is made of."""
+    document = inspect_document(read_model(options.file))
+    if options.json:
+        print_document(document)
+    else:
+        print_line(inspect_text(document))
+    return exit_codes.OK

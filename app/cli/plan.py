@@ -1,0 +1,42 @@
+"""The `plan` command."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+
+from app.cli import exit_codes
+from app.cli.inputs import read_inputs
+from app.cli.output import print_document, print_line
+from engine.errors import BusyError, UnreachableError
+from engine.fit.plan_document import plan_document, plan_text
+from engine.plan.plan import Plan
+from engine.runner.probe import probe
+
+
+def run_plan(options: Namespace) -> int:
+    """Print the forecast of a layout."""
+    asked = read_inputs(options)
+    plan = asked.plan
+    if not plan.violations and options.probe:
+        plan = probe(plan)
+    elif not plan.violations and plan.report.probe_only is not None:
+        plan = _probed_or_known(plan)
+    if options.json:
+        print_document(plan_document(plan, asked.explanation))
+    else:
+        print_line(plan_text(plan, asked.explanation))
+    if plan.violations:
+        return exit_codes.ARGUMENT
+    return exit_codes.OK if plan.report.fits else exit_codes.DOES_NOT_FIT
+
+
+def _probed_or_known(plan: Plan) -> Plan:
+    """Return what the engine says; where the devices of a rig file are not here, or held by a load, what is known."""
+    try:
+        return probe(plan)
+    except BusyError:
+        return plan
+    except UnreachableError as error:
+        if error.endpoint is not None:
+            raise
+        return plan

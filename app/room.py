@@ -1,0 +1,109 @@
+"""Whether a model is loaded beside the others, and the question where one of them would have to go first."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.devices.device import Rig
+from engine.fit.beside import rows_fit
+from engine.fit.loaded_models import LoadedModel, choose_victims
+from engine.fit.report import DeviceRow
+from engine.units import format_bytes
+from widgets.library.load_question import LoadQuestion
+
+_Leaving = Sequence[LoadedModel]
+MAX_NAME_LENGTH = 32
+"""Characters of a model's name in a question; tool tips have all of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Room:
+    """`victims` are the models that have to go first: none, and the load begins. `short` tells by device what is
+    missing beside them, `still_short` without them; `workers` are the devices of the layout that they work for."""
+
+    victims: tuple[LoadedModel, ...] = ()
+    short: tuple[tuple[str, int], ...] = ()
+    still_short: tuple[tuple[str, int], ...] = ()
+    workers: tuple[str, ...] = ()
+
+
+def find_room(rows: Sequence[DeviceRow], others: Sequence[LoadedModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
+    """Return what a load with the needs of `rows` asks of the `others`, the models that it does not replace.
+
+    `rig_without` tells the devices when some of them have gone. Where not even all of them are enough, those that hold
+    something on the short devices are named: the forecast refuses no load.
+    """
+    beside = rig_without(())
+    if rows_fit(rows, beside):
+        return Room()
+    victims = choose_victims(others, lambda leaving: rows_fit(rows, rig_without(leaving)))
+    short = _short(rows, beside)
+    if victims is None:
+        ids = {device for device, _ in short}
+        endpoints = {device.endpoint for device in beside.devices if device.id in ids}
+        victims = tuple(model for model in others if ids & model.held_bytes.keys() or endpoints & model.endpoints)
+    still_short = _short(rows, rig_without(victims))
+    used = {row.id for row in rows if row.need_bytes}
+    workers = tuple(each.id for each in beside.devices if each.is_rpc and each.holdings and each.id in used)
+    return Room(victims, short, still_short, workers)
+
+
+def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
+    """Return what to ask before `name` is loaded."""
+    full_name, name = name, _short_name(name)
+    victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in plan.victims])
+    names = _join([victim.name for victim in plan.victims])
+    whom = _short_name(names) if len(plan.victims) == 1 else f"{len(plan.victims)} models"
+    if plan.workers:
+        works = "works" if len(plan.workers) == 1 else "work"
+        text = f"{name} needs {_join(plan.workers)}, which {works} for {victims}. A worker serves one model at a time."
+    elif plan.still_short:
+        text = f"{name} does not fit, even without {victims}: {_short_text(plan.still_short)} would be missing."
+    else:
+        text = f"{name} does not fit beside {victims}: {_short_text(plan.short)} missing."
+    busy = [_short_name(victim.name) for victim in plan.victims if victim.is_busy]
+    if busy:
+        text += f" The answer that {_join(busy)} writes would end."
+    return LoadQuestion(
+        text=text,
+        unload_text=f"Unload {whom} and load",
+        unload_tool_tip=f"Unload {names} and load {full_name}",
+        beside_text="" if plan.workers else "Load anyway",
+        can_remember=not busy,
+    )
+
+
+def idle_text(model: LoadedModel, now_s: float) -> str:
+    """Return "answering", or for how long it has been idle, in whole minutes or hours."""
+    if model.idle_since_s is None:
+        return "answering"
+    minutes = int((now_s - model.idle_since_s) // 60)
+    if minutes < 1:
+        return "idle"
+    return f"idle for {minutes} min" if minutes < 60 else f"idle for {minutes // 60} h"
+
+
+def _short_name(name: str) -> str:
+    """Return `name` without its middle where it is too long for a sentence."""
+    if len(name) <= MAX_NAME_LENGTH:
+        return name
+    return f"{name[: MAX_NAME_LENGTH - 9]}…{name[-8:]}"
+
+
+def _short(rows: Sequence[DeviceRow], rig: Rig) -> tuple[tuple[str, int], ...]:
+    devices = {device.id: device for device in rig.all_devices}
+    short = [
+        (row.id, row.need_bytes + devices[row.id].margin_bytes - devices[row.id].available_bytes)
+        for row in rows
+        if row.need_bytes and row.id in devices
+    ]
+    return tuple((device, missing_bytes) for device, missing_bytes in short if missing_bytes > 0)
+
+
+def _short_text(short: Sequence[tuple[str, int]]) -> str:
+    return _join([f"{format_bytes(missing_bytes)} on {device}" for device, missing_bytes in short])
+
+
+def _join(words: Sequence[str]) -> str:
+    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -1,0 +1,55 @@
+"""Start of the command line against a bare interpreter: `layerdeck-cli --help`, and `inspect` of a small file.
+
+Each start is a new process. The kinds take turns, so that a noisy machine hits all of them.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from engine.demo.writer import write_demo_model
+
+ROUNDS = 15
+ROOT = Path(__file__).resolve().parent.parent
+CLI = "import sys; from app.cli import main; sys.exit(main())"
+
+
+def main() -> None:
+    """Measure and print."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder, "demo.gguf")
+        write_demo_model(model)
+        commands = {"bare": ["pass"], "help": [CLI, "--help"], "inspect": [CLI, "inspect", str(model)]}
+        times: dict[str, list[float]] = {kind: [] for kind in commands}
+        for number in range(ROUNDS + 1):
+            for kind, words in commands.items():
+                seconds = start_once(words)
+                if number:  # the first round fills the file cache
+                    times[kind].append(seconds)
+    medians = {kind: statistics.median(taken) for kind, taken in times.items()}
+    result = {
+        "benchmark": "command_start",
+        **{f"{kind}_ms": round(seconds * 1000, 1) for kind, seconds in medians.items()},
+        "help_ratio": round(medians["help"] / medians["bare"], 2),
+        "inspect_ratio": round(medians["inspect"] / medians["bare"], 2),
+        "rounds": ROUNDS,
+    }
+    print(f"bare {result['bare_ms']} ms, --help {result['help_ratio']} times that, inspect {result['inspect_ratio']}")
+    print(json.dumps(result))
+
+
+def start_once(words: list[str]) -> float:
+    """Return the seconds that an interpreter takes for a program and its arguments."""
+    begun = time.perf_counter()
+    subprocess.run([sys.executable, "-c", *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+    return time.perf_counter() - begun
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,37 @@
+"""DeepSeek's models."""
+
+from __future__ import annotations
+
+from engine.architectures.graph_record import NONE_SCALED, GraphRecord
+from engine.architectures.record import NO_SPLIT, Architecture, Indexer, Records, Window
+from engine.architectures.style import Style
+
+_FILE_DECIDES = Style(normalises=None)
+
+RECORDS: Records = {
+    "deepseek": Architecture(graph=GraphRecord(Style(normalises=False))),
+    "deepseek2-ocr": Architecture(),
+    "deepseek2": Architecture(
+        latent=True, split=NO_SPLIT, graph=GraphRecord(_FILE_DECIDES, attention="latent.latent_attention")
+    ),
+    "deepseek32": Architecture(
+        latent=True,
+        indexer=Indexer(),
+        split=NO_SPLIT,
+        graph=GraphRecord(_FILE_DECIDES, attention="sparse.sparse_attention"),
+    ),
+    "deepseek4": Architecture(
+        window=Window(1),
+        indexer=Indexer(),
+        compressed=True,
+        one_cache_type=True,
+        graph=GraphRecord(
+            _FILE_DECIDES,
+            layer="hyper_connections.pinned_layer",
+            attention="windowed_sparse.windowed_attention",
+            before="windowed_sparse.open_masked_streams",
+            behind="hyper_connections.weighted_end",
+            scaled=NONE_SCALED,
+        ),
+    ),
+}

@@ -1,0 +1,39 @@
+"""Models with delta attention beside latent attention (KDA)."""
+
+from __future__ import annotations
+
+from engine.architectures.graph_record import ATTENTION_SCALED, NONE_SCALED, GraphRecord
+from engine.architectures.record import NO_SPLIT, Architecture, Records, Recurrence
+from engine.architectures.style import Style
+
+_KDA = Recurrence("no_kv_heads", "kda")
+
+RECORDS: Records = {
+    "kimi-linear": Architecture(
+        latent=True,
+        recurrence=_KDA,
+        also_as_one=True,
+        split=NO_SPLIT,
+        graph=GraphRecord(
+            Style(rope="none"),
+            attention="latent.latent_attention",
+            recurrence="kda.early_delta_attention",
+            scaled=ATTENTION_SCALED,
+        ),
+    ),
+    "kimi-k3": Architecture(
+        latent=True,
+        recurrence=_KDA,
+        latent_values=True,
+        split=NO_SPLIT,
+        graph=GraphRecord(
+            Style(rope="none", normalises=None, late_rows="never"),
+            layer="residual_mixing.residual_mixing_layer",
+            attention="latent.latent_attention",
+            recurrence="kda.delta_attention",
+            behind="residual_mixing.mixed_rows",
+            scaled=NONE_SCALED,
+            gating="bent",
+        ),
+    ),
+}

@@ -1,0 +1,52 @@
+"""All records by the name that a file has in `general.architecture`. A new module of records is added here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+
+from engine.architectures import (
+    bailing,
+    chameleon,
+    cohere,
+    deepseek,
+    diffusion,
+    drafts,
+    encoders,
+    gemma,
+    glm,
+    granite,
+    hunyuan,
+    kimi,
+    latent,
+    llama,
+    loops,
+    mamba,
+    minimax,
+    qwen,
+    rwkv,
+    t5,
+    windows,
+)
+from engine.architectures.record import Architecture
+
+RECORD_MODULES: tuple[ModuleType, ...] = (
+    bailing, chameleon, cohere, deepseek, diffusion, drafts, encoders, gemma, glm, granite, hunyuan, kimi, latent,
+    llama, loops, mamba, minimax, qwen, rwkv, t5, windows,
+)  # fmt: skip
+
+ARCHITECTURES: Mapping[str, Architecture] = {
+    name: record for module in RECORD_MODULES for name, record in module.RECORDS.items()
+}
+
+_PLAIN = Architecture()
+
+
+def find_architecture(name: str) -> Architecture | None:
+    """Return the record of `name`, None where only a probe can tell."""
+    return ARCHITECTURES.get(name)
+
+
+def architecture_rules(name: str) -> Architecture:
+    """Return the record whose rules hold for `name`: where there is none the engine has no rules of its own."""
+    return ARCHITECTURES.get(name, _PLAIN)

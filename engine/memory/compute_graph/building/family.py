@@ -1,0 +1,139 @@
+"""The graph of a model, put together from the builders that the record of its architecture names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from engine.architectures.graph_record import Builder, GraphRecord
+from engine.architectures.record import Architecture
+from engine.architectures.style import Style
+from engine.gguf.model_file import ModelFile
+from engine.memory.compute_graph.building.ends import embed, finish
+from engine.memory.compute_graph.building.inputs import Inputs
+from engine.memory.compute_graph.building.masks import batch_mask, cache_masks, indexer_masks
+from engine.memory.compute_graph.building.placed import Placed
+from engine.memory.compute_graph.building.sketch import Mixer, Sketch
+from engine.memory.compute_graph.ggml.graph import Graph, Tensor
+
+_MODELS = "engine.memory.compute_graph.models"
+
+Step = Callable[[Sketch, Tensor], Tensor]
+"""Makes a part of the graph: a layer, or what comes before the first or behind the last, from what came before."""
+
+
+@dataclass(frozen=True, slots=True)
+class Family:
+    """The builders of one model. `record`: what they look at besides; `style`: with what the file decides about it."""
+
+    record: GraphRecord
+    style: Style
+    embed: Callable[[Sketch], Tensor] | None
+    layer: Step
+    attention: Mixer
+    recurrence: Mixer | None
+    before: Step | None
+    behind: Step | None
+    logits: Step | None
+
+
+@cache
+def find_builder(name: Builder) -> Any:
+    """Return the function of a name in a record; its module is imported now."""
+    module, _, function = name.partition(".")
+    return getattr(import_module(f"{_MODELS}.{module}"), function)
+
+
+def find_family(model: ModelFile, architecture: Architecture) -> Family | None:
+    """Return the builders of a model, None where only a probe can tell its compute buffers."""
+    record = architecture.graph
+    if record is None or _is_unmeasured(model):
+        return None
+    return Family(
+        record=record,
+        style=record.style_of(model),
+        embed=_find_optional(record.embed),
+        layer=find_builder(record.layer),
+        attention=find_builder(record.attention),
+        recurrence=_find_optional(record.recurrence),
+        before=_find_optional(record.before),
+        behind=_find_optional(record.behind),
+        logits=_find_optional(record.logits),
+    )
+
+
+def _find_optional(name: Builder | None) -> Any:
+    return None if name is None else find_builder(name)
+
+
+def _is_unmeasured(model: ModelFile) -> bool:
+    """Return whether the file asks for a variant of its architecture that was never compared with the engine's."""
+    mapping = model.hyper_parameter("deepstack_mapping")
+    return isinstance(mapping, tuple) and any(isinstance(each, int) and each >= 0 for each in mapping)
+
+
+def build_graph(
+    sketch: Sketch,
+    family: Family,
+    layers: Sequence[Placed],
+    output: str,
+    *,
+    sliding: bool,
+    ends: bool = True,
+    passed: Callable[[Tensor], None] = lambda _: None,
+    inside: bool = False,
+) -> Graph:
+    """Return the graph of `layers` between the embeddings and the output matrix, which is left out unless it `ends`.
+
+    `sliding`: the model has sliding windows; `passed` is told what each layer gets, and what comes out of the last;
+    `inside`: something stands for layers that are left out before the first of these.
+    """
+    positions = sketch.graph.new_input("i32", sketch.batch.n_tokens * sketch.numbers.positions)
+    current = embed(sketch, layers[0], positions) if family.embed is None else family.embed(sketch)
+    has_states = family.recurrence is not None
+    sketch.begin(_make_inputs(sketch, positions, current, layers[-1], output, sliding=sliding, has_states=has_states))
+    if family.before is not None:
+        current = family.before(sketch, current)
+    if inside:
+        current = sketch.graph.like("left_out", current)
+    for place, layer in enumerate(layers):
+        passed(current)
+        recurs = family.recurrence is not None and layer.numbers.is_recurrent
+        sketch.enter(place, layer, family.recurrence if recurs and family.recurrence else family.attention)
+        current = family.layer(sketch, current)
+    passed(current)
+    if not ends:
+        return sketch.graph
+    if family.behind is not None:
+        current = family.behind(sketch, current)
+    return finish(sketch, current, family.logits)
+
+
+def _make_inputs(
+    sketch: Sketch, positions: Tensor, embeddings: Tensor, last: Placed, output: str, *, sliding: bool, has_states: bool
+) -> Inputs:
+    """Return what all layers read, made in the engine's order."""
+    graph, batch = sketch.graph, sketch.batch
+    if not sketch.has_cache:
+        in_window = batch_mask(sketch) if sliding else None
+        output_rows = graph.new_input("i32", batch.n_outputs)
+        return Inputs(positions, embeddings, output_rows, batch_mask(sketch), in_window, last, output=output)
+    rows = graph.new_input("i32", batch.n_states) if has_states else None
+    # A model with windows and states has no inputs to turn keys with, whatever the type of its caches.
+    rotates = rows is None or not sliding
+    return Inputs(
+        positions=positions,
+        embeddings=embeddings,
+        output_rows=graph.new_input("i32", batch.n_outputs),
+        full=cache_masks(sketch, k_only=sketch.numbers.latent, rotate=rotates),
+        sliding=cache_masks(sketch, swa=True, rotate=rotates) if sliding else None,
+        last=last,
+        indexer=indexer_masks(sketch) if sketch.numbers.indexer.n_heads else None,
+        q_scale=graph.new_input("f32", 1, 1, batch.n_tokens) if sketch.style.scales_unturned else None,
+        state_rows=None if rows is None else graph.view(rows, (batch.n_sequences,)),
+        unused_rows=None if rows is None else graph.view(rows, (batch.n_states - batch.n_sequences,)),
+        output=output,
+    )

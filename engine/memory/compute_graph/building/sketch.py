@@ -1,0 +1,238 @@
+"""A graph under construction: the layer that is built, its weights with their homes, and the parts that most share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from engine.architectures.style import Style
+from engine.memory.compute_graph.building.facts import WeightFacts, Weights
+from engine.memory.compute_graph.building.gating import gated
+from engine.memory.compute_graph.building.inputs import Inputs, Masks
+from engine.memory.compute_graph.building.numbers import Numbers
+from engine.memory.compute_graph.building.placed import Placed
+from engine.memory.compute_graph.building.shared import Shared
+from engine.memory.compute_graph.ggml.graph import Graph, Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Sizes of the worst batch, in tokens and cells. `n_streams`: sequences with cells of their own; `n_states`:
+    sequences with a state; `flash`: attention is one operation; `turned_values`: values are kept transposed, as without
+    flash attention from the start; `unfused`: other operations that have to be several."""
+
+    n_tokens: int
+    n_sequences: int
+    n_outputs: int
+    n_cells: int
+    n_cells_swa: int
+    n_streams: int
+    n_states: int
+    type_k: str
+    type_v: str
+    flash: bool
+    turned_values: bool
+    offload_kqv: bool
+    unfused: frozenset[str] = frozenset()
+
+    def without(self, op: str) -> Batch:
+        """Return the same batch with `op` taken apart."""
+        return replace(self, flash=False) if op == "flash_attn" else replace(self, unfused=self.unfused | {op})
+
+    @property
+    def mask_streams(self) -> int:
+        return min(self.n_streams, self.n_sequences)
+
+    @property
+    def sequence_tokens(self) -> int:
+        return self.n_tokens // self.n_sequences
+
+
+_ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
+
+HomeOf = Callable[[WeightFacts, str], str]
+"""Memory of a weight, given the memory that its layer would give it."""
+
+Mixer = Callable[["Sketch", Tensor], Tensor]
+"""What mixes tokens in a layer: attention or a recurrent scan. Gets the layer's normalised input."""
+
+
+class Sketch:
+    """One graph while it is built: all that a builder is given besides the tensor that it goes on from.
+
+    Methods return tensors; the order of the graph follows from `expand` as in the engine. `outer`: weights outside of
+    blocks; `caches`: keys and values by the place of the layer that owns them; `cpu_backend`: number of the CPU's.
+    """
+
+    def __init__(
+        self,
+        numbers: Numbers,
+        style: Style,
+        batch: Batch,
+        outer: Weights,
+        home_of: HomeOf,
+        cpu_backend: int,
+        *,
+        has_cache: bool,
+    ) -> None:
+        self.graph = Graph()
+        self.numbers = numbers
+        self.style = style
+        self.batch = batch
+        self.outer = outer
+        self.has_cache = has_cache
+        self.cpu_backend = cpu_backend
+        self.caches: dict[int, tuple[Tensor, Tensor | None]] = {}
+        self.shared = Shared()
+        self._home_of = home_of
+        tables = [outer[name] for name in _ROPE_FACTORS if name in outer and numbers.has_rope_table]
+        self._rope_factors = tables[0] if tables else None
+        self._factors: dict[str, Tensor] = {}
+        self._inputs: dict[str, Tensor] = {}
+        self._made: dict[object, Tensor] = {}
+        self._given: Inputs | None = None
+        self._layer: Placed | None = None
+        self._mixer: Mixer | None = None
+        self.place = -1
+
+    @property
+    def common(self) -> dict[Tensor, tuple[object, ...]]:
+        """Leafs that layers have in common and the first of them makes, with names."""
+        found: dict[Tensor, tuple[object, ...]] = {tensor: ("weight", home) for home, tensor in self._factors.items()}
+        return found | {tensor: ("in", name) for name, tensor in self._inputs.items()}
+
+    # ------------------------------------------------------------------ where the builder is
+
+    def begin(self, inputs: Inputs) -> None:
+        """Note what all layers read."""
+        self._given = inputs
+
+    def enter(self, place: int, layer: Placed, mixer: Mixer) -> None:
+        """Turn to the layer at `place` among those that are built; weights are looked up in it from now on."""
+        self.place, self._layer, self._mixer = place, layer, mixer
+
+    @property
+    def inputs(self) -> Inputs:
+        """Return what all layers read besides their predecessor."""
+        assert self._given is not None
+        return self._given
+
+    @property
+    def layer(self) -> Placed:
+        """Return the layer that is being built."""
+        assert self._layer is not None
+        return self._layer
+
+    @property
+    def masks(self) -> Masks:
+        """Return what the layer's attention reads: to everything, or to a window."""
+        sliding = self.inputs.sliding
+        return sliding if self.layer.numbers.is_swa and sliding is not None else self.inputs.full
+
+    def mixed(self, current: Tensor) -> Tensor:
+        """Return what attention or a recurrent scan makes of the layer's normalised input."""
+        assert self._mixer is not None
+        return self._mixer(self, current)
+
+    # ------------------------------------------------------------------ weights and norms
+
+    def has(self, stem: str) -> bool:
+        """Return whether the current layer has the weight `stem`."""
+        return stem in self.layer.weights
+
+    def weight(self, stem: str, *ne: int) -> Tensor:
+        """Return a weight of the current layer, seen with the shape `ne` if one is given."""
+        facts = self.layer.weights[stem]
+        key = facts.name if self.numbers.shares_blocks else (self.place, stem)
+        found = self._made.get(key)
+        if found is None:
+            found = self._made_of(facts, self.layer.memory, ne or facts.ne)
+            self._made[key] = found
+        return found
+
+    def maybe(self, stem: str) -> Tensor | None:
+        return self.weight(stem) if self.has(stem) else None
+
+    def outer_weight(self, facts: WeightFacts, memory: str) -> Tensor:
+        """Return a weight outside of the blocks."""
+        return self._made_of(facts, memory, facts.ne)
+
+    def _made_of(self, facts: WeightFacts, memory: str, ne: Sequence[int]) -> Tensor:
+        return self.graph.weight(self._home_of(facts, memory), ne, facts.n_bytes, facts.padding_bytes)
+
+    def raw_norm(self, source: Tensor, *, layer_norm: bool = False) -> Tensor:
+        return self.graph.like("norm" if layer_norm else "rms_norm", source)
+
+    def norm(self, source: Tensor, *stems: str, layer_norm: bool = False, pin: bool = True) -> Tensor:
+        """Normalise with the first of `stems` that the layer has; without any of them only normalise."""
+        stem = next((stem for stem in stems if self.has(stem)), stems[0])
+        found = self.raw_norm(source, layer_norm=layer_norm)
+        weight, bias = self.maybe(stem), self.maybe(f"{stem}.bias")
+        if weight is not None or bias is not None:
+            if pin:
+                found.backend = self.layer.backend
+            if weight is not None:
+                found = self.graph.mul(found, weight)
+            if bias is not None:
+                found = self.graph.add(found, bias)
+        return found
+
+    def linear(self, stem: str, source: Tensor) -> Tensor:
+        """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
+        found = self.graph.mul_mat(self.weight(stem), source)
+        part = "dense" if stem.startswith("ffn_") else "joined" if stem == "attn_qkv" else "attention"
+        if part in self.numbers.scaled and self.has(f"{stem}.scale"):
+            found = self.graph.mul(found, self.weight(f"{stem}.scale"))
+        bias = self.maybe(f"{stem}.bias")
+        return found if bias is None else self.graph.add(found, bias)
+
+    def fuses(self, op: str) -> bool:
+        """Return whether `op` is one operation wherever it occurs."""
+        return op not in self.batch.unfused
+
+    def fused(self, op: str, ne: Sequence[int], *src: Tensor) -> Tensor:
+        """Return an operation that would be several if it were not on the layer's device."""
+        found = self.graph.new(op, ne, *src)
+        self.graph.fused.append((found, self.layer.memory))
+        return found
+
+    # ------------------------------------------------------------------ inputs
+
+    def shared_input(self, name: str, *ne: int) -> Tensor:
+        """Return the input `name` of floating point numbers, which several layers read."""
+        found = self._inputs.get(name)
+        if found is None:
+            found = self._inputs[name] = self.graph.new_input("f32", *ne)
+        return found
+
+    # ------------------------------------------------------------------ attention
+
+    def rope(self, source: Tensor, positions: Tensor, *, by_table: bool = True) -> Tensor:
+        """Return `source` turned by its positions, `by_table` if the file has one."""
+        found = self.graph.like("rope", source, positions)
+        if by_table and self._rope_factors is not None:
+            home = self._home_of(self._rope_factors, self.layer.home)
+            factors = self._factors.get(home)
+            if factors is None:
+                facts = self._rope_factors
+                factors = self._factors[home] = self._made_of(facts, self.layer.home, facts.ne)
+            found.src.append(factors)
+        return found
+
+    # ------------------------------------------------------------------ feed-forward
+
+    def feed_forward(self, source: Tensor, suffix: str = "", *, activations: int = 1) -> Tensor:
+        """Return the feed-forward part with the weights `ffn_up<suffix>`...; `activations`: of one without a gate."""
+        graph = self.graph
+        up = self.linear(f"ffn_up{suffix}", source) if self.has(f"ffn_up{suffix}") else source
+        if self.has(f"ffn_gate{suffix}"):
+            found = gated(graph, self.layer.numbers.gating, self.linear(f"ffn_gate{suffix}", source), up)
+        elif self.layer.weights[f"ffn_down{suffix}"].ne[0] * 2 == up.ne[0]:
+            found = graph.glu_halves(up)
+        else:
+            found = up
+            for _ in range(activations):
+                found = graph.unary(found)
+        if self.has(f"ffn_sub_norm{suffix}"):
+            found = self.norm(found, f"ffn_sub_norm{suffix}")
+        return self.linear(f"ffn_down{suffix}", found)

@@ -1,0 +1,1 @@
+"""The engine's mechanism without data: graph, scheduler, allocator, and how a graph is walked section by section."""

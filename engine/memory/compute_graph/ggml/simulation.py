@@ -1,0 +1,314 @@
+"""Walks over the sections of a graph: which backend, which cuts, which offsets, each remembered.
+
+A step of any of these walks depends on one section and a small state. Layers repeat and states recur after a layer or
+two, so that a layout which was never seen is mostly made of steps that were. A step knows the backends that can matter
+to its section and no others, by numbers among those (a segment's): what was found between the second and the third
+device of a layout holds between any others of their sort.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Size, is_shared, look_back, start
+from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
+from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
+from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section
+
+SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
+"""See `Chains.section`."""
+
+NOTHING: Places = ()
+_NO_COPIES: frozenset[Key] = frozenset()
+PieceStep = tuple[Piece, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
+"""A piece, the backend of the split behind it and whether that has inputs, copies of what layers made, and copies of
+what all may read, by backend."""
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where cutting stands: see `PieceStep`."""
+
+    backend: int = -1
+    has_inputs: bool = False
+    passing: frozenset[Key] = _NO_COPIES
+    lasting: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+
+    def crossed(self, crossing: Crossing) -> Standing:
+        """Return the same in the next segment; what is of no backend there is nothing to it."""
+        lasting = {
+            index: crossing.keys(keys) for old, keys in self.lasting.items() if (index := crossing.backend(old)) >= 0
+        }
+        return Standing(crossing.backend(self.backend), self.has_inputs, crossing.keys(self.passing), lasting)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stop:
+    """A section of the walk: its name, and the places of the layers that it was made with. Two stops are equal only if
+    they are one, which is quicker to find out."""
+
+    section: SectionName
+    places: tuple[Place, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segment:
+    """Sections that steps of one kind go over: `stops` with the one before them and the one behind, None where there is
+    none; `memories`: the real one of each backend."""
+
+    steps: Steps
+    memories: tuple[str, ...]
+    stops: Sequence[Stop | None]
+
+    def crossing(self, other: Segment) -> Crossing:
+        """Return the way to another segment of the same walk."""
+        return crossing(self.steps.names, self.memories, other.steps.names, other.memories)
+
+
+class Steps:
+    """Steps among the backends of one scheduler, each remembered."""
+
+    def __init__(self, scheduler: Scheduler, section_of: Callable[[SectionName], Section]) -> None:
+        self.scheduler = scheduler
+        self._section_of = section_of
+        self._allocation = Allocation(scheduler.backends, scheduler.n_copies)
+        self._bounds: dict[Stop, Bound] = {}
+        self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
+        self._pieces: dict[object, PieceStep] = {}
+        self._aheads: dict[tuple[Piece, int], int] = {}
+        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, Size]]] = {}
+        self._starts: dict[tuple[Section, ...], int] = {}
+        self._moved: dict[Assigned, frozenset[str]] = {}
+        self._entered: dict[tuple[Steps, Crossing, int], int] = {}
+        self._numbers: dict[State, int] = {}
+        self._states: list[State] = []
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What the backends' memories are called here."""
+        return tuple(backend.memory for backend in self.scheduler.backends)
+
+    @property
+    def n_remembered(self) -> int:
+        return len(self._fills)
+
+    def number(self, state: State) -> int:
+        """Return a number that stands for `state`, the same for equal ones."""
+        found = self._numbers.setdefault(state, len(self._states))
+        if found == len(self._states):
+            self._states.append(state)
+        return found
+
+    def entered(self, origin: Steps, crossing: Crossing, state: int) -> int:
+        """Return the number here of a state of the segment `origin`."""
+        found = self._entered.get((origin, crossing, state))
+        if found is None:
+            found = self._entered[origin, crossing, state] = self.number(crossing.of(origin._states[state]))
+        return found
+
+    def bound(self, stop: Stop) -> Bound:
+        """Return the section of a stop on its backends."""
+        found = self._bounds.get(stop)
+        if found is None:
+            found = self._bounds[stop] = self.scheduler.bind(self._section_of(stop.section), stop.places)
+        return found
+
+    # ------------------------------------------------------------------ one segment
+
+    def assign(self, stops: Sequence[Stop | None], state: int) -> tuple[list[Assigned], int]:
+        """Return the sections with their backends, and what those passed on, given what came before."""
+        bounds = [None if stop is None else self.bound(stop) for stop in stops]
+        found: list[Assigned] = []
+        last: tuple[Bound | None, Bound | None, Bound | None] | None = None
+        for around in zip(bounds, bounds[1:], bounds[2:], strict=False):
+            if last is None or around[0] is not last[0] or around[1] is not last[1] or around[2] is not last[2]:
+                step = self._assigned.get((*around, state))  # type: ignore[arg-type]
+                if step is None:
+                    step = self._assigned[*around, state] = self._assign(*around, state)  # type: ignore[arg-type, index]
+                assigned, after = step
+                # A step that leaves the state as it was can be taken any number of times.
+                last = around if after == state else None
+                state = after
+            found.append(assigned)
+        return found, state
+
+    def _assign(self, before: Bound | None, bound: Bound, behind: Bound | None, state: int) -> tuple[Assigned, int]:
+        if before is not None and before.section.shape != bound.section.shape_before:
+            raise FarReachError
+        bounds = [each for each in (before, bound, behind) if each is not None]
+        known = dict(self._states[state])  # type: ignore[arg-type]
+        assigned, passed = self.scheduler.assign(bounds, 0 if before is None else 1, known)
+        return assigned, self.number(tuple(passed.items()))
+
+    def cut(self, assigned: Sequence[Assigned], before: Standing) -> tuple[list[Piece], Standing]:
+        """Return the sections in pieces, and where cutting stands behind them."""
+        known = self._pieces
+        backend, has_inputs, passing = before.backend, before.has_inputs, before.passing
+        lasting = dict(before.lasting)
+        pieces = []
+        last: Assigned | None = None
+        for each in assigned:
+            if each is not last:
+                # Copies for backends that have nothing to do here make no difference.
+                involved = each.involved
+                state = tuple([lasting.get(index, _NO_COPIES) for index in involved])
+                key = (each, backend, has_inputs, passing, state)
+                found = known.get(key)
+                if found is None:
+                    found = known[key] = self._cut(each, Cut(backend, has_inputs, passing.union(*state)))
+                piece, *after, copies = found
+                last = each if copies == state and after == [backend, has_inputs, passing] else None
+                _, backend, has_inputs, passing, _ = found
+                lasting.update(zip(involved, copies, strict=True))
+            pieces.append(piece)
+        return pieces, Standing(backend, has_inputs, passing, lasting)
+
+    def _cut(self, assigned: Assigned, before: Cut) -> PieceStep:
+        piece, cut = self.scheduler.cut(assigned, before)
+        lasting: dict[int, set[Key]] = {index: set() for index in assigned.involved}
+        passing: set[Key] = set()
+        for key in cut.copies:
+            (lasting[key[2]] if is_shared(key) else passing).add(key)  # type: ignore[index]
+        copies = tuple(frozenset(lasting[index]) for index in assigned.involved)
+        return piece, cut.backend, cut.has_inputs, frozenset(passing), copies
+
+    def look_back(self, pieces: Sequence[Piece], state: int) -> tuple[list[int], int]:
+        """Return for each piece what it has to know of those behind it, and what the one before them has to."""
+        known = self._aheads
+        aheads = [state]
+        last: Piece | None = None
+        for piece in reversed(pieces):
+            if piece is not last:
+                found = known.get((piece, state))
+                if found is None:
+                    ahead = look_back(piece, self._states[state], self.scheduler.backends)  # type: ignore[arg-type]
+                    found = known[piece, state] = self.number(ahead)
+                last = piece if found == state else None
+                state = found
+            aheads.append(state)
+        aheads.pop()
+        aheads.reverse()
+        return aheads, state
+
+    def fill(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[dict[str, Size], int]:
+        """Return the sizes of buffers that nothing is put in any more, and the state of the others."""
+        sizes: dict[str, Size] = {}
+        known = self._fills
+        last: tuple[Piece, int] | None = None
+        for piece, ahead in zip(pieces, aheads, strict=True):
+            if last is not None and piece is last[0] and ahead == last[1]:
+                continue
+            found = known.get((piece, ahead, state))
+            if found is None:
+                filled, done = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
+                found = known[piece, ahead, state] = self.number(filled), done
+            last = (piece, ahead) if found[0] == state and not found[1] else None
+            state, done = found
+            if done:
+                sizes |= done
+        return sizes, state
+
+    def start(self, assigned: Sequence[Assigned]) -> int:
+        """Return the buffers before the first section: what the engine places ahead of everything is in them. Those are
+        inputs, which are in the host's memory, wherever their sections are."""
+        sections = tuple(dict.fromkeys(each.bound.section for each in assigned))
+        found = self._starts.get(sections)
+        if found is None:
+            backends = self.scheduler.backends
+            placed: dict[object, tuple[object, bool, str, int]] = {}
+            for each in assigned:
+                section = each.bound.section
+                for leaf in section.leafs:
+                    key = section.keys.get(leaf, leaf)
+                    if leaf.home is None and key not in placed:
+                        backend = backends[-1 if leaf.is_input else each.backends[leaf]]
+                        placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
+            found = self._starts[sections] = self.number(start(placed.values(), self.scheduler.n_copies))
+        return found
+
+    def moved(self, assigned: Assigned) -> frozenset[str]:
+        """Return which operations are not all on the device of their layer."""
+        found = self._moved.get(assigned)
+        if found is None:
+            backends, fused = self.scheduler.backends, assigned.bound.fused
+            found = self._moved[assigned] = frozenset(
+                node.op for node, home in fused if backends[assigned.backends[node]].memory != home
+            )
+        return found
+
+
+class Simulation:
+    """Sizes the buffers of one layout's graph, segment by segment."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+        self._crossings = [a.crossing(b) for a, b in pairwise(segments)]
+
+    def sizes(self) -> dict[str, Size]:
+        """Return the size of the compute buffer in each memory.
+
+        Raises:
+            FarReachError: sections know too little of each other.
+        """
+        assigned = self._assign()
+        pieces = self._cut(assigned)
+        aheads = self._look_back(pieces)
+        found = {memory: Size(0, 0) for segment in self._segments for memory in segment.memories}
+        first = self._segments[0].steps
+        state = first.start([each for of_segment in assigned for each in of_segment])
+        for place, segment in enumerate(self._segments):
+            state = self._entered(place, state) if place else state
+            sizes, state = segment.steps.fill(pieces[place], aheads[place], state)
+            for backend, memory in zip(segment.steps.scheduler.backends, segment.memories, strict=True):
+                if backend.memory in sizes:
+                    found[memory] = sizes[backend.memory]
+        return found
+
+    def moved(self) -> frozenset[str]:
+        """Return which operations do not all end up on the device of their layer.
+
+        Raises:
+            FarReachError: sections know too little of each other.
+        """
+        found: frozenset[str] = frozenset()
+        for segment, assigned in zip(self._segments, self._assign(), strict=True):
+            found = found.union(*map(segment.steps.moved, dict.fromkeys(assigned)))
+        return found
+
+    def _entered(self, place: int, state: int) -> int:
+        """Return the number that a state of the segment before has in the one at `place`."""
+        origin = self._segments[place - 1].steps
+        return self._segments[place].steps.entered(origin, self._crossings[place - 1], state)
+
+    def _assign(self) -> list[list[Assigned]]:
+        found = []
+        state = self._segments[0].steps.number(NOTHING)
+        for place, segment in enumerate(self._segments):
+            state = self._entered(place, state) if place else state
+            assigned, state = segment.steps.assign(segment.stops, state)
+            found.append(assigned)
+        return found
+
+    def _cut(self, assigned: Sequence[Sequence[Assigned]]) -> list[list[Piece]]:
+        found = []
+        standing = Standing()
+        for place, segment in enumerate(self._segments):
+            standing = standing.crossed(self._crossings[place - 1]) if place else standing
+            pieces, standing = segment.steps.cut(assigned[place], standing)
+            found.append(pieces)
+        return found
+
+    def _look_back(self, pieces: Sequence[Sequence[Piece]]) -> list[list[int]]:
+        found: list[list[int]] = []
+        state = self._segments[-1].steps.number(Ahead())
+        behind: Segment | None = None
+        for place in reversed(range(len(self._segments))):
+            segment = self._segments[place]
+            if behind is not None:
+                state = segment.steps.entered(behind.steps, behind.crossing(segment), state)
+            behind = segment
+            aheads, state = segment.steps.look_back(pieces[place], state)
+            found.append(aheads)
+        return found[::-1]

@@ -1,0 +1,181 @@
+"""Attention to the blocks of positions that an indexer picks for each token and group of heads (MiniMax M3)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from engine.memory.compute_graph.building.attend import rotate, store, store_keys, stored_keys
+from engine.memory.compute_graph.building.inputs import Masks
+from engine.memory.compute_graph.building.sketch import Sketch
+from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous
+from engine.memory.compute_graph.models.transformer import attention, turned_projections
+
+_LEAST_POSITIONS = 256
+"""The engine makes room for the positions in the cache, rounded up to this: an empty one when it is loaded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Inputs that all layers share. `forced`: blocks near a token; `visible`: positions before it; `cells`: of a
+    position; `blocks`: of a cell; `mask`: that of attention, in F32; `cell_numbers`: `cells` that can be gathered."""
+
+    forced: Tensor
+    visible: Tensor
+    cells: Tensor
+    blocks: Tensor
+    mask: Tensor
+    cell_numbers: Tensor
+
+
+def block_sparse_attention(sketch: Sketch, current: Tensor) -> Tensor:
+    """Return the attention of a layer, to everything where blocks cannot be told apart."""
+    batch = sketch.batch
+    apart = batch.n_sequences == 1 or batch.n_streams > 1
+    if not (sketch.layer.numbers.indexer_width and batch.flash and apart):
+        return attention(sketch, current)
+    graph, masks = sketch.graph, sketch.inputs.full
+    q, k, v = turned_projections(sketch, current)
+    asks, cache = _asks(sketch, current)
+    if masks.k_rotation is not None:
+        q, k = rotate(sketch, q, masks.k_rotation), rotate(sketch, k, masks.k_rotation)
+    if masks.v_rotation is not None:
+        v = rotate(sketch, v, masks.v_rotation)
+    for part in (q, k, v):
+        graph.expand(part)
+    keys, values = store(sketch, masks, k, v)
+    blocks = _blocks(sketch, masks)
+    if batch.n_tokens == batch.n_streams:
+        found = _single_tokens(sketch, blocks, asks, cache, q, keys, values)
+    else:
+        found = _one_stream(sketch, blocks, asks, cache, q, keys, values)
+        for _ in range(1, batch.n_streams):
+            found = graph.concat(found, _one_stream(sketch, blocks, asks, cache, q, keys, values), 1)
+    if masks.v_rotation is not None:
+        found = rotate(sketch, found, masks.v_rotation)
+    return sketch.linear("attn_output", found)
+
+
+def _blocks(sketch: Sketch, masks: Masks) -> Blocks:
+    """Return the inputs, made for the first layer that asks."""
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.indexer.block
+    n_blocks = -(-_LEAST_POSITIONS // size)
+    return sketch.shared.once(
+        Blocks,
+        lambda: Blocks(
+            forced=graph.new_input("f32", n_blocks, batch.n_tokens),
+            visible=graph.new_input("f32", n_blocks * size, batch.n_tokens),
+            cells=graph.new_input("i32", n_blocks * size, batch.n_streams),
+            blocks=graph.new_input("i32", batch.n_cells, batch.n_streams),
+            mask=graph.cast(masks.mask, "f32"),
+            cell_numbers=graph.new_input("f32", n_blocks * size, batch.n_streams),
+        ),
+    )
+
+
+def _asks(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return what the indexer looks for, and its keys in the cache."""
+    graph, numbers, masks = sketch.graph, sketch.numbers.indexer, sketch.inputs.indexer
+    assert masks is not None
+    n_tokens = current.ne[1]
+    q = graph.mul_mat(sketch.weight("indexer.q_proj"), current)
+    k = graph.mul_mat(sketch.weight("indexer.k_proj"), current)
+    q = sketch.norm(graph.reshape(q, numbers.head, numbers.n_heads, n_tokens), "indexer.q_norm")
+    k = sketch.norm(graph.reshape(k, numbers.head, 1, n_tokens), "indexer.k_norm")
+    q, k = sketch.rope(q, sketch.inputs.positions), sketch.rope(k, sketch.inputs.positions)
+    cache = stored_keys(sketch, numbers.head, sketch.batch.n_cells)
+    graph.expand(store_keys(sketch, cache, k, masks.k_rows))
+    return q, cache
+
+
+def _one_stream(
+    sketch: Sketch, blocks: Blocks, asks: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Return what one sequence finds."""
+    graph, n_tokens = sketch.graph, sketch.batch.n_tokens // sketch.batch.n_streams
+    row = blocks.forced.nb[1]
+    forced = graph.view(blocks.forced, (blocks.forced.ne[0], 1, n_tokens), (0, row, row))
+    chosen = _chosen_blocks(sketch, blocks, forced, asks, cache)
+    mask = _mask_of(sketch, blocks, forced, chosen)
+    q = graph.view(q, (*q.ne[:2], n_tokens), q.nb)
+    k, v = (graph.permute(graph.view(part, part.ne[:3], part.nb), 0, 3, 1, 2) for part in (keys, values))
+    return _attended(sketch, q, k, v, mask)
+
+
+def _single_tokens(
+    sketch: Sketch, blocks: Blocks, asks: Tensor, cache: Tensor, q: Tensor, keys: Tensor, values: Tensor
+) -> Tensor:
+    """Return what one token of each sequence finds in gathered blocks."""
+    graph, numbers, (head, groups, n_cells, streams) = sketch.graph, sketch.numbers.indexer, keys.ne
+    n_positions, n_blocks = blocks.visible.ne[0], blocks.forced.ne[0]
+    known = graph.get_rows(graph.view(cache, (numbers.head, n_cells, streams), cache.nb), blocks.cells)
+    known = graph.reshape(known, numbers.head, n_positions, 1, streams)
+    scores = graph.mul_mat(known, graph.reshape(asks, numbers.head, numbers.n_heads, 1, streams))
+    scores = graph.add_to(scores, graph.reshape(blocks.visible, n_positions, 1, 1, streams))
+    best = graph.new("pool", (n_blocks, numbers.n_heads, 1, streams), scores)
+    best = graph.add(best, graph.reshape(blocks.forced, n_blocks, 1, 1, streams))
+    n_chosen, size, heads = min(n_blocks, numbers.n_chosen), numbers.block, numbers.n_heads
+    chosen = graph.new("top_k", (n_chosen, heads, 1, streams), best, type_name="i32")
+    first = graph.reshape(graph.scale(graph.cast(chosen, "f32")), 1, n_chosen, heads, streams)
+    positions = graph.add(graph.repeat(first, size, n_chosen, heads, streams), graph.new("arange", (size,)))
+    count = size * n_chosen
+    positions = graph.cast(graph.reshape(positions, count * heads, streams), "i32")
+    cells = graph.get_rows(graph.reshape(blocks.cell_numbers, 1, n_positions, streams), positions)
+    cells = graph.scale(graph.reshape(cells, size, n_chosen, heads, streams))
+    rows = graph.add(cells, graph.reshape(graph.new("arange", (groups,)), 1, 1, heads))
+    rows = graph.cast(graph.reshape(rows, count * heads, streams), "i32")
+
+    def gathered(source: Tensor) -> Tensor:
+        found = graph.get_rows(
+            graph.view(source, (head, groups * n_cells, streams), (0, source.nb[1], source.nb[3])), rows
+        )
+        found = graph.reshape(found, head, count, 1, heads * streams)
+        wanted = "f16" if TYPE_SIZES[source.type][0] > 1 else source.type
+        return found if found.type == wanted else graph.cast(found, wanted)
+
+    k, v = gathered(keys), gathered(values)
+    mask = graph.get_rows(graph.reshape(blocks.visible, 1, n_positions, streams), positions)
+    mask = graph.cast(graph.reshape(mask, count, 1, 1, heads * streams), "f16")
+    return _attended(sketch, q, k, v, mask)
+
+
+def _attended(sketch: Sketch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+    """Return attention of all groups of heads at once, groups and sequences side by side."""
+    graph, (head, heads, n_tokens, _), channels = sketch.graph, q.ne, k.ne[3]
+    each = heads // sketch.layer.numbers.n_head_kv
+    q = graph.reshape(q, head, each, channels, heads * n_tokens // (each * channels))
+    q = graph.permute(q, 0, 2, 3, 1)
+    found = graph.new("flash_attn", (v.ne[0], q.ne[2], q.ne[1], q.ne[3]), q, k, v, mask)
+    found = graph.permute(found, 0, 1, 3, 2)
+    found = found if is_contiguous(found) else graph.cont(found)
+    return graph.reshape(found, head * heads, n_tokens)
+
+
+def _chosen_blocks(sketch: Sketch, blocks: Blocks, forced: Tensor, asks: Tensor, cache: Tensor) -> Tensor:
+    """Return the blocks with the best scores."""
+    graph, (n_blocks, _, n_tokens, _), n_positions = sketch.graph, forced.ne, blocks.visible.ne[0]
+    rows = graph.view(cache, (cache.ne[0], cache.ne[1]), cache.nb)
+    known = graph.get_rows(rows, graph.view(blocks.cells, (n_positions,)))
+    asks = graph.view(asks, (*asks.ne[:2], n_tokens), asks.nb)
+    scores = graph.mul_mat(known, graph.reshape(asks, asks.ne[0], asks.ne[1] * n_tokens))
+    scores = graph.reshape(scores, n_positions, asks.ne[1], n_tokens)
+    row = blocks.visible.nb[1]
+    scores = graph.add_to(scores, graph.view(blocks.visible, (n_positions, 1, n_tokens), (0, row, row)))
+    best = graph.add(graph.new("pool", (n_blocks, *scores.ne[1:]), scores), forced)
+    n_chosen = min(n_blocks, sketch.numbers.indexer.n_chosen)
+    return graph.new("top_k", (n_chosen, *best.ne[1:]), best, type_name="i32")
+
+
+def _mask_of(sketch: Sketch, blocks: Blocks, forced: Tensor, chosen: Tensor) -> Tensor:
+    """Return the mask of attention without the blocks that were not chosen."""
+    graph, (n_chosen, heads, n_tokens, _), n_blocks = sketch.graph, chosen.ne, forced.ne[0]
+    hidden = graph.cast(graph.scale(forced), "f16")
+    hidden = graph.reshape(graph.repeat(hidden, n_blocks, heads, n_tokens), 1, n_blocks, heads * n_tokens)
+    shown = graph.reshape(graph.scale(graph.cast(chosen, "f32")), 1, n_chosen, heads * n_tokens)
+    mask = graph.write("set_rows", hidden, shown, graph.reshape(chosen, n_chosen, heads * n_tokens))
+    mask = graph.cont(graph.permute(graph.reshape(mask, n_blocks, heads, n_tokens), 0, 2, 1, 3))
+    by_block = graph.cont(graph.transpose(graph.reshape(mask, n_blocks, n_tokens * heads)))
+    n_cells = blocks.blocks.ne[0]
+    by_cell = graph.cont(graph.transpose(graph.get_rows(by_block, graph.view(blocks.blocks, (n_cells,)))))
+    seen = graph.view(blocks.mask, (n_cells, n_tokens), blocks.mask.nb)
+    by_cell = graph.add_to(graph.reshape(by_cell, n_cells, n_tokens, heads), seen)
+    return graph.cast(graph.reshape(by_cell, n_cells, n_tokens, 1, heads), "f16")

@@ -1,0 +1,141 @@
+"""Layers whose state a gated delta rule updates (Qwen 3 Next, Qwen 3.5)."""
+
+from __future__ import annotations
+
+from engine.memory.compute_graph.building.attend import attend
+from engine.memory.compute_graph.building.inputs import Masks
+from engine.memory.compute_graph.building.sketch import Sketch
+from engine.memory.compute_graph.ggml.graph import Tensor
+from engine.memory.compute_graph.models.recurrent import States
+
+
+def delta_net(sketch: Sketch, current: Tensor) -> Tensor:
+    """Return a gated delta net with beta and alpha from weights of their own."""
+    return _delta_net(sketch, current, copies=False)
+
+
+def copying_delta_net(sketch: Sketch, current: Tensor) -> Tensor:
+    """Return the same, where what the convolution keeps is copied before it is stored."""
+    return _delta_net(sketch, current, copies=True)
+
+
+def _delta_net(sketch: Sketch, current: Tensor, *, copies: bool) -> Tensor:
+    graph, batch, heads = sketch.graph, sketch.batch, sketch.numbers.state.dt_rank
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    graph.expand(current)
+    mixed, z = _mixed_and_gate(sketch, current)
+    beta = graph.reshape(sketch.linear("ssm_beta", current), 1, heads, tokens, sequences)
+    alpha = graph.reshape(sketch.linear("ssm_alpha", current), heads, tokens, sequences)
+    return _updated(sketch, States(sketch), mixed, z, graph.unary(beta), alpha, copies=copies)
+
+
+def joint_delta_net(sketch: Sketch, current: Tensor) -> Tensor:
+    """Return a gated delta net with beta and alpha in one weight, and queries and keys for each head of values."""
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    each = size.dt_rank // size.n_groups
+    graph.expand(current)
+    mixed, z = _mixed_and_gate(sketch, current) if sketch.has("attn_qkv") else _from_one_weight(sketch, current)
+    joined = graph.reshape(sketch.linear("ssm_ba", current), 2 * each, size.n_groups, tokens, sequences)
+    half = (each, size.n_groups, tokens, sequences)
+    beta = graph.unary(graph.cont(graph.view(joined, half, joined.nb)))
+    alpha = graph.cont(graph.view(joined, half, joined.nb), size.dt_rank, tokens, sequences)
+    repeats = size.n_groups != size.dt_rank
+    return _updated(sketch, States(sketch), mixed, z, beta, alpha, repeats=repeats)
+
+
+def _mixed_and_gate(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return queries, keys and values in one, and the gate of the output."""
+    mixed = sketch.linear("attn_qkv", current)
+    mixed = sketch.graph.reshape(mixed, mixed.ne[0], sketch.batch.sequence_tokens, sketch.batch.n_sequences)
+    return mixed, sketch.linear("attn_gate", current)
+
+
+def _from_one_weight(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the same from the one weight that older files have, whose rows alternate between them."""
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
+    outer = (batch.sequence_tokens, batch.n_sequences)
+    groups, wide = size.n_groups, size.inner // size.n_groups
+    joined = sketch.linear("ssm_in", current)
+    joined = graph.reshape(joined, 2 * size.state + 2 * wide, groups, *outer)
+    q, k, v, z = (
+        graph.view(joined, (width, groups, *outer), joined.nb) for width in (size.state, size.state, wide, wide)
+    )
+    z = graph.cont(z)
+    q, k, v = (graph.cont(part, part.ne[0] * groups, *outer) for part in (q, k, v))
+    return graph.concat(graph.concat(q, k, 0), v, 0), z
+
+
+def _updated(
+    sketch: Sketch,
+    states: States,
+    mixed: Tensor,
+    z: Tensor,
+    beta: Tensor,
+    alpha: Tensor,
+    *,
+    repeats: bool = False,
+    copies: bool = False,
+) -> Tensor:
+    """Return what the rule reads from its state.
+
+    `repeats`: queries and keys, for each head of values; `copies`: what the convolution keeps, before it is stored.
+    """
+    graph, batch, size = sketch.graph, sketch.batch, sketch.numbers.state
+    tokens, sequences = batch.sequence_tokens, batch.n_sequences
+    heads, head = size.dt_rank, size.inner // size.dt_rank
+    wide = size.inner + 2 * size.n_groups * size.state
+    alpha = graph.unary(graph.add(alpha, sketch.weight("ssm_dt.bias")))
+    decay = graph.reshape(graph.mul(alpha, sketch.weight("ssm_a")), 1, heads, tokens, sequences)
+    beta = graph.reshape(beta, 1, heads, tokens, sequences)
+    rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
+    window = graph.concat(rolling, graph.transpose(mixed), 0)
+    kept = graph.view(window, (size.conv - 1, wide, sequences), window.nb)
+    states.write(states.rolling, graph.cont(kept) if copies else kept)
+    state = graph.reshape(states.read(states.recurrent), head, head, heads, sequences)
+    mixed = graph.unary(graph.new("ssm_conv", (wide, tokens, sequences), window, sketch.weight("ssm_conv1d")))
+    row = 4 * wide
+    key, nb = (size.state, size.n_groups, tokens, sequences), (0, 4 * size.state, row, row * tokens)
+    q, k = (graph.scale(sketch.raw_norm(graph.view(mixed, key, nb))) for _ in range(2))
+    if repeats:
+        q, k = (_for_each_head(sketch, part) for part in (q, k))
+    v = graph.view(mixed, (head, heads, tokens, sequences), (0, 4 * head, row, row * tokens))
+    n_rows = (tokens + head) * sequences
+    found = graph.new("delta_net", (head * heads, n_rows), q, k, v, decay, beta, state)
+    y = graph.view(found, (head, heads, tokens, sequences))
+    states.write(states.recurrent, graph.view(found, (head, head, heads, sequences)))
+    y = sketch.norm(y, "ssm_norm")
+    y = graph.mul(y, graph.unary(graph.reshape(z, head, heads, tokens, sequences)))
+    y = sketch.linear("ssm_out", graph.reshape(y, head * heads, tokens, sequences))
+    return graph.reshape(y, y.ne[0], batch.n_tokens)
+
+
+def _for_each_head(sketch: Sketch, source: Tensor) -> Tensor:
+    """Return queries or keys repeated for the heads of values that share them."""
+    graph, (head, groups, tokens, sequences) = sketch.graph, source.ne
+    each = sketch.numbers.state.dt_rank // groups
+    apart = graph.reshape(source, head, 1, groups, tokens * sequences)
+    repeated = graph.repeat(apart, head, each, groups, tokens * sequences)
+    return graph.reshape(repeated, head, groups * each, tokens, sequences)
+
+
+def gated_attention(sketch: Sketch, current: Tensor) -> Tensor:
+    """Return attention whose query projection makes the gate of its output as well."""
+    return gated_attention_to(sketch, sketch.inputs.full, current)
+
+
+def gated_attention_to(sketch: Sketch, masks: Masks, current: Tensor) -> Tensor:
+    """Return the same, to what `masks` lets tokens see."""
+    graph, numbers = sketch.graph, sketch.layer.numbers
+    n_tokens, heads, head = current.ne[1], numbers.n_head, numbers.head_k
+    joined = sketch.linear("attn_q", graph.expand(current))
+    k = sketch.linear("attn_k", current)
+    v = sketch.linear("attn_v", current)
+    half, nb = (head, heads, n_tokens), (0, 8 * head, 8 * head * heads)
+    q = sketch.norm(graph.view(joined, half, nb), "attn_q_norm")
+    k = sketch.norm(graph.reshape(k, head, numbers.n_head_kv, n_tokens), "attn_k_norm")
+    gate = graph.cont(graph.view(joined, half, nb), head * heads, n_tokens)
+    v = graph.reshape(v, numbers.head_v, numbers.n_head_kv, n_tokens)
+    q, k = sketch.rope(q, sketch.inputs.positions), sketch.rope(k, sketch.inputs.positions)
+    found = attend(sketch, masks, q, k, v, sliding=False, out=None)
+    return sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))

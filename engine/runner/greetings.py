@@ -1,0 +1,19 @@
+"""Greeting the workers of a load or of a lost child."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from engine.cancellation import CancelToken
+from engine.devices.endpoint import Greeting, GreetingStatus, greet_all
+
+Greetings = Mapping[str, Greeting]
+
+
+def greetings_of(endpoints: Sequence[str], cancel: CancelToken) -> Greetings:
+    """Say hello; where this system gives us no sockets, that is the answer of each endpoint."""
+    try:
+        return greet_all(endpoints, cancel=cancel)
+    except OSError as error:
+        reason = f"could not be asked ({error.strerror or error}); close other programs and try again"
+        return {each: Greeting(each, GreetingStatus.REFUSED, f"{each} {reason}.") for each in endpoints}

@@ -1,0 +1,177 @@
+"""Requests on the loaded model: any number at once, of any kind, each with exactly one ending."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+import msgspec
+
+from engine.errors import ArgumentError
+from engine.runner import events
+from engine.runner.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
+from engine.runner.protocol import (
+    AllocationFailure,
+    Answer,
+    AnyMessage,
+    AnyModelRequest,
+    Failure,
+    Generated,
+    LastWord,
+    Piece,
+    Reading,
+    Stop,
+)
+from engine.runner.reports import done_event, failed_event, out_of_memory_event
+from engine.session import effects
+from engine.session.state import RequestRun, RequestState, State
+from engine.session.turn import Turn
+
+
+def ask(turn: Turn, request: AnyModelRequest) -> None:
+    """Give the request its id and hand it to the child.
+
+    Raises:
+        ArgumentError: where no model is ready to be asked.
+    """
+    state = turn.state
+    if state.load is not None or state.waiting is not None:
+        raise ArgumentError("A model is being loaded; wait until it is ready.")
+    if state.loaded is None or state.unload_wanted or state.closing or state.loss is not None:
+        raise ArgumentError("No model is loaded; load one first.")
+    if turn.child.killed:
+        raise ArgumentError("The engine process is being ended, because an answer did not stop. Load the model again.")
+    run = RequestRun(msgspec.structs.replace(request, id=state.asked))
+    if not state.requests:
+        turn.watch(True)
+    turn.change(asked=state.asked + 1, requests=(*state.requests, run))
+    turn.send(run.request)
+    _mind_timer(turn)
+
+
+def stop(turn: Turn, number: int) -> None:
+    """Ask the child to end one request. One that has ended, or whose child is gone: nothing."""
+    run = _find(turn.state, number)
+    if run is not None and not run.stopping and turn.state.child is not None:
+        _put(turn, replace(run, state=RequestState.STOPPING))
+        turn.send(Stop(request=number))
+        _mind_timer(turn)
+
+
+def stop_all(turn: Turn) -> None:
+    """Ask the child to end every request."""
+    if all(run.stopping for run in turn.state.requests):
+        return
+    stopped = tuple(replace(run, state=RequestState.STOPPING) for run in turn.state.requests)
+    turn.change(requests=stopped)
+    turn.send(Stop())
+    _mind_timer(turn)
+
+
+def kill(turn: Turn) -> None:
+    """What was asked to stop has not, in its time: end the child."""
+    turn.change(stop_timer=None)
+    turn.change_child(killed=True, ending=True)
+    turn.do(effects.KillChild(turn.child.id))
+
+
+def take_message(turn: Turn, message: AnyMessage) -> None:
+    """Take what the child says about a request; about one that has ended it is nothing."""
+    number = message.request if isinstance(message, Answer | Failure | AllocationFailure) else None
+    run = None if number is None else _find(turn.state, number)
+    if run is None or turn.child.killed:
+        return
+    match message:
+        case Reading():
+            _advance(turn, run, RequestState.READING)
+            turn.tell(
+                events.Reading(request=run.id, read_tokens=message.read_tokens, prompt_tokens=message.prompt_tokens)
+            )
+        case Piece():
+            _advance(turn, run, RequestState.ANSWERING)
+            turn.tell(Token(text=message.text, request=run.id))
+        case LastWord() | Failure() | AllocationFailure():
+            _end(turn, run, _ending(turn, run, message))
+
+
+def end_all(turn: Turn, ending_of: Callable[[RequestRun], RequestEnding]) -> None:
+    """End every request that is under way with what `ending_of` says of it."""
+    for run in turn.state.requests:
+        _end(turn, run, ending_of(run))
+
+
+def killed_ending(state: State, run: RequestRun) -> Failed:
+    """Return the ending of a request whose child was ended because something did not stop."""
+    if run.stopping:
+        what = f"The answer did not stop within {state.stop_timeout_s:g} s"
+    else:
+        what = f"Another answer did not stop within {state.stop_timeout_s:g} s"
+    message = f"{what}, so the engine process was ended. Load the model again."
+    return Failed(kind="stalled", message=message, request=run.id)
+
+
+def with_request(ending: Failed | Crashed, run: RequestRun) -> Failed | Crashed:
+    """Return `ending` as that of one request."""
+    return msgspec.structs.replace(ending, request=run.id)
+
+
+def _ending(turn: Turn, run: RequestRun, message: LastWord | Failure | AllocationFailure) -> RequestEnding:
+    ending: Done | Answered | OutOfMemory | Failed
+    match message:
+        case Generated():
+            turn.change(context_used=message.context_used)
+            ending = done_event(message)
+        case Failure(kind="cancelled"):
+            return Cancelled(stage="warm_up", request=run.id)
+        case Failure():
+            ending = failed_event(message)
+        case AllocationFailure():
+            ending = out_of_memory_event(turn.child.plan.rig, message, generating=True)
+        case _:
+            ending = Answered(request=run.id, answer=message)
+    return msgspec.structs.replace(ending, request=run.id)
+
+
+def _end(turn: Turn, run: RequestRun, ending: RequestEnding) -> None:
+    """End a request: the one place where that is told."""
+    left = tuple(each for each in turn.state.requests if each.id != run.id)
+    turn.change(requests=left)
+    if not left:
+        turn.watch(False)
+    turn.tell(ending)
+    _mind_timer(turn)
+
+
+def _advance(turn: Turn, run: RequestRun, state: RequestState) -> None:
+    if run.state is not state and not run.stopping:
+        _put(turn, replace(run, state=state))
+
+
+def _put(turn: Turn, run: RequestRun) -> None:
+    turn.change(requests=_replaced(turn.state.requests, run))
+
+
+def _replaced(runs: Iterable[RequestRun], run: RequestRun) -> tuple[RequestRun, ...]:
+    return tuple(run if each.id == run.id else each for each in runs)
+
+
+def _find(state: State, number: int) -> RequestRun | None:
+    return next((run for run in state.requests if run.id == number), None)
+
+
+def _mind_timer(turn: Turn) -> None:
+    """Have the timer run while all requests are to stop: a child that goes on with none of them is ended.
+
+    While others are answered one that does not stop costs nobody anything; that a child stands still is seen otherwise.
+    """
+    state = turn.state
+    wanted = bool(state.requests) and all(run.stopping for run in state.requests)
+    if state.child is None or state.child.ending:
+        return
+    if wanted and state.stop_timer is None:
+        timer = turn.number()
+        turn.change(stop_timer=timer)
+        turn.do(effects.SetTimer(timer))
+    elif not wanted and state.stop_timer is not None:
+        turn.do(effects.CancelTimer(state.stop_timer))
+        turn.change(stop_timer=None)

@@ -1,0 +1,92 @@
+"""One open model, as everybody uses it: window, command line, tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from engine.devices.device import Device
+from engine.devices.holder import MemoryHolder
+from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
+from engine.runner.load_order import LoadOrder
+from engine.runner.probe_cache import ProbeCache
+from engine.runner.proposal_checks import LIMIT_S
+from engine.runner.protocol import AnyModelRequest
+from engine.session import inputs
+from engine.session.driver import Driver, DriverOptions, Receiver
+from engine.session.snapshot import Snapshot
+from engine.session.state import STOP_TIMEOUT_S
+from engine.session.work import Workshop, nobody
+
+
+class ModelSession:
+    """Loads a model into a child, asks it, and ends it. Thread-safe; no call but `close` waits.
+
+    `receiver` gets every event, every new snapshot, and readings of device memory, in the session's thread, snapshots
+    before the events that led to them; it should return soon. A load gets exactly one ending, however many layouts
+    were tried for it, and so does a request. A loaded model that is lost while nothing is asked of it is told by one
+    more `Crashed` or `Failed`. `holders` tells, in a thread of ours, who holds a device's memory when a load has run
+    out of it.
+    """
+
+    def __init__(
+        self,
+        receiver: Receiver,
+        *,
+        holders: Callable[[Device], tuple[MemoryHolder, ...]] = nobody,
+        cache: ProbeCache | None = None,
+        stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
+        stop_timeout_s: float = STOP_TIMEOUT_S,
+        proposal_limit_s: float = LIMIT_S,
+        argv: Sequence[str] | None = None,
+    ) -> None:
+        workshop = Workshop(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv)
+        self._driver = Driver(receiver, workshop, DriverOptions(stall_timeout_s, stop_timeout_s, argv))
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """How it stands now; what was called before is in it."""
+        return self._driver.snapshot
+
+    def load(self, order: LoadOrder) -> None:
+        """Load `order`, or what its retries allow. Ends with one of `Loaded, OutOfMemory, Failed, Crashed, Cancelled`.
+
+        Nothing runs: begins; what is loaded stays until a layout has been checked, the workers that it does not hold
+        have answered, and it is loaded for real. Else what runs is stopped and gets its ending, then this begins; of
+        several that wait the last does, the others are `Cancelled`.
+
+        Raises:
+            ArgumentError: after `close`.
+        """
+        self._driver.take(inputs.Load(order))
+
+    def ask(self, request: AnyModelRequest) -> int:
+        """Ask the loaded model, also while it answers others; return the number that its events will carry.
+
+        A generation: `Reading`s, `Token`s, then one of `Done, OutOfMemory, Failed, Crashed`. All else ends with
+        `Answered` instead of `Done`, or with `Cancelled` where it was stopped.
+
+        Raises:
+            ArgumentError: where no model is ready, with a sentence; then there is no event.
+        """
+        return self._driver.take(inputs.Ask(request)).asked - 1
+
+    def stop(self, request: int | None = None) -> None:
+        """End one request; without one the load, the load that waits, and every request.
+
+        A load ends with `Cancelled`, or with its proposals as they are where it was being explained. A generation ends
+        with `Done` (`stopped`), the model stays; where nothing but what is to stop is under way, a child that does not
+        stop in time is ended, with `Failed`. Nothing there, or asked again: nothing.
+        """
+        self._driver.take(inputs.StopAll() if request is None else inputs.StopRequest(request))
+
+    def unload(self) -> None:
+        """End all that runs as `stop` does, then free the loaded model."""
+        self._driver.take(inputs.Unload())
+
+    def query_device_memory(self) -> None:
+        """Ask for the live memory of the loaded model's devices: the receiver gets it. Nothing loaded: nothing."""
+        self._driver.take(inputs.QueryMemory())
+
+    def close(self) -> None:
+        """End everything, wait for it a bounded time; what runs gets its ending. A second call only waits."""
+        self._driver.close()

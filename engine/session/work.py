@@ -1,0 +1,83 @@
+"""The work that the machine asks for, which takes its time: each piece in a thread of its own, with one answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Device
+from engine.devices.holder import MemoryHolder
+from engine.errors import EngineError
+from engine.fit.report import FitReport
+from engine.fit.step_back import step_back
+from engine.plan.plan import Plan
+from engine.plan.requests import load_request
+from engine.runner.events import Failed
+from engine.runner.greetings import greetings_of
+from engine.runner.probe import Probes
+from engine.runner.probe_cache import ProbeCache
+from engine.runner.proposal_checks import LIMIT_S, ProposalCheck, missing_bytes
+from engine.session import effects, inputs
+
+
+def nobody(_device: Device) -> tuple[MemoryHolder, ...]:
+    """Tell of no process, where nothing can tell who holds a device's memory."""
+    return ()
+
+
+@dataclass(frozen=True, slots=True)
+class Workshop:
+    """What work needs. `holders` tells who holds a device's memory; `argv` None: our own worker; time in seconds."""
+
+    cache: ProbeCache
+    holders: Callable[[Device], tuple[MemoryHolder, ...]] = nobody
+    proposal_limit_s: float = LIMIT_S
+    argv: Sequence[str] | None = None
+
+    def do(self, work: effects.Work, cancel: CancelToken) -> inputs.Work:
+        """Return what came of `work`; blocks. `cancel`: nobody waits for all of it any more."""
+        match work:
+            case effects.Prepare():
+                return self._prepare(work)
+            case effects.Forecast():
+                return self._forecast(work, cancel)
+            case effects.Choose():
+                return self._choose(work)
+            case effects.Greet():
+                return inputs.Greeted(work.ticket, greetings_of(work.endpoints, cancel))
+            case effects.Explain():
+                return self._explain(work, cancel)
+
+    def _prepare(self, work: effects.Prepare) -> inputs.Work:
+        # Others plan on while this one is loaded: its tables are its own.
+        plan = work.plan.with_own_tables()
+        try:
+            request = load_request(plan)
+        except EngineError as error:
+            return inputs.Refused(work.ticket, Failed(kind=error.kind, message=error.summary()))
+        # Made here, where it may take its time; the machine has none.
+        assert plan.forecast
+        return inputs.Prepared(work.ticket, plan, request)
+
+    def _forecast(self, work: effects.Forecast, cancel: CancelToken) -> inputs.Work:
+        plan = self._probed(work.plan, cancel) if work.ask_engine else work.plan
+        return inputs.Forecasted(work.ticket, plan, FitReport(plan.forecast).fits)
+
+    def _probed(self, plan: Plan, cancel: CancelToken) -> Plan:
+        """Return `plan` with the engine's own forecast; as it is where the engine cannot be asked: a load says why."""
+        try:
+            with Probes(cache=self.cache, argv=self.argv, cancel=cancel) as probes:
+                return probes.probed(plan)
+        except EngineError:
+            return plan
+
+    def _choose(self, work: effects.Choose) -> inputs.Work:
+        return inputs.Chosen(work.ticket, step_back(work.asked.plan, work.tried, work.asked.retry.constraints))
+
+    def _explain(self, work: effects.Explain, cancel: CancelToken) -> inputs.Work:
+        plan, limit_s = work.plan, self.proposal_limit_s
+        with Probes(cache=self.cache, timeout_s=limit_s, argv=self.argv, cancel=cancel) as probes:
+            proposals = ProposalCheck(plan, missing_bytes(work.tried), probes, cancel, limit_s).run()
+        device = plan.rig.device(work.ending.device)
+        return inputs.Explained(work.ticket, proposals, () if device is None else self.holders(device))

@@ -1,0 +1,281 @@
+"""One loop for all requests on a loaded model: running answers get a token in each batch, prompts what room is left.
+
+Requests beyond the slots wait in the order of their arrival. A sequence that the memory lost is read once more.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+from engine.runner.protocol import Message, ModelRequest
+from engine.worker.batch import Batch
+from engine.worker.diagnosis import FreeMemory
+from engine.worker.kinds import begin
+from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.pace import Pace
+from engine.worker.session import ABORTED, DECODED, NO_SLOT, Session
+from engine.worker.slots import Slot, Slots
+from engine.worker.stop import StopRequest
+from engine.worker.tasks import SequenceTask, Task, TurnTask
+
+
+class _Share(NamedTuple):
+    """Tokens `begin` to `end` of a task in a batch, and the place of the last one there."""
+
+    task: SequenceTask
+    slot: Slot
+    begin: int
+    end: int
+    place: int
+
+
+class DecodeLoop:
+    """The requests on one session. `send` is given messages in the order in which they are to go out."""
+
+    def __init__(self, session: Session, stop: StopRequest, send: Callable[[Iterable[Message]], None]) -> None:
+        self._session = session
+        self._stop = stop
+        self._send = send
+        self._telling = threading.Lock()
+        self._slots = Slots(session)
+        self._free = FreeMemory(session.devices)
+        self._batch = Batch(session.engine, int(session.engine.low.llama_n_batch(session.context)))
+        self._pace = Pace(self._batch.size)
+        self._waiting: deque[Task] = deque()
+        self._running: list[SequenceTask] = []
+        self._turns: deque[TurnTask] = deque()
+        self._first_reader = 0
+        self._crowded = False
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._running or self._turns or self._waiting)
+
+    def take(self, request: ModelRequest) -> None:
+        """Begin a request: it is answered, or runs from now on, or waits for a slot."""
+        try:
+            if any(task.id == request.id for task in self._tasks()):
+                raise failure("internal", f"A request with the number {request.id} is under way already.")
+            begun = begin(self._session, self._slots, request)
+        except EndOfRequest as end:
+            self._tell(end.word_of(request.id))
+            return
+        if isinstance(begun, Task):
+            self._waiting.append(begun)
+        else:
+            self._tell(begun)
+
+    def stop(self, request: int | None) -> None:
+        """End one request or, without a number, all."""
+        for task in [task for task in self._tasks() if request in (None, task.id)]:
+            self._end(task, task.stopped())
+
+    def tell_reading(self) -> None:
+        """Give a sign of life; for any thread."""
+        with self._telling:
+            for task in (*self._running, *self._turns)[:1]:
+                self._send((task.reading,))
+
+    def lose_memory(self) -> None:
+        """Note that somebody else used the memory."""
+        self._slots.empty_all()
+
+    def step(self) -> None:
+        """Begin what may begin, then compute one batch and one turn."""
+        self._admit()
+        if self._running:
+            self._compute()
+        if self._turns:
+            self._take_turn()
+
+    def _tell(self, *messages: Message) -> None:
+        """Send messages; a request that has left is not spoken of after its last word."""
+        with self._telling:
+            self._send(messages)
+
+    def _tasks(self) -> list[Task]:
+        return [*self._running, *self._turns, *self._waiting]
+
+    # ------------------------------------------------------------------ beginning and ending
+
+    def _admit(self) -> None:
+        while self._waiting and not self._crowded:
+            task = self._waiting[0]
+            if isinstance(task, SequenceTask):
+                slot = self._slots.take(task.id, task.tokens)
+                if slot is None:
+                    return
+                task.slot = slot
+                task.begin()
+                self._running.append(task)
+                # the engine computes neighbours together
+                self._running.sort(key=_slot_number)
+            elif isinstance(task, TurnTask):
+                task.slots = self._slots.take_free(task.id, task.wants)
+                if not task.slots:
+                    return
+                self._turns.append(task)
+            self._waiting.popleft()
+
+    def _end(self, task: Task, last_word: Message) -> None:
+        self._leave(task)
+        task.free()
+        self._tell(last_word)
+
+    def _leave(self, task: Task) -> None:
+        """Take a task out of everything; its slot keeps what is cached."""
+        if isinstance(task, SequenceTask):
+            if task in self._running:
+                self._running.remove(task)
+            if task.slot is not None:
+                self._slots.give_back(task.slot)
+        elif isinstance(task, TurnTask):
+            if task in self._turns:
+                self._turns.remove(task)
+            for slot in task.slots:
+                self._slots.give_back(slot)
+        if task in self._waiting:
+            self._waiting.remove(task)
+        self._crowded = False
+
+    # ------------------------------------------------------------------ batches
+
+    def _compute(self) -> None:
+        shares = self._fill()
+        self._session.log.begin_computation(self._free.note)
+        started = time.perf_counter()
+        with self._stop.computing([share.task.id for share in shares]):
+            status = self._session.compute(self._batch.struct)
+        if status == DECODED:
+            prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
+            self._pace.note(prompt_tokens, time.perf_counter() - started)
+            self._go_on(shares)
+        elif status == NO_SLOT:
+            self._make_room(shares)
+        else:
+            self._recover(shares, status)
+
+    def _fill(self) -> list[_Share]:
+        """Put one token of each answer and parts of the prompts into the batch, by slots."""
+        self._batch.clear()
+        counts = self._counts()
+        shares = []
+        for task in self._running:
+            slot = task.slot
+            count = counts.get(task.id, 0)
+            if slot is None or not count:
+                continue
+            held, wanted = len(slot.tokens), len(task.tokens)
+            if count == 1 == wanted - held:
+                place = self._batch.add(task.tokens[held], held, slot.number)
+            else:
+                end = held + count
+                piece = task.tokens[held:end]
+                place = self._batch.extend(piece, held, slot.number, outputs=int(end == wanted))
+            shares.append(_Share(task, slot, held, held + count, place))
+        return shares
+
+    def _counts(self) -> dict[int, int]:
+        """Return how many tokens of each request go into the next batch."""
+        counts = {task.id: 1 for task in self._running if task.missing == 1}
+        readers = [task for task in self._running if task.missing > 1]
+        if not readers:
+            return counts
+        room = min(self._batch.size - len(counts), self._pace.tokens(beside_answers=bool(counts)))
+        first = self._first_reader = (self._first_reader + 1) % len(readers)
+        in_turn = readers[first:] + readers[:first]
+        for task, count in zip(in_turn, shared(room, [task.missing for task in in_turn]), strict=True):
+            counts[task.id] = count
+        return counts
+
+    def _go_on(self, shares: Sequence[_Share]) -> None:
+        """Let the tasks go on by what was computed, and tell what came of it at once."""
+        answers: list[Message] = []
+        ended: list[SequenceTask] = []
+        for task, slot, begun, end, place in shares:
+            slot.tokens += task.tokens[begun:end]
+            slot.copied = False
+            told = task.read(end - begun)
+            if told is not None:
+                answers.append(told)
+            if end == len(task.tokens) and not task.take_logits(place, answers):
+                ended.append(task)
+        for task in ended:
+            self._leave(task)
+            task.free()
+        self._tell(*answers)
+
+    def _make_room(self, shares: Sequence[_Share]) -> None:
+        """No cells are left: forget what nobody uses, else let the youngest request wait for the end of another."""
+        if self._slots.empty_free():
+            return
+        if len(self._running) == 1:
+            task = shares[0].task
+            refused = failure("argument", "The context is full. Clear the conversation or load with a longer context.")
+            self._end(task, refused.word_of(task.id))
+            return
+        youngest = max(self._running, key=lambda task: task.slot.used if task.slot is not None else 0)
+        self._running.remove(youngest)
+        if youngest.slot is not None:
+            self._slots.empty(youngest.slot)
+            self._slots.give_back(youngest.slot)
+            youngest.slot = None
+        self._waiting.appendleft(youngest)
+        self._crowded = True
+
+    def _recover(self, shares: Sequence[_Share], status: int) -> None:
+        """Go on after a batch that was ended or failed, with as little loss as the engine allows."""
+        last_word = None if status == ABORTED else EndOfRequest(self._session.failed_computation(status, self._free))
+        if self._session.has_recurrent_state:
+            self._slots.empty_all()
+        else:
+            for share in shares:
+                self._slots.settle(share.slot, share.task.tokens)
+        if last_word is None:
+            return  # the stops behind it have been read and end the tasks
+        # a long prompt may be too much where answers alone are not
+        readers = [share for share in shares if share.end - share.begin > 1]
+        for share in readers or shares:
+            self._slots.empty(share.slot)
+            self._end(share.task, last_word.word_of(share.task.id))
+
+    # ------------------------------------------------------------------ turns
+
+    def _take_turn(self) -> None:
+        task = self._turns[0]
+        self._turns.rotate(-1)
+        last_word: Message | None
+        try:
+            with self._stop.computing([task.id]):
+                last_word = task.turn(self._slots)
+        except EndOfRequest as end:
+            last_word = end.word_of(task.id)
+        if last_word is not None:
+            self._end(task, last_word)
+        else:
+            self._tell(task.reading)
+
+
+def shared(room: int, wants: Sequence[int]) -> list[int]:
+    """Share `room` evenly among those who want some; what one does not need goes to the next. Each gets one at least,
+    while there is room."""
+    counts = [0] * len(wants)
+    left = room
+    hungry = [index for index, want in enumerate(wants) if want > 0]
+    while hungry and left > 0:
+        part = max(1, left // len(hungry))
+        for index in list(hungry):
+            count = min(part, wants[index] - counts[index], left)
+            counts[index] += count
+            left -= count
+            if counts[index] == wants[index]:
+                hungry.remove(index)
+    return counts
+
+
+def _slot_number(task: SequenceTask) -> int:
+    return -1 if task.slot is None else task.slot.number

@@ -1,0 +1,40 @@
+"""The kinds of requests on a loaded model: a module each, and the table that says which one it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from engine.runner.protocol import (
+    Embed,
+    Generate,
+    LastWord,
+    ModelRequest,
+    RenderTemplate,
+    RestoreSequence,
+    SaveSequence,
+    Tokenise,
+)
+from engine.worker.kinds import embed, generate, render_template, restore_sequence, save_sequence, tokenise
+from engine.worker.session import Session
+from engine.worker.slots import Slots
+from engine.worker.tasks import Task
+
+KINDS: Mapping[type[ModelRequest], Callable[[Session, Slots, Any], Task | LastWord]] = {
+    Generate: lambda session, _slots, request: generate.begin(session, request),
+    Embed: lambda session, _slots, request: embed.begin(session, request),
+    Tokenise: lambda session, _slots, request: tokenise.answer(session, request),
+    RenderTemplate: lambda session, _slots, request: render_template.answer(session, request),
+    SaveSequence: save_sequence.answer,
+    RestoreSequence: lambda session, _slots, request: restore_sequence.begin(session, request),
+}
+"""What begins a request: it gives the answer at once, or work for the decode loop."""
+
+
+def begin(session: Session, slots: Slots, request: ModelRequest) -> Task | LastWord:
+    """Begin a request.
+
+    Raises:
+        EndOfRequest: with a `Failure`.
+    """
+    return KINDS[type(request)](session, slots, request)

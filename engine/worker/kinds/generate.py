@@ -1,0 +1,114 @@
+"""Generating: a prompt is read, then one token after another is chosen, each with its own sampler, stops and limits."""
+
+from __future__ import annotations
+
+import time
+from typing import Literal
+
+from engine.runner.protocol import Answer, Generate, Generated, Message, Piece, Reading
+from engine.worker.outcome import failure
+from engine.worker.prompt import prompt_tokens
+from engine.worker.sampling import SamplerChain
+from engine.worker.session import Session
+from engine.worker.stop_texts import StopTexts
+from engine.worker.tasks import SequenceTask
+from engine.worker.text import PieceDecoder
+
+StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
+
+
+def begin(session: Session, request: Generate) -> Generation:
+    """Return the generation.
+
+    Raises:
+        EndOfRequest: with a `Failure`: the model makes no text, or the prompt cannot be read.
+    """
+    if not session.makes_text:
+        raise failure("argument", "This model does not continue text; chat needs a model that generates.")
+    if "" in request.stop:
+        raise failure("argument", "A text that ends the answer is empty; leave it out.")
+    return Generation(session, request, prompt_tokens(session, request.messages, request.prompt))
+
+
+class Generation(SequenceTask):
+    """A generation; times in seconds from when it had a slot."""
+
+    def __init__(self, session: Session, request: Generate, tokens: list[int]) -> None:
+        super().__init__(request.id, tokens)
+        self._vocabulary = session.vocabulary
+        self._is_end = session.engine.low.llama_vocab_is_eog
+        self._room = session.context_tokens
+        self._most = request.max_tokens
+        self._sampler = SamplerChain(session.engine, session.context, request)
+        self._decoder = PieceDecoder(session)
+        self._stops = StopTexts(request.stop)
+        self._prompt_tokens = len(tokens)
+        self._cached = self._evaluated = self._generated = 0
+        self._started: float | None = None
+        self._begun: float | None = None
+
+    def begin(self) -> None:
+        if self._started is None and self.slot is not None:
+            self._started = time.perf_counter()
+            self._cached = len(self.slot.tokens)
+
+    @property
+    def reading(self) -> Reading:
+        held = 0 if self.slot is None else len(self.slot.tokens)
+        read_tokens = min(held, self._prompt_tokens)
+        return Reading(request=self.id, read_tokens=read_tokens, prompt_tokens=self._prompt_tokens)
+
+    def read(self, count: int) -> Answer | None:
+        if self._begun is not None:
+            return None  # what the memory lost is read once more
+        self._evaluated += count
+        return self.reading
+
+    def take_logits(self, place: int, answers: list[Message]) -> bool:
+        if self._begun is None:
+            self._begun = time.perf_counter()
+        if self._generated == self._most:
+            return self._end("length", answers)
+        token = self._sampler.sample(place)
+        if self._is_end(self._vocabulary, token):
+            return self._end("end_of_text", answers)
+        self._generated += 1
+        if text := self._stops.add(self._decoder.add(token)):
+            answers.append(Piece(request=self.id, text=text))
+        if self._stops.found:
+            return self._end("end_of_text", answers)
+        if len(self.tokens) >= self._room:
+            return self._end("context_full", answers)
+        if self._generated == self._most:
+            return self._end("length", answers)
+        self.tokens.append(token)
+        return True
+
+    def stopped(self) -> Message:
+        return self._last_word("stopped")
+
+    def free(self) -> None:
+        self._sampler.free()
+
+    def _end(self, reason: StopReason, answers: list[Message]) -> bool:
+        text = "" if self._stops.found else self._stops.add(self._decoder.rest()) + self._stops.rest()
+        if text:
+            answers.append(Piece(request=self.id, text=text))
+        answers.append(self._last_word(reason))
+        return False
+
+    def _last_word(self, reason: StopReason) -> Generated:
+        now = time.perf_counter()
+        started = now if self._started is None else self._started
+        begun = now if self._begun is None else self._begun
+        return Generated(
+            request=self.id,
+            prompt_tokens=self._prompt_tokens,
+            cached_tokens=self._cached,
+            evaluated_tokens=self._evaluated,
+            generated_tokens=self._generated,
+            prompt_seconds=begun - started,
+            generation_seconds=now - begun,
+            context_used=0 if self.slot is None else len(self.slot.tokens),
+            stop_reason=reason,
+        )

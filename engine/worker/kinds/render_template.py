@@ -1,0 +1,13 @@
+"""The prompt that a conversation becomes."""
+
+from __future__ import annotations
+
+from engine.runner.protocol import Rendered, RenderTemplate
+from engine.worker.prompt import chat_text
+from engine.worker.session import Session
+
+
+def answer(session: Session, request: RenderTemplate) -> Rendered:
+    """Return the conversation as the model would read it."""
+    text, replaced = chat_text(session, request.messages)
+    return Rendered(request=request.id, text=text, replaced=replaced)

@@ -1,0 +1,53 @@
+"""What a command imports: starting is to cost next to nothing where next to nothing is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.models import write_tiny_llama
+
+ROOT = Path(__file__).resolve().parents[3]
+RUN = """
+import sys
+from app.cli import main
+try:
+    code = main(sys.argv[1:])
+except SystemExit as ended:
+    code = ended.code
+assert not code, code
+sys.stderr.write("\\n".join(sys.modules))
+"""
+HEAVY = {"PySide6", "gguf", "llama_cpp", "numpy", "platformdirs", "psutil", "pynvml"}
+
+
+def imported(*words: str) -> set[str]:
+    """Return the modules that are there after a command."""
+    done = subprocess.run([sys.executable, "-c", RUN, *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(done.stderr.split())
+
+
+@pytest.mark.parametrize("words", [("--help",), ("inspect", "--help")])
+def test_help_imports_neither_the_engine_nor_any_package(words: tuple[str, ...]) -> None:
+    modules = imported(*words)
+    assert not modules & (HEAVY | {"msgspec", "dataclasses", "logging", "json"})
+    assert {name for name in modules if name.startswith("engine.")} == {"engine.errors", "engine.units"}
+
+
+def test_inspect_imports_what_reads_a_model(tmp_path: Path) -> None:
+    modules = imported("inspect", str(write_tiny_llama(tmp_path / "m.gguf", n_layers=1)))
+    packages = {".".join(name.split(".")[:2]) for name in modules if name.startswith("engine.")}
+    assert not modules & HEAVY
+    assert not packages & {"engine.demo", "engine.fit", "engine.runner", "engine.telemetry", "engine.worker"}
+    assert not {name for name in modules if name.startswith("engine.memory.compute_graph")}
+
+
+@pytest.mark.parametrize("command", ["inspect", "devices", "plan", "load", "rig", "demo", "bench"])
+def test_every_command_has_its_own_help(command: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", RUN, command, "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert f"layerdeck-cli {command}" in done.stdout

@@ -1,0 +1,88 @@
+"""Layouts of the edited model: proposed, split evenly, saved, opened; an untouched one follows the devices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.notices import Notice
+from app.rig.device_list import list_of_file
+from app.settings import Settings
+from app.wiring import Desk, make_desk
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import Layout, single_device, split_evenly
+from engine.plan.edit import Edit
+from tests.support.models import write_header_only
+from tests.support.previews import make_gpu, make_rig
+
+N_LAYERS = 16
+ASKED = Edit(single_device(N_LAYERS, CPU_ID), ContextSettings())
+
+
+@pytest.fixture
+def desk(qtbot: QtBot, tmp_path: Path) -> Iterator[Desk]:
+    """A desk with a model on two cards that are not here."""
+    made = make_desk(Settings(tmp_path / "settings.ini"))
+    show(made, make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))
+    path = write_header_only(tmp_path / "m.gguf", n_layers=N_LAYERS, n_embd=2048, n_head=16, n_ff=8192, n_vocab=4096)
+    made.document.open(read_model(path), made.rig.live.rig, ASKED)
+    yield made
+    made.close()
+
+
+def show(desk: Desk, *devices: Device) -> None:
+    rig = make_rig(*devices)
+    desk.rig.live.set_devices(list_of_file(rig, found=Rig((), rig.host)))
+
+
+def layout_of(desk: Desk) -> Layout:
+    edit = desk.document.edit
+    assert edit is not None
+    return edit.layout
+
+
+def test_an_even_split_is_one_step_of_undo(desk: Desk) -> None:
+    desk.layouts.split_evenly()
+    assert layout_of(desk) == split_evenly(N_LAYERS, ["CUDA0", "CUDA1"])
+    desk.document.undo_group.undo()
+    assert layout_of(desk) == ASKED.layout
+    show(desk)
+    desk.layouts.split_evenly()
+    assert layout_of(desk) == single_device(N_LAYERS, CPU_ID)
+
+
+def test_the_proposal_is_for_the_devices_as_they_are(desk: Desk) -> None:
+    desk.layouts.propose()
+    proposed = layout_of(desk)
+    assert CPU_ID not in proposed.devices
+    desk.document.undo_group.undo()
+    assert layout_of(desk) == ASKED.layout
+
+
+def test_an_untouched_layout_follows_the_devices_and_a_touched_one_does_not(desk: Desk) -> None:
+    show(desk, make_gpu("CUDA7", 24))
+    assert set(layout_of(desk).devices) == {"CUDA7"}
+    desk.document.set_layout(single_device(N_LAYERS, CPU_ID), "move")
+    show(desk, make_gpu("CUDA8", 24))
+    assert layout_of(desk) == single_device(N_LAYERS, CPU_ID)
+    plan = desk.document.plan
+    assert plan is not None
+    assert plan.rig.ids == ("CUDA8", CPU_ID)
+
+
+def test_a_layout_is_saved_and_opened_again(desk: Desk, qtbot: QtBot, tmp_path: Path) -> None:
+    told: list[Notice] = []
+    desk.notices.given.connect(told.append)
+    desk.layouts.split_evenly()
+    saved = layout_of(desk)
+    desk.layouts.save(tmp_path / "layout.json")
+    qtbot.waitUntil(lambda: told == [Notice("Saved layout.json", bad=False)], timeout=20_000)
+    desk.document.undo_group.undo()
+    desk.layouts.open(tmp_path / "layout.json")
+    qtbot.waitUntil(lambda: layout_of(desk) == saved, timeout=20_000)
+    assert desk.document.undo_group.undoText() == "open layout.json"

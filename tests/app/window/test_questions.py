@@ -1,0 +1,112 @@
+"""What the window asks before it does something, files that are dropped on it, and its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtGui import QDropEvent
+from PySide6.QtWidgets import QApplication, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.notices import Notice
+from app.rig.device_list import list_of_file
+from app.settings import Settings
+from app.theme import Theme
+from app.wiring import WindowParts, make_window
+from engine.devices.device import Rig, make_host
+from engine.devices.rig_file import write_rig
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.plan.edit import Edit
+from engine.units import GIB
+from tests.support.models import write_tiny_llama
+
+DEADLINE_MS = 20_000
+HOST = make_host("host", 16 * GIB, 8 * GIB)
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+@pytest.fixture
+def told(window: WindowParts) -> list[Notice]:
+    seen: list[Notice] = []
+    window.desk.notices.given.connect(seen.append)
+    return seen
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, name: str, path: Path | None) -> list[tuple[object, ...]]:
+    """Have the file dialog `name` answer `path`; return what it is asked."""
+    asked: list[tuple[object, ...]] = []
+
+    def ask(_parent: QWidget, *question: object) -> Path | None:
+        asked.append(question)
+        return path
+
+    monkeypatch.setattr(f"app.dialogs.{name}", ask)
+    return asked
+
+
+def test_a_file_that_is_dropped_is_opened_as_what_its_name_says(
+    window: WindowParts, told: list[Notice], qtbot: QtBot, tmp_path: Path
+) -> None:
+    def drop(name: str) -> None:
+        data = QMimeData()
+        data.setUrls([QUrl("http://192.0.2.1/remote.gguf"), QUrl.fromLocalFile(str(tmp_path / name))])
+        copy, left, none = Qt.DropAction.CopyAction, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier
+        window.main.dropEvent(QDropEvent(QPointF(9, 9), copy, data, left, none))
+
+    drop("layout.JSON")
+    assert told[-1].text.startswith("Open the model first")
+    drop("away.gguf")
+    qtbot.waitUntil(lambda: "away.gguf" in told[-1].text, timeout=DEADLINE_MS)
+    assert told[-1].bad
+
+
+def test_what_is_chosen_is_opened_and_a_cancel_does_nothing(
+    window: WindowParts, told: list[Notice], qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(monkeypatch, "ask_open", None)
+    answer(monkeypatch, "ask_save", None)
+    for name in ("open_model", "open_rig", "save_rig"):
+        window.actions[name].trigger()
+    window.questions.open_layout()
+    window.questions.save_layout()
+    assert told == []
+    write_rig(tmp_path / "rig.json", Rig((), HOST))
+    answer(monkeypatch, "ask_open", tmp_path / "rig.json")
+    window.actions["open_rig"].trigger()
+    qtbot.waitUntil(lambda: told == [Notice("The devices are those of rig.json", bad=False)], timeout=DEADLINE_MS)
+
+
+def test_a_layout_is_saved_under_the_name_of_its_model(
+    window: WindowParts, told: list[Notice], qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk, model = window.desk, read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=4))
+    desk.rig.live.set_devices(list_of_file(Rig((), HOST), found=Rig((), HOST)))
+    desk.document.open(model, desk.rig.live.rig, Edit(single_device(4, "CPU"), ContextSettings(n_ctx=256)))
+    desk.prober.close()
+    asked = answer(monkeypatch, "ask_save", tmp_path / "kept.json")
+    window.questions.save_layout()
+    assert asked[0][-1] == "tiny.layout.json"
+    qtbot.waitUntil(lambda: told == [Notice("Saved kept.json", bad=False)], timeout=DEADLINE_MS)
+    assert (tmp_path / "kept.json").exists()
+
+
+def test_the_window_closes_its_desk_once(window: WindowParts) -> None:
+    closings: list[str] = []
+    window.main.closing.connect(lambda: closings.append("closed"))
+    window.main.close()
+    window.main.close()
+    assert closings == ["closed"]

@@ -1,0 +1,180 @@
+"""What disk, memory and system can do to a load: each is told for what it is, once, and the next load works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from engine.devices.device import CPU_ID, Rig, make_host
+from engine.gguf.model_file import ModelFile
+from engine.gguf.reader import read_model
+from engine.layout.context_settings import ContextSettings
+from engine.layout.layout import single_device
+from engine.runner.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
+from engine.runner.lab import LabRig
+from engine.runner.load_order import LoadOrder
+from engine.runner.protocol import Generate
+from engine.units import GIB, MIB
+from tests.support.faulty_children import build_slow_disk, with_limited_memory, with_slow_disk
+from tests.support.models import write_tiny_llama
+from tests.support.orders import order_of
+from tests.support.session_log import SessionLog
+
+N_LAYERS = 4
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1, load_mode="none")
+RIG = Rig((), make_host("host", 64 * GIB))
+STALL_S = 2.0
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    return write_tiny_llama(folder / "tiny.gguf", n_layers=N_LAYERS, n_ctx_train=1 << 20)
+
+
+@pytest.fixture
+def model(path: Path) -> ModelFile:
+    return read_model(path)
+
+
+@pytest.fixture
+def lab() -> Iterator[LabRig]:
+    with LabRig([64 * MIB]) as lab:
+        yield lab
+
+
+def load_of(model: ModelFile, rig: Rig = RIG, device: str = CPU_ID, **settings: Any) -> LoadOrder:
+    context = msgspec.structs.replace(CONTEXT, **settings)
+    return order_of(model=model, rig=rig, layout=single_device(model.n_layers, device), context=context)
+
+
+def ending_of(order: LoadOrder, argv: Sequence[str] | None = None, **options: float) -> AnyEvent:
+    with SessionLog(argv, **options) as log:
+        log.session.load(order)
+        (ending,) = log.wait_for_endings(1)
+        return ending
+
+
+# ------------------------------------------------------------------ the disk
+
+
+def test_a_disk_that_stops_while_weights_are_read_is_a_stall(path: Path, model: ModelFile, tmp_path: Path) -> None:
+    after_bytes = model.size_bytes - model.tensors[-1].size_bytes // 2
+    argv = with_slow_disk(build_slow_disk(tmp_path), path, after_bytes)
+    ending = ending_of(load_of(model), argv, stall_timeout_s=STALL_S)
+    assert isinstance(ending, Failed), ending
+    assert ending.kind == "stalled"
+    assert "no progress for 2 s" in ending.message
+    assert "disk" in ending.message
+
+
+def test_a_disk_that_stops_in_the_header_is_a_stall(path: Path, model: ModelFile, tmp_path: Path) -> None:
+    argv = with_slow_disk(build_slow_disk(tmp_path), path, 100)
+    ending = ending_of(load_of(model), argv, stall_timeout_s=STALL_S)
+    assert isinstance(ending, Failed), ending
+    assert ending.kind == "stalled"
+
+
+def test_a_disk_that_delivers_all_of_it_is_none(path: Path, model: ModelFile, tmp_path: Path) -> None:
+    argv = with_slow_disk(build_slow_disk(tmp_path), path, 1 << 40)
+    assert isinstance(ending_of(load_of(model), argv), Loaded)
+
+
+def test_a_pipe_in_the_place_of_the_file_is_named(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "pipe.gguf"
+    copy.write_bytes(path.read_bytes())
+    model = read_model(copy)
+    copy.unlink()
+    os.mkfifo(copy)
+    ending = ending_of(load_of(model))
+    assert isinstance(ending, Failed), ending
+    assert ending.kind == "model_file"
+    assert "pipe.gguf is not a regular file" in ending.message
+
+
+@pytest.mark.parametrize("load_mode", ["none", "mmap"])
+def test_a_file_that_became_shorter_is_named(path: Path, tmp_path: Path, load_mode: str) -> None:
+    copy = tmp_path / "short.gguf"
+    copy.write_bytes(path.read_bytes())
+    model = read_model(copy)
+    os.truncate(copy, copy.stat().st_size // 2)
+    ending = ending_of(load_of(model, load_mode=load_mode))
+    assert isinstance(ending, Failed), ending
+    assert ending.kind == "model_file"
+    assert "short.gguf" in ending.message
+
+
+def test_a_mapped_file_cut_while_it_is_used_is_a_crash_that_says_so(path: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "cut.gguf"
+    copy.write_bytes(path.read_bytes())
+    with SessionLog() as log:
+        log.session.load(load_of(read_model(copy), load_mode="mmap"))
+        assert isinstance(log.wait_for_endings(1)[0], Loaded)
+        os.truncate(copy, 4096)
+        log.session.ask(Generate(prompt="hello", max_tokens=4))
+        ending = log.wait_for_endings(2)[1]
+        assert isinstance(ending, Crashed), ending
+        assert "became shorter while it was mapped" in ending.message
+        copy.write_bytes(path.read_bytes())
+        log.session.load(load_of(read_model(copy)))
+        assert isinstance(log.wait_for_endings(3)[2], Loaded)
+
+
+# ------------------------------------------------------------------ the host's memory
+
+
+@pytest.mark.parametrize(
+    ("limit_bytes", "settings", "stage"),
+    [(500 * MIB, {"n_ctx": 1 << 20}, "context"), (500 * MIB, {"n_ctx": 1 << 19, "flash_attn": "off"}, "context")],
+    ids=["cache", "cache-without-flash"],
+)
+def test_host_memory_that_is_refused_is_out_of_memory(
+    model: ModelFile, limit_bytes: int, settings: dict[str, Any], stage: str
+) -> None:
+    with SessionLog(with_limited_memory(limit_bytes)) as log:
+        log.session.load(load_of(model, **settings))
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, OutOfMemory), ending
+        assert (ending.device, ending.stage) == (CPU_ID, stage)
+        assert ending.requested_bytes > 100 * MIB
+        log.session.load(load_of(model))
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+
+
+def test_a_context_beyond_all_memory_ends_in_a_sentence(model: ModelFile) -> None:
+    ending = ending_of(load_of(model, n_ctx=1 << 30, n_batch=2048, n_ubatch=512), with_limited_memory(2 * GIB))
+    assert isinstance(ending, Failed | OutOfMemory), ending
+    assert ending.message
+
+
+# ------------------------------------------------------------------ between plan and load
+
+
+def test_a_cap_that_shrinks_between_plan_and_load(model: ModelFile, lab: LabRig) -> None:
+    planned = Rig(tuple(replace(each, total_bytes=GIB, free_bytes=GIB) for each in lab.rig.devices), lab.rig.host)
+    order = load_of(model, planned, "RPC0", n_ctx=1 << 19)
+    with SessionLog() as log:
+        log.session.load(order)
+        (ending,) = log.wait_for_endings(1)
+        assert isinstance(ending, OutOfMemory), ending
+        assert ending.device == "RPC0"
+        assert ending.requested_bytes > 64 * MIB
+        log.session.load(load_of(model, lab.rig, "RPC0"))
+        assert isinstance(log.wait_for_endings(2)[1], Loaded)
+
+
+def test_text_beyond_the_context_is_an_ending_and_the_model_stays(model: ModelFile) -> None:
+    with SessionLog() as log:
+        log.session.load(load_of(model))
+        log.wait_for_endings(1)
+        log.session.ask(Generate(prompt="word " * 2000, max_tokens=1))
+        refused = log.wait_for_endings(2)[1]
+        assert isinstance(refused, Failed | Done), refused
+        log.session.ask(Generate(prompt="word", max_tokens=1))
+        assert isinstance(log.wait_for_endings(3)[2], Done)

@@ -1,0 +1,82 @@
+"""What a session told, kept in order, with waits on conditions instead of sleeps."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, Self
+
+from engine.runner.events import AnyEvent, Attempt, Progress, Reading, Token
+from engine.runner.protocol import DeviceMemoryReadings
+from engine.session.driver import News
+from engine.session.session import ModelSession
+from engine.session.snapshot import Phase, Snapshot
+from tests.support.patience import DEADLINE_S
+
+LOOK_S = 0.05
+
+
+class SessionLog:
+    """A session with everything it told. `endings` leaves out what comes on the way; `on_event` gets all events.
+
+    `phases` are those of the snapshots, each once in a row.
+    """
+
+    def __init__(self, argv: Sequence[str] | None = None, **options: Any) -> None:
+        self._condition = threading.Condition()
+        self.events: list[AnyEvent] = []
+        self.phases: list[Phase] = []
+        self.on_event: Callable[[AnyEvent], None] | None = None
+        self.on_device_memory: Callable[[DeviceMemoryReadings], None] | None = None
+        self.session = ModelSession(self._take, argv=argv, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.session.close()
+
+    @property
+    def endings(self) -> list[AnyEvent]:
+        with self._condition:
+            return [event for event in self.events if not isinstance(event, Progress | Reading | Token | Attempt)]
+
+    def wait_for_endings(self, count: int) -> list[AnyEvent]:
+        """Wait until there are `count` endings and return them."""
+        self.wait_until(lambda: len(self.endings) >= count)
+        return self.endings
+
+    def wait_for_event(self, wanted: type[AnyEvent], **fields: object) -> AnyEvent:
+        """Wait for an event of this type with these fields and return the first."""
+
+        def matches(event: AnyEvent) -> bool:
+            return isinstance(event, wanted) and all(getattr(event, key) == value for key, value in fields.items())
+
+        self.wait_until(lambda: any(matches(event) for event in self.events))
+        return next(event for event in self.events if matches(event))
+
+    def wait_for_phase(self, phase: Phase) -> None:
+        """Wait until the session is in `phase` now."""
+        self.wait_until(lambda: self.session.snapshot.phase is phase)
+
+    def wait_until(self, condition: Callable[[], bool], *, quietly: bool = False) -> None:
+        """Wait until `condition`, looked at after all that is told, holds; `quietly` also looks without any."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        with self._condition:
+            while not self._condition.wait_for(condition, LOOK_S if quietly else DEADLINE_S):
+                assert time.monotonic() < deadline_s, f"still waiting; so far {self.events}, {self.phases}"
+
+    def _take(self, news: News) -> None:
+        if isinstance(news, DeviceMemoryReadings):
+            if self.on_device_memory is not None:
+                self.on_device_memory(news)
+            return
+        with self._condition:
+            if not isinstance(news, Snapshot):
+                self.events.append(news)
+            elif self.phases[-1:] != [news.phase]:
+                self.phases.append(news.phase)
+            self._condition.notify_all()
+        if self.on_event is not None and not isinstance(news, Snapshot):
+            self.on_event(news)

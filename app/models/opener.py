@@ -19,12 +19,12 @@ from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from app.side_files import OpenedFile, open_file
+from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
-from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel
@@ -84,13 +84,24 @@ class ModelOpener(QObject):
         self.model_changed.emit(model.file)
 
     def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:
-        """Read a model beside the GUI thread; of several asked for in quick succession the last one counts."""
+        """Read a model and find its first layout beside the GUI thread; of several asked for in quick succession the
+        last one counts."""
         self._asked += 1
-        number = self._asked
+        number, rig = self._asked, self._live.rig
 
-        def show(opened: OpenedFile) -> None:
-            if number == self._asked:
-                self._on_read(opened)
+        def read_and_plan() -> tuple[OpenedFile, Edit]:
+            opened = read()
+            return opened, _first_edit(opened, rig)
+
+        def show(found: tuple[OpenedFile, Edit]) -> None:
+            if number != self._asked:
+                return
+            opened, edit = found
+            if self._live.rig.ids == rig.ids:
+                self._on_read(opened, edit)
+            else:
+                # Devices came or went meanwhile: what is to be planned for are those that are there now.
+                self._open(what, lambda: opened, path)
 
         def failed(error: EngineError) -> None:
             if number == self._asked:
@@ -99,9 +110,9 @@ class ModelOpener(QObject):
                     self.recent_changed.emit()
                 self._notices.tell(error)
 
-        self._background.run(what, read, show, failed)
+        self._background.run(what, read_and_plan, show, failed)
 
-    def _on_read(self, opened: OpenedFile) -> None:
+    def _on_read(self, opened: OpenedFile, edit: Edit) -> None:
         file = opened.model
         detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
         self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
@@ -110,15 +121,14 @@ class ModelOpener(QObject):
         if known is not None:
             self.show(known)
         else:
-            self._begin(self._models.place(file, opened.key), file, opened.side_files)
+            self._begin(self._models.place(file, opened.key), file, edit)
         self._notices.say(f"Opened {file.name}")
         for problem in opened.problems:
             self._notices.tell(problem)
 
-    def _begin(self, model: OpenModel, file: ModelFile, beside: SideFiles) -> None:
+    def _begin(self, model: OpenModel, file: ModelFile, edit: Edit) -> None:
         self._make_current(model)
-        context, rig = default_context(file), self._live.rig
-        self._document.open(file, rig, Edit(initial_layout(file, rig, context, beside), context, beside))
+        self._document.open(file, self._live.rig, edit)
         self.model_changed.emit(file)
 
     def _make_current(self, model: OpenModel) -> None:
@@ -126,3 +136,9 @@ class ModelOpener(QObject):
         if model is not left:
             left.sheet = self._document.put_aside()
             self._models.make_current(model)
+
+
+def _first_edit(opened: OpenedFile, rig: Rig) -> Edit:
+    """Return what an opened model begins with on `rig`."""
+    context, beside = default_context(opened.model), opened.side_files
+    return Edit(initial_layout(opened.model, rig, context, beside), context, beside)

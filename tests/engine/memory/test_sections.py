@@ -14,23 +14,27 @@ from engine.memory.compute_graph.ggml.allocator import Allocation
 from engine.memory.model_memory import ModelMemory
 from tests.support.truth import truth_model
 
-DEVICES = ("A", "B", "C")
+DEVICES = ("A", "B", "C", "D", "E")
 RIG = Rig(tuple(Device(name, "card", "CUDA", "gpu", 1 << 40) for name in DEVICES), make_host("host", 1 << 41))
 EXPERTS = Override(CPU_ID, pattern=r"\.ffn_(up|down|gate)_exps")
 NAMES = (
     "falcon-mamba-7b", "gemma-3-4b", "gpt-oss-20b", "jamba-v0.1-52b", "llama-3.2-1b", "nemotron-nano-9b-v2",
-    "qwen35-dense",
+    "nemotron_h-dense", "qwen35-dense",
 )  # fmt: skip
 
 
 def _layout(n_layers: int, numbers: random.Random) -> Layout:
-    """Return a layout of up to four runs in any order, with an output anywhere and perhaps with overrides."""
-    cuts = sorted(numbers.sample(range(1, n_layers), min(3, n_layers - 1)))
+    """Return a layout of up to five runs in any order, with an output anywhere and perhaps with overrides."""
+    cuts = sorted(numbers.sample(range(1, n_layers), min(4, n_layers - 1)))
     places: list[str] = []
     for start, end in zip([0, *cuts], [*cuts, n_layers], strict=True):
         places += [numbers.choice((CPU_ID, *DEVICES))] * (end - start)
     layout = make_layout(n_layers, places, numbers.choice((None, CPU_ID, *DEVICES)))
-    overrides = (EXPERTS,) if numbers.random() < 0.3 else ()
+    overrides: tuple[Override, ...] = ()
+    if numbers.random() < 0.5:
+        first = numbers.randrange(n_layers)
+        moved = Override(numbers.choice(DEVICES), part="all", first=first, last=numbers.randrange(first, n_layers))
+        overrides = numbers.choice(((EXPERTS,), (moved,), (moved, EXPERTS)))
     return Layout(n_layers, layout.runs, layout.output_device, overrides=overrides)
 
 
@@ -67,3 +71,19 @@ def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: py
         memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
     assert work["sections"] == first["sections"]
     assert work["steps"] - first["steps"] <= 4 * n_layers // 4
+
+
+def test_what_was_found_at_one_boundary_holds_at_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    memory = ModelMemory(truth_model("qwen3-30b-a3b"))
+    n_layers, work = memory.model.n_layers, {"steps": 0}
+    fill = Allocation.fill
+    monkeypatch.setattr(Allocation, "fill", lambda *a: (work.update(steps=work["steps"] + 1), fill(*a))[1])
+    counts = []
+    for moved in ((0, 0), (1, 0), (0, 1)):
+        cuts = [0, 9, 19 + moved[0], 29 + moved[1], 39, n_layers]
+        places = [DEVICES[place] for place in range(5) for _ in range(cuts[place + 1] - cuts[place])]
+        work["steps"] = 0
+        memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
+        counts.append(work["steps"])
+    assert counts[0] > 0
+    assert counts[2] <= counts[1] // 2

@@ -21,9 +21,9 @@ from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.fit.strategies.watch import Watch
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import KvType
 from engine.layout.layout import Layout
 from engine.plan.edit import Edit
+from engine.settings.context_settings import KvType
 from widgets.controls.auto_wishes import AutoWishes
 from widgets.layout_editor.moves import PinToggle
 from widgets.layout_editor.pins import PinnedLayers, Pins

@@ -13,7 +13,7 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import CPU_ID, Rig
 from engine.errors import EngineError
 from engine.fit.calibration import NO_CALIBRATION, Calibration, read_calibration, write_calibration
-from engine.runner.events import Loaded
+from engine.session.events import Loaded
 from engine.telemetry.sample import Sample
 
 _log = logging.getLogger("layerdeck.calibration")

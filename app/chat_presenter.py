@@ -7,7 +7,7 @@ from PySide6.QtCore import QObject
 from app.conversation import ContextUse
 from app.loading import ModelState
 from app.open_model import OpenModel
-from engine.runner.events import Done
+from engine.session.events import Done
 from widgets.chat.chat_pane import ChatPane
 
 

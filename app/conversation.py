@@ -9,9 +9,9 @@ from PySide6.QtCore import QObject, Signal
 
 from app.loading import AnswerLost, Loading, ModelState
 from engine.errors import EngineError
-from engine.fit.preview import LoadedLayout
-from engine.runner.events import Done, Token
-from engine.runner.protocol import ChatMessage, Generate
+from engine.plan.preview import LoadedLayout
+from engine.protocol.messages import ChatMessage, Generate
+from engine.session.events import Done, Token
 
 
 @dataclass(frozen=True, slots=True)

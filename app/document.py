@@ -12,14 +12,14 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
 from engine.devices.device import Rig
-from engine.fit.preview import Preview, PreviewTables, make_preview
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.runner.probe_cache import ProbeCache
+from engine.plan.preview import Preview, PreviewTables, make_preview
+from engine.probing.probe_cache import ProbeCache
+from engine.settings.context_settings import ContextSettings
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal
 
-from engine.runner.events import (
+from engine.protocol.messages import DeviceMemoryReadings
+from engine.session.driver import News
+from engine.session.events import (
     Answered,
     Attempt,
     Cancelled,
@@ -17,8 +19,6 @@ from engine.runner.events import (
     Reading,
     Token,
 )
-from engine.runner.protocol import DeviceMemoryReadings
-from engine.session.driver import News
 from engine.session.session import ModelSession
 from engine.session.snapshot import Snapshot
 from engine.telemetry.memory_holders import memory_holders

@@ -12,7 +12,7 @@ from app.open_model import OpenModel
 from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from app.status_line import StatusLine
-from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
+from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
 from widgets.controls.settings_bar import SettingsBar
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.outcome import ProposalWords, progress_words

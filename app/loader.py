@@ -16,7 +16,7 @@ from app.room import Room, find_room, load_question
 from app.settings import Settings
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan
-from engine.runner.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
+from engine.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
 from widgets.library.load_question import LoadAnswer, LoadChoice
 
 

@@ -9,13 +9,13 @@ from PySide6.QtCore import QObject, Signal
 
 from app.calibrator import Calibrator
 from app.engine_bridge import EngineBridge
-from engine.fit.preview import LoadedLayout
 from engine.fit.proposals import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.plan.edit import Edit
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
-from engine.runner.load_order import LoadOrder
-from engine.runner.protocol import Generate
+from engine.plan.preview import LoadedLayout
+from engine.protocol.messages import Generate
+from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
+from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import LoadedInfo
 

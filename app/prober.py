@@ -11,8 +11,8 @@ from app.background import Background
 from app.document import LayoutDocument
 from engine.errors import EngineError
 from engine.plan.plan import Plan
-from engine.runner.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.runner.spare import SpareChild
+from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
+from engine.process.spare import SpareChild
 
 _log = logging.getLogger("layerdeck.prober")
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from engine.devices.device import Rig
 from engine.fit.beside import rows_fit
 from engine.fit.loaded_models import LoadedModel, choose_victims
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
 

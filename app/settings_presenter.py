@@ -12,9 +12,9 @@ from app.document import LayoutDocument
 from app.open_models import OpenModels
 from app.side_files import SideFileKeeper
 from engine.devices.device import Rig
-from engine.fit.decisions.attention import refused_cache_types
-from engine.fit.preview import LoadedLayout, Preview
 from engine.memory.side_files import SideFiles
+from engine.plan.decisions.attention import refused_cache_types
+from engine.plan.preview import LoadedLayout, Preview
 from widgets.controls.decided import value_text
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.settings_dialog import SettingsDialog

@@ -18,7 +18,7 @@ def measured_book(
 
     Blocks for about a second per device; never for the GUI thread.
     """
-    from engine.runner.speeds import measure_speeds
+    from engine.rigs.speeds import measure_speeds
 
     found = measure_speeds(rig, held=held, cancel=cancel)
     for device in rig.all_devices:

@@ -20,7 +20,7 @@ from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.fit.strategies.speeds import Speeds, layout_class
 from engine.memory.model_memory import ModelMemory
-from engine.runner.events import Done
+from engine.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")
 

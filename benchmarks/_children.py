@@ -18,9 +18,9 @@ import numpy as np
 
 from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
-from engine.runner.protocol import AnyMessage, AnyRequest, Load
+from engine.protocol.messages import AnyMessage, AnyRequest, Load
+from engine.settings.context_settings import ContextSettings
 
 ROOT = Path(__file__).resolve().parent.parent
 TIMEOUT_S = 300

@@ -19,12 +19,12 @@ from itertools import pairwise
 
 from benchmarks.plan_time import EXPERTS
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.preview import PreviewTables, make_preview
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
+from engine.plan.preview import PreviewTables, make_preview
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.truth import MODEL_NAMES, truth_model
 

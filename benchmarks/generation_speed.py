@@ -29,7 +29,7 @@ from benchmarks._children import (
     usable_processors,
     write_model,
 )
-from engine.runner.protocol import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 
 N_CTX = 1024
 """Of each request."""

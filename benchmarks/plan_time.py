@@ -17,13 +17,13 @@ from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import Preview, PreviewTables, make_preview
 from engine.gguf.blocks import group_blocks
 from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
+from engine.plan.preview import Preview, PreviewTables, make_preview
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.truth import truth_model
 

@@ -24,14 +24,14 @@ from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
-from engine.runner.host import host_device
-from engine.runner.probe import DEFAULT_TIMEOUT_S, ProbeRun
-from engine.runner.probe_cache import ProbeCache
-from engine.runner.spare import SpareChild
+from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun
+from engine.probing.probe_cache import ProbeCache
+from engine.process.spare import SpareChild
+from engine.rigs.host import host_device
+from engine.settings.context_settings import ContextSettings
 
 ROUNDS = 7
 N_CTX = 4096

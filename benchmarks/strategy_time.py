@@ -19,8 +19,8 @@ from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, find_strategy
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.watch import Watch
-from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.truth import truth_model
 

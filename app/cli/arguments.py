@@ -91,7 +91,7 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_load_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
-    from engine.runner.load_order import DEFAULT_RETRIES
+    from engine.session.load_order import DEFAULT_RETRIES
 
     _add_layout_arguments(command)
     command.add_argument("--prompt", metavar="TEXT")

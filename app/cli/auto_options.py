@@ -12,7 +12,7 @@ from engine.devices.device import Rig
 from engine.errors import ArgumentError
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import Constraints, Pin
-from engine.layout.context_settings import KV_TYPES, KvType
+from engine.settings.context_settings import KV_TYPES, KvType
 from engine.units import parse_size
 
 STRATEGIES = ("fewest", "priority", "balanced", "proportional", "experts", "context", "fastest")

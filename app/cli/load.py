@@ -17,7 +17,10 @@ from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from app.cli.prompts import AnswerEnding, Answers, Ending, prompts_of
 from engine.errors import ArgumentError, EngineError, RuleViolationError
 from engine.plan.plan import Plan
-from engine.runner.events import (
+from engine.probing.probe import probe
+from engine.protocol.messages import ChatMessage, Generate
+from engine.session.driver import News
+from engine.session.events import (
     Attempt,
     Cancelled,
     Crashed,
@@ -29,10 +32,7 @@ from engine.runner.events import (
     Stage,
     Token,
 )
-from engine.runner.load_order import LoadOrder, RetryPolicy
-from engine.runner.probe import probe
-from engine.runner.protocol import ChatMessage, Generate
-from engine.session.driver import News
+from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.session import ModelSession
 from engine.session.snapshot import Phase, Snapshot
 from engine.telemetry.memory_holders import memory_holders

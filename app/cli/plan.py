@@ -8,9 +8,9 @@ from app.cli import exit_codes
 from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_line
 from engine.errors import BusyError, UnreachableError
-from engine.fit.plan_document import plan_document, plan_text
 from engine.plan.plan import Plan
-from engine.runner.probe import probe
+from engine.plan.plan_document import plan_document, plan_text
+from engine.probing.probe import probe
 
 
 def run_plan(options: Namespace) -> int:

@@ -6,8 +6,8 @@ import sys
 
 from app.cli.output import print_document, print_event, print_line, print_text, say
 from engine.devices.holder import holder_words
-from engine.fit.report import DeviceRow
-from engine.runner.events import (
+from engine.plan.report import DeviceRow
+from engine.session.events import (
     AnyEvent,
     Attempt,
     Cancelled,

@@ -10,7 +10,7 @@ import msgspec
 
 from engine.errors import ArgumentError
 from engine.files import read_at_most
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
+from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
 
 _MAX_BYTES = 64 * 1024 * 1024
 

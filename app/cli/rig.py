@@ -10,8 +10,8 @@ from app.cli import exit_codes
 from app.cli.interrupts import on_interrupt
 from app.cli.output import print_text, say
 from engine.devices.rig_file import encode_rig, write_rig
-from engine.runner.lab import CAPS_NOT_ENFORCED, LabRig, serve
-from engine.runner.protocol import Serving
+from engine.protocol.messages import Serving
+from engine.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
 
 _POLL_S = 0.5
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""

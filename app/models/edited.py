@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from app.document import LayoutDocument
-from engine.fit.preview import LoadedLayout
+from engine.plan.preview import LoadedLayout
 
 
 def is_edited(document: LayoutDocument, loaded: LoadedLayout | None) -> bool:

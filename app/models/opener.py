@@ -21,10 +21,10 @@ from app.settings import Settings
 from app.side_files import OpenedFile, open_file
 from engine.devices.device import Rig
 from engine.errors import EngineError
-from engine.fit.decisions.defaults import default_context
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
+from engine.plan.decisions.defaults import default_context
 from engine.plan.edit import Edit
 from engine.units import MIB, format_bytes
 from widgets.library.recent_model import RecentModel

@@ -12,7 +12,7 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import EngineError
-from engine.runner.lab import LabRig
+from engine.rigs.lab import LabRig
 from engine.telemetry.rpc_worker import WorkerProcess
 
 _log = logging.getLogger("layerdeck.rig")

@@ -12,8 +12,8 @@ from app.rig.device_list import DeviceList
 from engine.devices.device import Rig
 from engine.fit.calibration import NO_CALIBRATION, Calibration
 from engine.fit.loaded_models import LoadedModel
-from engine.runner.host import host_device
-from engine.runner.protocol import DeviceMemoryReading
+from engine.protocol.messages import DeviceMemoryReading
+from engine.rigs.host import host_device
 from engine.telemetry.sample import Sample
 
 NOT_HERE = "from the rig file"

@@ -12,7 +12,7 @@ from app.notices import Notices
 from app.paths import self_test_path
 from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
-from engine.runner.self_test import keep_verdict, try_repeated
+from engine.rigs.self_test import keep_verdict, try_repeated
 
 
 class RepeatTest(QObject):

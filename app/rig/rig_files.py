@@ -14,7 +14,7 @@ from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig, write_rig
-from engine.runner.discovery import discover
+from engine.rigs.discovery import discover
 
 
 class RigFiles(QObject):

@@ -7,10 +7,10 @@ from PySide6.QtCore import QObject
 from app.actions import Actions
 from app.document import LayoutDocument
 from app.rig.live_rig import LiveRig
-from engine.fit.decisions.defaults import trained_length
-from engine.fit.preview import Preview
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
+from engine.plan.decisions.defaults import trained_length
+from engine.plan.preview import Preview
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareChange, ShareEditor
 from widgets.controls.states import SplitModeChoice

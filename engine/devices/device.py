@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -109,3 +110,8 @@ def find_id_fault(device_id: str) -> str | None:
     if _ID.fullmatch(device_id):
         return None
     return f'"{device_id[:60]}" is no device id; ids have letters, digits, "_", "." and "-", such as "CUDA0"'
+
+
+def names_of(devices: Iterable[Device]) -> str:
+    """Return the ids of devices for a sentence."""
+    return ", ".join(device.id for device in devices)

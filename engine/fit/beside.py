@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from engine.devices.device import Device, Holding, Rig
 from engine.fit.loaded_models import LoadedModel
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 
 _Others = Sequence[LoadedModel]
 

@@ -14,8 +14,8 @@ import msgspec
 
 from engine.devices.device import Device, Rig
 from engine.errors import PlacedError
-from engine.fit.report import DeviceRow
 from engine.json_file import read_kept, write_kept
+from engine.plan.report import DeviceRow
 from engine.units import GIB
 
 VERSION = 1

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import msgspec
 
-from engine.fit.report import DeviceRow
 from engine.gguf.model_file import MetadataValue, ModelFile
 from engine.layout.layout_file import LayoutFile, layout_document
 from engine.plan.plan import Plan
+from engine.plan.report import DeviceRow
 from engine.units import MIB
 
 TOLERANCE = 0.03

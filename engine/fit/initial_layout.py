@@ -9,16 +9,16 @@ from __future__ import annotations
 import msgspec
 
 from engine.devices.device import Rig
-from engine.fit.decisions.context_length import context_lengths
 from engine.fit.strategies.choosing import choose
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.workbench import Workbench
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.decisions.context_length import context_lengths
+from engine.settings.context_settings import ContextSettings
 
 
 def initial_layout(

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
-from engine.fit.preview import LoadedLayout
 from engine.gguf.identity import FileIdentity
+from engine.plan.preview import LoadedLayout
 
 UNTIL_UNLOADED_S = inf
 AFTER_THE_ANSWER_S = 0.0

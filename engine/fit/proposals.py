@@ -11,14 +11,14 @@ import msgspec
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.layer_moves import Move, layer_words, moves_off
-from engine.fit.report import DeviceRow, FitReport
 from engine.fit.shares import share_words, shares_within
 from engine.fit.smaller_caches import cache_words, smaller_caches
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import Grade
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
+from engine.plan.report import DeviceRow, FitReport
+from engine.settings.context_settings import ContextSettings
 from engine.units import format_bytes
 
 ProposalKind = Literal["layers", "shares", "context", "cache", "experts", "ubatch", "unload", "cache_and_context"]

@@ -11,13 +11,13 @@ from functools import partial
 
 from engine.devices.device import CPU_ID, Rig
 from engine.fit.layer_moves import moves_off, pushed_to_cpu
-from engine.fit.preview import make_report
-from engine.fit.report import FitReport
 from engine.fit.shares import shares_within
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, single_device
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.plan.preview import make_report
+from engine.plan.report import FitReport
+from engine.settings.context_settings import ContextSettings
 
 MAX_ESTIMATES = 160
 """Layouts estimated for one answer: a person waits for it."""

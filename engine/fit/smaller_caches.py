@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from engine.gguf.tensor_types import TYPES_BY_NAME
-from engine.layout.context_settings import ContextSettings, KvType
+from engine.settings.context_settings import ContextSettings, KvType
 
 _SMALL_TYPES: tuple[KvType, ...] = ("q8_0", "q4_0")
 

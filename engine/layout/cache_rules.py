@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from engine.architectures.registry import architecture_rules
 from engine.gguf.model_file import ModelFile
 from engine.gguf.tensor_types import TYPES_BY_NAME
-from engine.layout.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.layout.violation import Violation
+from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.settings.table import MAX_SEQUENCES
 
 KV_BLOCK_ELEMENTS: Mapping[KvType, int] = {kind: TYPES_BY_NAME[kind].block_elements for kind in KV_TYPES}

@@ -9,7 +9,6 @@ from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.cache_rules import cache_violations
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import (
     MAX_DEVICES,
     MAX_ENTRIES,
@@ -25,6 +24,7 @@ from engine.layout.tensor_rules import (
     tensor_override_violations,
 )
 from engine.layout.violation import Violation
+from engine.settings.context_settings import ContextSettings
 
 __all__ = ["Violation", "violations"]
 

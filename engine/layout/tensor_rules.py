@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import Block, ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import TensorOverride, leading_cpu_layers, tensor_overrides
 from engine.layout.layout import Layout
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.layout.violation import Violation
+from engine.settings.context_settings import ContextSettings
 
 _FEED_FORWARD = re.compile(r"ffn_(gate_up|gate|up|down)((?:_(?:ch)?exps|_shexp)?)\.(?:weight|bias)")
 _MIRRORED = re.compile(r"\w*norm\w*\..*|ffn_gate_inp(?:_\w+)?\..*|attn_output\.(?:weight|bias)")

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.memory.backends import HOST_RULE
 from engine.memory.hyper_parameters import MissingNumberError, read_state
 from engine.memory.kv_cache import layer_states
+from engine.settings.context_settings import ContextSettings
 
 _SPAN_TOKENS = 1 << 22
 """Longer than any window, and a multiple of what cells are padded to and of what keys are compressed by."""

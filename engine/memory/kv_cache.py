@@ -7,9 +7,9 @@ from typing import Literal
 
 from engine.architectures.record import COMPRESSED_RATIOS, Architecture
 from engine.gguf.tensor_types import TYPES_BY_NAME
-from engine.layout.context_settings import ContextSettings, KvType
 from engine.memory.backends import ROW_PADDING, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
+from engine.settings.context_settings import ContextSettings, KvType
 
 CELL_PADDING = 256
 """The engine rounds the cells of a sequence up to this (`GGML_PAD(n_ctx, 256)` in `llama_context`)."""

@@ -9,7 +9,6 @@ from engine.architectures.record import Architecture
 from engine.architectures.registry import find_architecture
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
@@ -20,6 +19,7 @@ from engine.memory.override_homes import OverrideHomes
 from engine.memory.override_weights import OverriddenWeights
 from engine.memory.placement import Placement, place
 from engine.memory.weights import HostWeights, WeightTables
+from engine.settings.context_settings import ContextSettings
 from engine.settings.table import SETTINGS
 
 if TYPE_CHECKING:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import (
     TensorOverride,
     entries,
@@ -17,6 +16,7 @@ from engine.layout.engine_parameters import (
 )
 from engine.layout.layout import Layout, Run
 from engine.memory.backends import BackendTraits, backend_traits, supports_mapping
+from engine.settings.context_settings import ContextSettings
 
 _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 

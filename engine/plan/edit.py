@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.settings.context_settings import ContextSettings
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING
 
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, RuleViolationError
-from engine.fit.advice import Advice, advice
-from engine.fit.check import check_fit
-from engine.fit.decisions.decision import Decision
-from engine.fit.report import DeviceRow, FitReport, make_row
-from engine.fit.side_file_rules import side_file_violations
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
 from engine.layout.layout import Layout
 from engine.layout.rules import Violation, violations
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.model_memory import ModelMemory
+from engine.plan.advice import Advice, advice
+from engine.plan.check import check_fit
+from engine.plan.decisions.decision import Decision
 from engine.plan.edit import Edit
+from engine.plan.report import DeviceRow, FitReport, make_row
+from engine.plan.side_file_rules import side_file_violations
+from engine.settings.context_settings import ContextSettings
 from engine.settings.table import memory_part
 
 if TYPE_CHECKING:
-    from engine.fit.decisions.resolve import Resolved
+    from engine.plan.decisions.resolve import Resolved
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Plan:
     @cached_property
     def resolved(self) -> Resolved:
         """The settings that are used, with what was decided and the estimate that the decisions rest on."""
-        from engine.fit.decisions.resolve import resolve
+        from engine.plan.decisions.resolve import resolve
 
         return resolve(self.memory, self.rig, self.edit.layout, self.edit.context, self.edit.side_files)
 

@@ -9,7 +9,7 @@ from engine.errors import ModelFileError
 from engine.memory.backends import backend_traits
 from engine.memory.side_files import Projector
 from engine.plan.plan import Plan
-from engine.runner.protocol import OFFLOAD_VARIABLE, AdapterFile, DeviceRef, Load, Probe, ProjectorFile
+from engine.protocol.messages import OFFLOAD_VARIABLE, AdapterFile, DeviceRef, Load, Probe, ProjectorFile
 
 
 def load_request(plan: Plan) -> Load:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from engine.devices.device import Device, Rig
-from engine.runner.discovery import discover
-from engine.runner.self_test import read_verdicts, with_verdicts
+from engine.rigs.discovery import discover
+from engine.rigs.self_test import read_verdicts, with_verdicts
 from engine.telemetry.cards import read_card_facts, with_display_margins
 
 

@@ -8,9 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from engine.errors import ArgumentError
-from engine.runner import events
-from engine.runner.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     AllocationFailure,
     Answer,
     AnyMessage,
@@ -22,8 +20,9 @@ from engine.runner.protocol import (
     Reading,
     Stop,
 )
-from engine.runner.reports import done_event, failed_event, out_of_memory_event
-from engine.session import effects
+from engine.session import effects, events
+from engine.session.events import Answered, Cancelled, Crashed, Done, Failed, OutOfMemory, RequestEnding, Token
+from engine.session.reports import done_event, failed_event, out_of_memory_event
 from engine.session.state import RequestRun, RequestState, State
 from engine.session.turn import Turn
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from engine.fit.step_back import Refusal
 from engine.layout.layout import Layout
-from engine.runner.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory
+from engine.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory
 from engine.units import format_bytes
 
 FIRST_REASON = "The layout as it was asked for."

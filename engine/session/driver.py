@@ -17,11 +17,11 @@ from functools import partial
 from engine.cancellation import CancelToken
 from engine.errors import ArgumentError
 from engine.plan.requests import environment
-from engine.runner.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
-from engine.runner.events import AnyEvent
-from engine.runner.outcome import ProcessOutcome
-from engine.runner.protocol import AnyMessage, DeviceMemoryReadings
+from engine.process.child import DEFAULT_STALL_TIMEOUT_S, ChildProcess
+from engine.process.outcome import ProcessOutcome
+from engine.protocol.messages import AnyMessage, DeviceMemoryReadings
 from engine.session import effects, inputs
+from engine.session.events import AnyEvent
 from engine.session.machine import advance
 from engine.session.snapshot import Snapshot, snapshot_of
 from engine.session.state import STOP_TIMEOUT_S, State

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from engine.fit.step_back import Tried
 from engine.plan.plan import Plan
-from engine.runner import protocol
-from engine.runner.events import AnyEvent, OutOfMemory
-from engine.runner.load_order import LoadOrder
+from engine.protocol import messages as protocol
+from engine.session.events import AnyEvent, OutOfMemory
+from engine.session.load_order import LoadOrder
 
 # ------------------------------------------------------------------ children
 

@@ -10,10 +10,10 @@ from engine.devices.holder import MemoryHolder
 from engine.fit.proposals import Proposal
 from engine.fit.step_back import Step
 from engine.plan.plan import Plan
-from engine.runner import protocol
-from engine.runner.events import Failed
-from engine.runner.load_order import LoadOrder
-from engine.runner.outcome import ProcessOutcome
+from engine.process.outcome import ProcessOutcome
+from engine.protocol import messages as protocol
+from engine.session.events import Failed
+from engine.session.load_order import LoadOrder
 
 # ------------------------------------------------------------------ commands
 

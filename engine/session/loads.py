@@ -11,10 +11,7 @@ import msgspec
 from engine.fit.step_back import Step as NextLayout
 from engine.fit.step_back import Tried, layout_words, shortage_words
 from engine.plan.plan import Plan
-from engine.runner.events import Attempt, Cancelled, Failed, LoadEnding, OutOfMemory
-from engine.runner.greetings import Greetings
-from engine.runner.load_order import LoadOrder
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     AllocationFailure,
     AnyMessage,
     Failure,
@@ -24,9 +21,12 @@ from engine.runner.protocol import (
     Stop,
     Stopped,
 )
-from engine.runner.reports import failed_event, loaded_event, out_of_memory_event, refusal
 from engine.session import effects, inputs
 from engine.session.attempts import FIRST_REASON, LoadAttempt, outcome_words, refusal_of
+from engine.session.events import Attempt, Cancelled, Failed, LoadEnding, OutOfMemory
+from engine.session.greetings import Greetings
+from engine.session.load_order import LoadOrder
+from engine.session.reports import failed_event, loaded_event, out_of_memory_event, refusal
 from engine.session.stages import StageMark
 from engine.session.state import Child, LoadedInfo, LoadResult, LoadRun, Step, out_of_memory_ending
 from engine.session.turn import Turn

@@ -5,11 +5,11 @@ from __future__ import annotations
 from functools import partial
 
 from engine.plan.plan import Plan
-from engine.runner.events import Crashed, Failed, Stage
-from engine.runner.greetings import Greetings
-from engine.runner.outcome import EndReason, ProcessOutcome
-from engine.runner.reports import crash_event, lost_event
+from engine.process.outcome import EndReason, ProcessOutcome
 from engine.session import answers, effects, loads
+from engine.session.events import Crashed, Failed, Stage
+from engine.session.greetings import Greetings
+from engine.session.reports import crash_event, lost_event
 from engine.session.state import Loss, Step
 from engine.session.turn import Turn
 

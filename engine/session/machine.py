@@ -9,8 +9,8 @@ from __future__ import annotations
 from functools import partial
 
 from engine.errors import ArgumentError
-from engine.runner.outcome import EndReason
-from engine.runner.protocol import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
+from engine.process.outcome import EndReason
+from engine.protocol.messages import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
 from engine.session import answers, effects, inputs, loads, losses
 from engine.session.effects import Effect
 from engine.session.inputs import Input

@@ -6,13 +6,13 @@ from collections.abc import Callable, Sequence
 
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
-from engine.runner.child import DEFAULT_STALL_TIMEOUT_S
-from engine.runner.load_order import LoadOrder
-from engine.runner.probe_cache import ProbeCache
-from engine.runner.proposal_checks import LIMIT_S
-from engine.runner.protocol import AnyModelRequest
+from engine.probing.probe_cache import ProbeCache
+from engine.probing.proposal_checks import LIMIT_S
+from engine.process.child import DEFAULT_STALL_TIMEOUT_S
+from engine.protocol.messages import AnyModelRequest
 from engine.session import inputs
 from engine.session.driver import Driver, DriverOptions, Receiver
+from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import STOP_TIMEOUT_S
 from engine.session.work import Workshop, nobody

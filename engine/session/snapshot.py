@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.fit.proposals import Proposal
-from engine.runner.events import LoadEnding, Stage
-from engine.runner.load_order import LoadOrder
 from engine.session.attempts import LoadAttempt
+from engine.session.events import LoadEnding, Stage
+from engine.session.load_order import LoadOrder
 from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.runner.events import STAGE_WORDS, Progress, Stage
-from engine.runner.protocol import StageProgress
+from engine.protocol.messages import StageProgress
+from engine.session.events import STAGE_WORDS, Progress, Stage
 
 _STAGES: tuple[Stage, ...] = tuple(STAGE_WORDS)
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.fit.proposals import Proposal
-from engine.fit.report import DeviceRow
 from engine.fit.step_back import Tried
-from engine.layout.context_settings import ContextSettings
 from engine.plan.plan import Plan
-from engine.runner.events import LoadEnding, OutOfMemory, Stage
-from engine.runner.load_order import LoadOrder
-from engine.runner.outcome import ProcessOutcome
-from engine.runner.protocol import AnyModelRequest, Load
+from engine.plan.report import DeviceRow
+from engine.process.outcome import ProcessOutcome
+from engine.protocol.messages import AnyModelRequest, Load
 from engine.session.attempts import LoadAttempt
+from engine.session.events import LoadEnding, OutOfMemory, Stage
+from engine.session.load_order import LoadOrder
 from engine.session.stages import StageMark
+from engine.settings.context_settings import ContextSettings
 
 STOP_TIMEOUT_S = 2.0
 """From asking for an end until the child has been killed, if that is what it takes."""

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from engine.runner.events import AnyEvent
-from engine.runner.protocol import AnyRequest
+from engine.protocol.messages import AnyRequest
 from engine.session import effects
 from engine.session.effects import Effect
+from engine.session.events import AnyEvent
 from engine.session.state import Child, LoadRun, State, Step
 
 

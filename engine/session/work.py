@@ -9,16 +9,16 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
 from engine.errors import EngineError
-from engine.fit.report import FitReport
 from engine.fit.step_back import step_back
 from engine.plan.plan import Plan
+from engine.plan.report import FitReport
 from engine.plan.requests import load_request
-from engine.runner.events import Failed
-from engine.runner.greetings import greetings_of
-from engine.runner.probe import Probes
-from engine.runner.probe_cache import ProbeCache
-from engine.runner.proposal_checks import LIMIT_S, ProposalCheck, missing_bytes
+from engine.probing.probe import Probes
+from engine.probing.probe_cache import ProbeCache
+from engine.probing.proposal_checks import LIMIT_S, ProposalCheck, missing_bytes
 from engine.session import effects, inputs
+from engine.session.events import Failed
+from engine.session.greetings import greetings_of
 
 
 def nobody(_device: Device) -> tuple[MemoryHolder, ...]:

@@ -43,7 +43,7 @@ _NULL = LeftOpen(None, None)
 @dataclass(frozen=True, slots=True)
 class Setting:
     """`label` is its name in a form, `help` a clause on what it does; `decided_by`: the module of
-    `engine.fit.decisions` that says what is used and why, empty where nothing is decided.
+    `engine.plan.decisions` that says what is used and why, empty where nothing is decided.
 
     `rare`: written to a file only where it is not the default.
     """

@@ -8,7 +8,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     PROTOCOL_VERSION,
     AnyRequest,
     DeviceMemoryQuery,

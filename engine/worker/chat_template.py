@@ -14,7 +14,7 @@ import jinja2.nodes
 import jinja2.parser
 import jinja2.sandbox
 
-from engine.runner.protocol import ChatMessage
+from engine.protocol.messages import ChatMessage
 from engine.worker.limits import TimeIsUp, memory_limit, time_limit
 
 RENDER_SECONDS = 2.0

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from engine.runner.protocol import Message, ModelRequest
+from engine.protocol.messages import Message, ModelRequest
 from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
 from engine.worker.kinds import begin

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.pci import parse_pci_name
-from engine.runner.protocol import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
+from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
 from engine.worker.bindings import DEVICE_KINDS, Bindings
 from engine.worker.outcome import failure
 

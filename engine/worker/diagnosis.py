@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from engine.runner.protocol import AllocationFailure, Failure, LoadStage, Part
+from engine.protocol.messages import AllocationFailure, Failure, LoadStage, Part
 from engine.worker.devices import ResolvedDevices
 from engine.worker.log import FailedAllocation, LogFacts
 

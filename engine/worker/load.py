@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from engine.runner.protocol import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
+from engine.protocol.messages import AllocationFailure, Load, LoadedModel, Part, Probe, Stopped
 from engine.worker import breakdown
 from engine.worker.bindings import Bindings
 from engine.worker.devices import ResolvedDevices, resolve_devices

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 
-from engine.runner.protocol import LogitDigest, Logits
+from engine.protocol.messages import LogitDigest, Logits
 from engine.worker.diagnosis import decode_failure
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.session import DECODED, Session

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from engine.runner.protocol import META_PREFIX, Part
+from engine.protocol.messages import META_PREFIX, Part
 from engine.worker.bindings import Bindings
 from engine.worker.log import LoggedBuffer
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
-from engine.runner.protocol import AllocationFailure, Message
-from engine.runner.protocol import Failure as FailureMessage
+from engine.protocol.messages import AllocationFailure, Message
+from engine.protocol.messages import Failure as FailureMessage
 
 
 class EndOfRequest(Exception):

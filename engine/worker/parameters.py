@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters, TensorOverride
 from engine.processor import default_threads
+from engine.settings.context_settings import ContextSettings
 from engine.worker.bindings import Bindings, TensorOverrideEntry
 from engine.worker.devices import CPU_ID, ResolvedDevices
 from engine.worker.outcome import failure

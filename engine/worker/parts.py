@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.runner.protocol import Part
+from engine.protocol.messages import Part
 from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import CPU_ID, ResolvedDevices
 from engine.worker.log import LogFacts

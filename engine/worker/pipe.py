@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
-from engine.runner.protocol import Aborting, AnyRequest, Failure, Load, Message, Quit, Stop
+from engine.protocol.messages import Aborting, AnyRequest, Failure, Load, Message, Quit, Stop
 from engine.worker.stop import StopRequest
 
 READ_BYTES = 1 << 16

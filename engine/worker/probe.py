@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.runner.protocol import Probe, Probed
+from engine.protocol.messages import Probe, Probed
 from engine.worker import breakdown
 from engine.worker.bindings import ACCELERATOR_TYPE, Bindings
 from engine.worker.breakdown import BufferBytes

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from engine.runner.protocol import LoadStage, Message, StageProgress
+from engine.protocol.messages import LoadStage, Message, StageProgress
 from engine.worker.effort import TICK_SECONDS, WorkTicks
 
 MIN_STEP = 0.01

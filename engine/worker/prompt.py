@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 
-from engine.runner.protocol import ChatMessage
+from engine.protocol.messages import ChatMessage
 from engine.worker.outcome import failure
 from engine.worker.session import Session
 from engine.worker.text import token_text, tokenize

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from engine.runner.protocol import Generate
+from engine.protocol.messages import Generate
 from engine.worker.bindings import Bindings
 
 MIN_KEEP = 1

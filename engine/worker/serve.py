@@ -10,7 +10,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from engine.runner.protocol import Serve, Serving
+from engine.protocol.messages import Serve, Serving
 from engine.worker.bindings import Bindings
 from engine.worker.devices import CPU_ID
 from engine.worker.limits import data_bytes, limit_data

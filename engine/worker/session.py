@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import AllocationFailure, Failure, Part
+from engine.protocol.messages import AllocationFailure, Failure, Part
+from engine.settings.context_settings import ContextSettings
 from engine.worker import breakdown
 from engine.worker.bindings import Bindings
 from engine.worker.breakdown import BufferBytes

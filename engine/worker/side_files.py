@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from engine.processor import default_threads
-from engine.runner.protocol import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
+from engine.protocol.messages import AdapterFile, AllocationFailure, Load, Part, ProjectorFile
 from engine.worker.bindings import Bindings
 from engine.worker.devices import CPU_ID, ResolvedDevices
 from engine.worker.diagnosis import FreeMemory, allocation_failure

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from engine.runner.protocol import DeviceSpeed, MeasureSpeed
+from engine.protocol.messages import DeviceSpeed, MeasureSpeed
 from engine.worker.bindings import Bindings
 from engine.worker.devices import CPU_ID, resolve_devices
 from engine.worker.outcome import failure

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
-from engine.runner.protocol import Answer, LastWord, Message, Reading
+from engine.protocol.messages import Answer, LastWord, Message, Reading
 from engine.worker.outcome import failure
 from engine.worker.slots import Slot, Slots
 

@@ -7,8 +7,8 @@ import time
 
 import msgspec
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import AllocationFailure, Stopped
+from engine.protocol.messages import AllocationFailure, Stopped
+from engine.settings.context_settings import ContextSettings
 from engine.worker.diagnosis import FreeMemory
 from engine.worker.log import FailedAllocation
 from engine.worker.outcome import EndOfRequest

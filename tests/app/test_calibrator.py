@@ -13,9 +13,9 @@ from app.calibrator import Calibrator
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.calibration import read_calibration
-from engine.fit.report import make_row
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.runner.events import Loaded
+from engine.plan.report import make_row
+from engine.session.events import Loaded
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 

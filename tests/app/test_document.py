@@ -11,14 +11,14 @@ from pytestqt.qtbot import QtBot
 
 from app.document import LayoutDocument
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.preview import Preview
-from engine.fit.report import make_row
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, make_layout, single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.edit import Edit
+from engine.plan.preview import Preview
+from engine.plan.report import make_row
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
 

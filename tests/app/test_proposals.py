@@ -17,12 +17,12 @@ from app.wiring import WindowParts, make_window
 from engine.fit.proposals import Proposal, propose
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.plan.plan import make_plan
-from engine.runner.events import OutOfMemory
-from engine.runner.load_order import LoadOrder
+from engine.session.events import OutOfMemory
+from engine.session.load_order import LoadOrder
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig

@@ -8,9 +8,9 @@ from app.room import Room, find_room, idle_text, load_question
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.beside import rig_beside
 from engine.fit.loaded_models import LoadedModel
-from engine.fit.report import DeviceRow, make_row
 from engine.gguf.identity import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.report import DeviceRow, make_row
 from engine.units import GIB
 from tests.support.orders import worker_device
 

@@ -15,12 +15,12 @@ from app.settings_presenter import loaded_text
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.devices.rig_file import encode_rig
-from engine.fit.preview import LoadedLayout
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
+from engine.plan.preview import LoadedLayout
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from tests.support.models import write_header_only, write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
 from tests.support.side_models import write_tiny_lora, write_tiny_projector

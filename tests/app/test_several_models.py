@@ -16,9 +16,9 @@ from app.open_model import OpenModel
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from widgets.devices.limits import DeviceLimits

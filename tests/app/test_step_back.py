@@ -14,11 +14,11 @@ from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.fit.proposals import Proposal
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.memory.side_files import SideFiles, read_adapter
 from engine.plan.edit import Edit
-from engine.runner.events import Attempt, OutOfMemory
+from engine.session.events import Attempt, OutOfMemory
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora

@@ -17,7 +17,7 @@ import pytest
 from engine.devices.device import CPU_ID, Rig, make_host
 from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
 from engine.devices.rig_file import write_rig
-from engine.runner.lab import LabRig
+from engine.rigs.lab import LabRig
 from engine.units import GIB, MIB
 from tests.support.command_line import (
     RunningCommand,

@@ -6,9 +6,9 @@ import queue
 import time
 from types import TracebackType
 
-from engine.runner.child import ChildProcess
-from engine.runner.outcome import ProcessOutcome
-from engine.runner.protocol import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
+from engine.process.child import ChildProcess
+from engine.process.outcome import ProcessOutcome
+from engine.protocol.messages import AnyMessage, AnyRequest, Hello, Piece, Reading, StageProgress
 from tests.support.patience import DEADLINE_S
 
 

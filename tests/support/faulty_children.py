@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from engine.runner.process import worker_argv
+from engine.process.system import worker_argv
 
 _SLOW_DISK = Path(__file__).with_name("slow_disk.c")
 

@@ -12,11 +12,11 @@ from engine.devices.device import Rig
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraints import AutoLayout, Constraints
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
-from engine.runner.events import AnyEvent, Loaded
-from engine.runner.lab import LabRig
+from engine.rigs.lab import LabRig
+from engine.session.events import AnyEvent, Loaded
 from engine.session.snapshot import Phase
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.orders import order_of

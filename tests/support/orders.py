@@ -8,13 +8,13 @@ from pathlib import Path
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import Block, ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.runner.load_order import LoadOrder, RetryPolicy
+from engine.session.load_order import LoadOrder, RetryPolicy
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 
 N_LAYERS = 4

@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import Any
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.preview import LayerBytes, LoadedLayout, Preview
-from engine.fit.report import DeviceRow, FitReport, make_row
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.layout.rules import Violation
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.edit import Edit
+from engine.plan.preview import LayerBytes, LoadedLayout, Preview
+from engine.plan.report import DeviceRow, FitReport, make_row
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 
 

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any, Self
 
-from engine.runner.events import AnyEvent, Attempt, Progress, Reading, Token
-from engine.runner.protocol import DeviceMemoryReadings
+from engine.protocol.messages import DeviceMemoryReadings
 from engine.session.driver import News
+from engine.session.events import AnyEvent, Attempt, Progress, Reading, Token
 from engine.session.session import ModelSession
 from engine.session.snapshot import Phase, Snapshot
 from tests.support.patience import DEADLINE_S

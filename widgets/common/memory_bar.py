@@ -8,7 +8,7 @@ from typing import Literal
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from engine.units import GIB, MIB, format_bytes
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette

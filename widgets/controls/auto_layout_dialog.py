@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.devices.device import Device
-from engine.layout.context_settings import KV_TYPES
+from engine.settings.context_settings import KV_TYPES
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
 from widgets.controls.auto_wishes import AutoWishes, StrategyWords

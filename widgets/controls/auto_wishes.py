@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.layout.context_settings import KvType
+from engine.settings.context_settings import KvType
 
 
 @dataclass(frozen=True, slots=True)

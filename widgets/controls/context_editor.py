@@ -9,8 +9,8 @@ import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
-from engine.fit.decisions.decision import Decision
-from engine.layout.context_settings import (
+from engine.plan.decisions.decision import Decision
+from engine.settings.context_settings import (
     AUTO_CONTEXT,
     FLASH_ATTENTION_MODES,
     KV_TYPES,

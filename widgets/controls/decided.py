@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.fit.decisions.decision import Decision
+from engine.plan.decisions.decision import Decision
 from widgets.common.counts import format_count
 
 MIN_COUNT = 10_000

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
-from engine.fit.decisions.decision import Decision
+from engine.plan.decisions.decision import Decision
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text

@@ -9,7 +9,7 @@ from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QStandardItemModel
 from PySide6.QtWidgets import QComboBox, QSpinBox, QToolButton, QWidget
 
-from engine.fit.decisions.decision import Decision
+from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO
 from engine.settings.kinds import Choice, Switch, Value, WholeNumber
 from engine.settings.table import Setting

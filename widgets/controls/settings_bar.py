@@ -8,9 +8,9 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QWidget
 
-from engine.fit.decisions.decision import Decision
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import SplitMode
+from engine.plan.decisions.decision import Decision
+from engine.settings.context_settings import ContextSettings
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.context_editor import ContextEditor
 from widgets.controls.load_buttons import LoadButtons

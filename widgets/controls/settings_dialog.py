@@ -9,7 +9,7 @@ import msgspec
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
-from engine.fit.decisions.decision import Decision
+from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import ContextSettings, KvType
 from engine.settings.table import GROUPS, SETTINGS
 from widgets.common.roles import plain_label

@@ -9,7 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
-from engine.fit.decisions.decision import Decision
+from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label

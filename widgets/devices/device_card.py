@@ -7,7 +7,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
 from engine.devices.device import Device
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel

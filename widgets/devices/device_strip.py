@@ -18,7 +18,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.devices.device import Device
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from engine.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
 from widgets.devices.device_card import DeviceCard

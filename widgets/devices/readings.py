@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.devices.device import Device
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes
 

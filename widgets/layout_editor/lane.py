@@ -9,7 +9,7 @@ from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.devices.device import Holding
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
 from widgets.common.painting import colour, mix
 from widgets.common.palette import Palette

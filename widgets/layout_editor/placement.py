@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.preview import LayerBytes, Preview
 from engine.layout.layout import Layout, Override
+from engine.plan.preview import LayerBytes, Preview
 
 StripKey = Literal["dense", "attention", "ffn", "experts", "kv"]
 """`attention` and `ffn` are the halves of the `dense` strip, used where an override parts them."""

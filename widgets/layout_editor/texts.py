@@ -6,9 +6,9 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from engine.devices.device import Holding
-from engine.fit.preview import LayerBytes, LoadedLayout, Preview
-from engine.fit.report import DeviceRow
 from engine.layout.layout import Layout
+from engine.plan.preview import LayerBytes, LoadedLayout, Preview
+from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, shortfall_within
 from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus

@@ -15,7 +15,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWidget
 
-from engine.fit.preview import LoadedLayout, Preview
+from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor import ruler

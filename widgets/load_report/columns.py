@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from engine.fit.report import DeviceRow
+from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.common.palette import Palette
 from widgets.load_report.outcome import Outcome, format_difference

@@ -9,7 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QToolButton, QVBoxLayout, QWidget
 
-from engine.runner.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.load_report.outcome import (

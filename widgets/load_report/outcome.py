@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.devices.holder import holder_words
-from engine.fit.report import DeviceRow
-from engine.runner.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.plan.report import DeviceRow
+from engine.session.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from engine.units import format_bytes
 
 Tone = Literal["good", "bad", "dim"]

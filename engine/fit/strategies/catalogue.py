@@ -9,7 +9,6 @@ import msgspec
 
 from engine.devices.device import Rig
 from engine.errors import ArgumentError
-from engine.fit.decisions.context_length import context_lengths
 from engine.fit.strategies.balanced import balanced
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Strategy
 from engine.fit.strategies.experts import experts
@@ -19,8 +18,9 @@ from engine.fit.strategies.longest_context import longest_context
 from engine.fit.strategies.priority import priority
 from engine.fit.strategies.proportional import proportional
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.memory.model_memory import ModelMemory
+from engine.plan.decisions.context_length import context_lengths
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 
 STRATEGIES: Mapping[str, Strategy] = {
     "fewest": fewest,

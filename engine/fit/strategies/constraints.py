@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from engine.devices.device import Rig
 from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
 from engine.fit.strategies.watch import Watch
-from engine.layout.context_settings import ContextSettings, KvType
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
+from engine.settings.context_settings import ContextSettings, KvType
 
 
 @dataclass(frozen=True, slots=True)

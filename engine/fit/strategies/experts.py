@@ -11,9 +11,9 @@ from engine.fit.strategies.expert_filling import fill_with_experts
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.wording import count_layers, describe_runs
 from engine.fit.strategies.workbench import Workbench, moved_tensors
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 
 
 def experts(

@@ -16,9 +16,9 @@ from engine.fit.strategies.speed import Prediction, Work, bandwidth, link, predi
 from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs
 from engine.fit.strategies.workbench import Workbench, rank
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 
 _MAX_ORDERS = 24
 """All orders of four devices; of more, those of the four fastest, with the others behind them by speed."""

@@ -11,9 +11,9 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, count_layers, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench, rank
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 
 _CORRECTIONS = 12
 

@@ -14,8 +14,8 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.fewest import fewest, fewest_candidates
 from engine.fit.strategies.filling import fill, largest
 from engine.fit.strategies.workbench import Workbench
-from engine.layout.context_settings import ContextSettings, KvType
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings, KvType
 
 CONTEXT_STEP = 256
 """The engine rounds contexts up to whole steps of this many tokens."""

@@ -11,8 +11,8 @@ from engine.fit.strategies.expert_filling import fill_with_experts
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
-from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 
 
 def priority(

@@ -13,12 +13,12 @@ from functools import cache
 from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.preview import LayerBytes
 from engine.fit.strategies.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.fit.strategies.workbench import moved_tensors
 from engine.gguf.blocks import part_of_tensor
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import Layout
+from engine.plan.preview import LayerBytes
 
 _GB = 1_000_000_000
 _LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")

@@ -10,20 +10,20 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.check import device_needs
-from engine.fit.decisions.resolve import estimate_beside
-from engine.fit.preview import PreviewTables, make_preview, make_report
-from engine.fit.report import FitReport
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile, TensorInfo
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import SideFiles
+from engine.plan.check import device_needs
+from engine.plan.decisions.resolve import estimate_beside
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
+from engine.plan.preview import PreviewTables, make_preview, make_report
+from engine.plan.report import FitReport
+from engine.settings.context_settings import ContextSettings
 
 _UNKNOWN_RESERVE = 5
 """One part in this many stays free where KV cache and compute buffers are unknown."""

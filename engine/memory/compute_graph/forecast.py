@@ -8,7 +8,6 @@ from typing import TypeVar
 
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
-from engine.layout.context_settings import ContextSettings, FlashAttention
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
 from engine.memory.compute_graph.building.chains import Chains
 from engine.memory.compute_graph.building.graph_tables import GraphTables
@@ -23,6 +22,7 @@ from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.walk import Scheduling, Walk
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement
+from engine.settings.context_settings import ContextSettings, FlashAttention
 
 _MOST_REMEMBERED = 1024
 

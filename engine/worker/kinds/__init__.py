@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     Embed,
     Generate,
     LastWord,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from engine.runner.protocol import Embed, Embedded, LastWord, Reading
+from engine.protocol.messages import Embed, Embedded, LastWord, Reading
 from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
 from engine.worker.outcome import EndOfRequest, failure

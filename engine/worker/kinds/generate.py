@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Literal
 
-from engine.runner.protocol import Answer, Generate, Generated, Message, Piece, Reading
+from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
 from engine.worker.outcome import failure
 from engine.worker.prompt import prompt_tokens
 from engine.worker.sampling import SamplerChain

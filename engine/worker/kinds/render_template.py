@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.runner.protocol import Rendered, RenderTemplate
+from engine.protocol.messages import Rendered, RenderTemplate
 from engine.worker.prompt import chat_text
 from engine.worker.session import Session
 

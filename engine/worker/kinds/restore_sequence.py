@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from engine.runner.protocol import RestoreSequence, SequenceRestored
+from engine.protocol.messages import RestoreSequence, SequenceRestored
 from engine.worker.outcome import failure
 from engine.worker.saved_state import refusal
 from engine.worker.sequence_file import SequenceFileError, SequenceReader

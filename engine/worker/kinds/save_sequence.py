@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-from engine.runner.protocol import SaveSequence, SequenceSaved
+from engine.protocol.messages import SaveSequence, SequenceSaved
 from engine.worker.outcome import failure
 from engine.worker.saved_state import header_of
 from engine.worker.sequence_file import SequenceFileError, write_sequence

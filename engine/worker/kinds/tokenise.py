@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.runner.protocol import Tokenise, Tokenised
+from engine.protocol.messages import Tokenise, Tokenised
 from engine.worker.outcome import failure
 from engine.worker.session import Session
 from engine.worker.text import piece_text, tokenize

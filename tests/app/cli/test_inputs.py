@@ -9,7 +9,7 @@ import pytest
 from app.cli.inputs import this_machine
 from app.paths import calibration_path, self_test_path
 from engine.fit.calibration import Calibration, device_key, write_calibration
-from engine.runner.self_test import SelfTest, keep_verdict
+from engine.rigs.self_test import SelfTest, keep_verdict
 from engine.units import MIB
 from tests.support.previews import make_gpu, make_rig
 

@@ -11,9 +11,9 @@ import pytest
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.devices.device import make_host
 from engine.devices.holder import MemoryHolder
-from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.runner.events import AnyEvent, Attempt, Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.plan.report import DeviceRow, make_row
+from engine.session.events import AnyEvent, Attempt, Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
 from engine.units import MIB
 
 DONE = Done(

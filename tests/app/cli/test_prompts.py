@@ -14,7 +14,7 @@ from app.cli.printers import TextPrinter
 from app.cli.prompts import Answers, prompts_of
 from app.cli.settings_options import context_of
 from engine.errors import ArgumentError
-from engine.runner.events import Crashed, Done, Token
+from engine.session.events import Crashed, Done, Token
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from tests.support.orders import made_up_model
 

@@ -16,9 +16,9 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.loaded_models import LoadedModel
 from engine.gguf.identity import FileIdentity
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
 

@@ -14,9 +14,9 @@ from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, single_device, split_evenly
 from engine.plan.edit import Edit
+from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 

@@ -13,7 +13,7 @@ from engine.devices.device import Device, Holding, Rig, make_host
 from engine.devices.rig_file import encode_rig
 from engine.fit.loaded_models import LoadedModel
 from engine.gguf.identity import FileIdentity
-from engine.runner.protocol import DeviceMemoryReading
+from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 

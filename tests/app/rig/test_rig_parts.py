@@ -18,7 +18,7 @@ from app.settings import Settings
 from app.wiring import RigParts
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
-from engine.runner.lab import LabRig
+from engine.rigs.lab import LabRig
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 from widgets.devices.limits import DeviceLimits

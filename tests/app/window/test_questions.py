@@ -19,9 +19,9 @@ from app.wiring import WindowParts, make_window
 from engine.devices.device import Rig, make_host
 from engine.devices.rig_file import write_rig
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
 

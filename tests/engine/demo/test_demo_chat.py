@@ -8,10 +8,10 @@ import pytest
 
 from engine.demo.writer import DEMO_SHAPE, write_demo_model
 from engine.devices.device import CPU_ID
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import engine_parameters
 from engine.layout.layout import single_device
-from engine.runner.protocol import ChatMessage, Generate, Generated, Load, LoadedModel, Piece
+from engine.protocol.messages import ChatMessage, Generate, Generated, Load, LoadedModel, Piece
+from engine.settings.context_settings import ContextSettings
 from tests.support.conversation import Conversation
 
 _CONTEXT = ContextSettings(n_ctx=1024, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)

@@ -12,9 +12,9 @@ from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
 from engine.fit.beside import rig_beside, rows_fit
 from engine.fit.loaded_models import LoadedModel, choose_victims
 from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
-from engine.fit.report import DeviceRow, make_row
 from engine.gguf.identity import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.report import DeviceRow, make_row
 from tests.support.orders import worker_device
 
 

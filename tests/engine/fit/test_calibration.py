@@ -21,9 +21,9 @@ from engine.fit.calibration import (
     read_calibration,
     write_calibration,
 )
-from engine.fit.check import check_fit
-from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate
+from engine.plan.check import check_fit
+from engine.plan.report import DeviceRow, make_row
 from engine.units import GIB, MIB
 from tests.support.orders import worker_device
 

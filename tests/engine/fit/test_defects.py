@@ -10,11 +10,11 @@ import pytest
 
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.defects import defect_text, disagreements
-from engine.fit.report import DeviceRow, make_row
 from engine.gguf.model_file import MetadataValue
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.report import DeviceRow, make_row
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.orders import N_LAYERS, made_up_model, plan_of
 

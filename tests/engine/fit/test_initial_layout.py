@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import make_report
 from engine.fit.strategies.fewest import fewest
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, check_cover
 from engine.layout.rules import violations
 from engine.memory.model_memory import ModelMemory
+from engine.plan.preview import make_report
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.truth import truth_model
 

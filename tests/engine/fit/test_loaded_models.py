@@ -20,13 +20,13 @@ from engine.fit.loaded_models import (
     held_bytes,
     next_expiry_s,
 )
-from engine.fit.preview import LoadedLayout
-from engine.fit.report import DeviceRow, make_row
 from engine.gguf.identity import FileIdentity
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.edit import Edit
+from engine.plan.preview import LoadedLayout
+from engine.plan.report import DeviceRow, make_row
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 
 GONE_ENOUGH = Callable[[Sequence[LoadedModel]], bool]

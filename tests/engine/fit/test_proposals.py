@@ -15,17 +15,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Holding, Rig
-from engine.fit.preview import make_report
 from engine.fit.proposals import MAX_PROPOSALS, Proposal, propose
-from engine.fit.report import DeviceRow
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout, single_device
 from engine.layout.split_modes import with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Projector, SideFiles
+from engine.plan.preview import make_report
+from engine.plan.report import DeviceRow
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of

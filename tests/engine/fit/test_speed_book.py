@@ -23,9 +23,9 @@ from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fastest import predict_layout
 from engine.fit.strategies.speeds import Link, Speeds, layout_class
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Override, make_layout, single_device
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 

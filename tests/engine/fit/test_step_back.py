@@ -16,16 +16,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.preview import make_report
-from engine.fit.report import DeviceRow
 from engine.fit.step_back import MAX_TENTHS, Refusal, Step, Tried, change_words, step_back
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Pin
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, SplitMode, make_layout, single_device
 from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
+from engine.plan.preview import make_report
+from engine.plan.report import DeviceRow
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of

@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.errors import LayoutError
-from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from tests.support.strategies import any_layouts, contexts, names
 
 RUNS = [{"device": "A", "layers": "0-3"}, {"device": "CPU", "layers": "4"}, {"device": "B", "layers": "5-9"}]

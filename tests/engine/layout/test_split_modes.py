@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.devices.device import Capabilities, Device, Rig, make_host
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Run, make_layout, single_device
 from engine.layout.rules import violations
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, with_shares
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.orders import N_LAYERS, made_up_model, worker_device
 

@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from engine.architectures.registry import ARCHITECTURES
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.hyper_parameters import MissingNumberError, read_hyper_parameters
 from engine.memory.kv_cache import layer_states
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 from tests.support.selection import examples
 from tests.support.truth import truth_model
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.gguf.model_file import ModelFile
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.estimate import MemoryEstimate
 from engine.memory.model_memory import ModelMemory, estimate
+from engine.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
 
 RIG = Rig((Device("CUDA0", "card", "CUDA", "gpu", 1 << 35),), make_host("host", 1 << 36))

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.compute_graph.ggml.allocator import Buffer
 from engine.memory.compute_graph.ggml.graph import Graph
@@ -18,6 +17,7 @@ from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
 from engine.memory.compute_graph.ggml.sections import whole
 from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 from tests.support.selection import examples
 from tests.support.truth import truth_model
 

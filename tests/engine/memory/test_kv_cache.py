@@ -6,10 +6,10 @@ import msgspec
 import pytest
 
 from engine.architectures.record import Architecture
-from engine.layout.context_settings import ContextSettings
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.hyper_parameters import HyperParameters
 from engine.memory.kv_cache import context_shape, layer_states
+from engine.settings.context_settings import ContextSettings
 
 HYPER = HyperParameters(
     n_embd=512,

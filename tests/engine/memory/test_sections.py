@@ -7,11 +7,11 @@ import random
 import pytest
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, make_layout
 from engine.memory.compute_graph.building.chains import Chains
 from engine.memory.compute_graph.ggml.allocator import Allocation
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
 
 DEVICES = ("A", "B", "C", "D", "E")

@@ -13,11 +13,11 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ModelFileError
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.placement import place
 from engine.memory.side_files import read_adapter, read_projector
+from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_adapter, write_tiny_lora, write_tiny_projector
 

@@ -11,16 +11,16 @@ import pytest
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ModelFileError, RuleViolationError
-from engine.fit.report import DeviceRow, make_row
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run, single_device
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan, make_plan
+from engine.plan.report import DeviceRow, make_row
 from engine.plan.requests import environment, load_request, probe_request
-from engine.runner.protocol import OFFLOAD_VARIABLE
+from engine.protocol.messages import OFFLOAD_VARIABLE
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
 

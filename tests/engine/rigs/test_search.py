@@ -8,9 +8,9 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.errors import UnreachableError
+from engine.rigs.lab import LabRig
 from engine.rigs.search import find_devices, find_workers
-from engine.runner.lab import LabRig
-from engine.runner.self_test import SelfTest, keep_verdict
+from engine.rigs.self_test import SelfTest, keep_verdict
 from engine.units import MIB
 from tests.support.previews import make_gpu, make_rig
 

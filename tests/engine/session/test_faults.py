@@ -14,12 +14,12 @@ import pytest
 from engine.devices.device import CPU_ID, Rig, make_host
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import single_device
-from engine.runner.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
-from engine.runner.lab import LabRig
-from engine.runner.load_order import LoadOrder
-from engine.runner.protocol import Generate
+from engine.protocol.messages import Generate
+from engine.rigs.lab import LabRig
+from engine.session.events import AnyEvent, Crashed, Done, Failed, Loaded, OutOfMemory
+from engine.session.load_order import LoadOrder
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.faulty_children import build_slow_disk, with_limited_memory, with_slow_disk
 from tests.support.models import write_tiny_llama

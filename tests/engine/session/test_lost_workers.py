@@ -11,8 +11,8 @@ from contextlib import AbstractContextManager, suppress
 import pytest
 
 from engine.errors import ArgumentError
-from engine.runner.events import Crashed, Failed, Loaded
-from engine.runner.protocol import Generate
+from engine.protocol.messages import Generate
+from engine.session.events import Crashed, Failed, Loaded
 from engine.session.snapshot import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order, worker_device

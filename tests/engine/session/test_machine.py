@@ -8,10 +8,8 @@ from dataclasses import replace
 import pytest
 
 from engine.errors import ArgumentError
-from engine.runner.events import AnyEvent, Attempt, Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Token
-from engine.runner.load_order import LoadOrder, RetryPolicy
-from engine.runner.outcome import EndReason, ProcessOutcome
-from engine.runner.protocol import (
+from engine.process.outcome import EndReason, ProcessOutcome
+from engine.protocol.messages import (
     AnyMessage,
     DeviceMemoryQuery,
     Failure,
@@ -22,6 +20,8 @@ from engine.runner.protocol import (
     Tokenised,
 )
 from engine.session import effects, inputs
+from engine.session.events import AnyEvent, Attempt, Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Token
+from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.machine import advance
 from engine.session.snapshot import Phase, Snapshot, snapshot_of
 from engine.session.state import RequestState, State

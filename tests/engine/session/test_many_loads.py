@@ -10,11 +10,11 @@ import psutil
 
 from engine.devices.device import Rig, make_host
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
-from engine.runner.events import Done, Loaded
-from engine.runner.protocol import Generate
+from engine.protocol.messages import Generate
+from engine.session.events import Done, Loaded
 from engine.session.snapshot import Phase
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of

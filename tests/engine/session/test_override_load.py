@@ -6,12 +6,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import parse_layout
-from engine.runner.events import Loaded
-from engine.runner.lab import LabRig
+from engine.plan.preview import make_report
+from engine.rigs.lab import LabRig
+from engine.session.events import Loaded
 from engine.units import MIB
 from tests.support.models import write_tiny_moe
 from tests.support.orders import order_of

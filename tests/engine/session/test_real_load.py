@@ -18,15 +18,15 @@ from engine.devices.device import Rig
 from engine.errors import EngineError, ModelFileError, RuleViolationError, UnreachableError
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.estimate import Grade
-from engine.runner.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
-from engine.runner.lab import LabRig
-from engine.runner.load_order import LoadOrder
-from engine.runner.probe import ProbeRun, probe
-from engine.runner.protocol import Generate
+from engine.probing.probe import ProbeRun, probe
+from engine.protocol.messages import Generate
+from engine.rigs.lab import LabRig
+from engine.session.events import Cancelled, Done, Failed, Loaded, OutOfMemory, Progress, Token
+from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Phase
+from engine.settings.context_settings import ContextSettings
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
@@ -234,13 +234,13 @@ def test_killing_the_owner_while_generating_leaves_no_child(model: ModelFile) ->
         "from engine.gguf.reader import read_model\n"
         "from engine.layout.layout import Layout, Run\n"
         "from engine.devices.device import Rig, make_host\n"
-        "from engine.layout.context_settings import ContextSettings\n"
-        "from engine.runner.load_order import LoadOrder\n"
+        "from engine.settings.context_settings import ContextSettings\n"
+        "from engine.session.load_order import LoadOrder\n"
         "from engine.session.session import ModelSession\n"
         "from engine.plan.edit import Edit\n"
         "from engine.plan.plan import make_plan\n"
-        "from engine.runner.events import Loaded, Token\n"
-        "from engine.runner.protocol import Generate\n"
+        "from engine.session.events import Loaded, Token\n"
+        "from engine.protocol.messages import Generate\n"
         "import psutil\n"
         "def take(event):\n"
         "    if isinstance(event, Loaded):\n"

@@ -16,8 +16,8 @@ import pytest
 
 from engine.errors import ArgumentError
 from engine.layout.layout import Layout, Run
-from engine.runner.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token
-from engine.runner.protocol import Generate
+from engine.protocol.messages import Generate
+from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory, Progress, Stage, Token
 from engine.session.session import ModelSession
 from engine.session.snapshot import Phase
 from engine.units import MIB

@@ -14,9 +14,9 @@ from functools import partial
 import pytest
 
 from engine.errors import ArgumentError
-from engine.runner.events import Done, Loaded
-from engine.runner.load_order import LoadOrder, RetryPolicy
-from engine.runner.protocol import Generate
+from engine.protocol.messages import Generate
+from engine.session.events import Done, Loaded
+from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.snapshot import Phase
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.orders import make_order

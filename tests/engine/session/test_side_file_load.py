@@ -10,17 +10,17 @@ import msgspec
 import pytest
 
 from engine.devices.device import CPU_ID, Rig, make_host
-from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.layout import Layout, Run
 from engine.memory.side_files import SideFiles, read_adapter, read_projector
-from engine.runner.events import Loaded
-from engine.runner.lab import LabRig
-from engine.runner.load_order import LoadOrder
-from engine.runner.probe import probe
-from engine.runner.protocol import OFFLOAD_VARIABLE
+from engine.plan.preview import make_report
+from engine.probing.probe import probe
+from engine.protocol.messages import OFFLOAD_VARIABLE
+from engine.rigs.lab import LabRig
+from engine.session.events import Loaded
+from engine.session.load_order import LoadOrder
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB, KIB, MIB
 from tests.support.models import write_tiny_llama
 from tests.support.orders import order_of, plan_of

@@ -8,17 +8,17 @@ from dataclasses import replace
 import msgspec
 import pytest
 
-from engine.fit.preview import make_report
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, Override, make_layout
 from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
-from engine.runner.events import Done, Loaded, OutOfMemory
-from engine.runner.lab import LabRig
-from engine.runner.probe import probe
-from engine.runner.protocol import Generate
+from engine.plan.preview import make_report
+from engine.probing.probe import probe
+from engine.protocol.messages import Generate
+from engine.rigs.lab import LabRig
+from engine.session.events import Done, Loaded, OutOfMemory
+from engine.settings.context_settings import ContextSettings
 from engine.telemetry.process_memory import data_bytes
 from engine.units import MIB
 from tests.support.models import write_tiny_llama

@@ -17,13 +17,14 @@ from engine.errors import ArgumentError
 from engine.fit.strategies.constraints import Constraints, Pin
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.layout import Layout, make_layout, single_device
 from engine.layout.split_modes import layout_in_mode, with_shares
 from engine.memory.estimate import Grade
 from engine.memory.model_memory import ModelMemory
 from engine.plan.plan import Plan
-from engine.runner.events import (
+from engine.protocol.messages import Generate
+from engine.rigs.lab import LabRig
+from engine.session.events import (
     AnyEvent,
     Attempt,
     Cancelled,
@@ -35,10 +36,9 @@ from engine.runner.events import (
     Progress,
     Token,
 )
-from engine.runner.lab import LabRig
-from engine.runner.load_order import LoadOrder, RetryPolicy
-from engine.runner.protocol import Generate
+from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.snapshot import Phase
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.models import write_tiny_llama

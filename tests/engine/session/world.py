@@ -10,27 +10,11 @@ from typing import TypeVar
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.errors import ArgumentError
 from engine.fit.step_back import Step as NextLayout
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
 from engine.layout.layout import single_device
 from engine.plan.plan import Plan
-from engine.runner.events import (
-    Answered,
-    AnyEvent,
-    Attempt,
-    Cancelled,
-    Crashed,
-    Done,
-    Failed,
-    Loaded,
-    OutOfMemory,
-    Progress,
-    Reading,
-    Token,
-)
-from engine.runner.load_order import LoadOrder, RetryPolicy
-from engine.runner.outcome import EndReason, ProcessOutcome
-from engine.runner.protocol import (
+from engine.process.outcome import EndReason, ProcessOutcome
+from engine.protocol.messages import (
     AllocationFailure,
     AnyMessage,
     AnyModelRequest,
@@ -48,11 +32,27 @@ from engine.runner.protocol import (
     Tokenise,
     Tokenised,
 )
-from engine.runner.protocol import Reading as ReadingMessage
+from engine.protocol.messages import Reading as ReadingMessage
 from engine.session import effects, inputs
+from engine.session.events import (
+    Answered,
+    AnyEvent,
+    Attempt,
+    Cancelled,
+    Crashed,
+    Done,
+    Failed,
+    Loaded,
+    OutOfMemory,
+    Progress,
+    Reading,
+    Token,
+)
+from engine.session.load_order import LoadOrder, RetryPolicy
 from engine.session.machine import advance
 from engine.session.snapshot import Phase, snapshot_of
 from engine.session.state import State
+from engine.settings.context_settings import ContextSettings
 from tests.support.orders import N_LAYERS, make_order, worker_device
 
 T = TypeVar("T")

@@ -83,7 +83,7 @@ def test_what_is_no_value_is_refused_in_one_sentence(setting: Setting, wrong: st
 def test_who_decides_is_a_module_that_speaks_of_the_key() -> None:
     for setting in SETTINGS:
         if setting.decided_by:
-            found = importlib.util.find_spec(f"engine.fit.decisions.{setting.decided_by}")
+            found = importlib.util.find_spec(f"engine.plan.decisions.{setting.decided_by}")
             assert found is not None
             assert found.origin is not None
             assert f'"{setting.key}"' in Path(found.origin).read_text(encoding="utf-8")

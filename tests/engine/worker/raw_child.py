@@ -13,7 +13,7 @@ from types import TracebackType
 import msgspec
 
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     SERVE_ENVIRONMENT,
     AllocationFailure,
     AnyMessage,

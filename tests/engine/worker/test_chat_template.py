@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import pytest
 
-from engine.runner.protocol import ChatMessage
+from engine.protocol.messages import ChatMessage
 from engine.worker import chat_template
 from engine.worker.chat_template import TemplateError, render_chat, render_plain_chat
 from engine.worker.limits import TimeIsUp, time_limit

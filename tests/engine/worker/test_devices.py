@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from engine.runner.protocol import DeviceRef, Failure
+from engine.protocol.messages import DeviceRef, Failure
 from engine.worker.bindings import Bindings
 from engine.worker.devices import resolve_devices
 from engine.worker.outcome import EndOfRequest

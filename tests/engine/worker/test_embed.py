@@ -8,8 +8,7 @@ from pathlib import Path
 import gguf
 import pytest
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     AnyMessage,
     Embed,
     Embedded,
@@ -23,6 +22,7 @@ from engine.runner.protocol import (
     Tokenise,
     Tokenised,
 )
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.bare_embeddings import bare_embeddings
 from tests.support.models import write_tiny_encoder, write_tiny_llama

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     Aborting,
     DeviceList,
     DeviceRef,
@@ -23,6 +22,7 @@ from engine.runner.protocol import (
     Reading,
     StageProgress,
 )
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import ChatMessage, Failure, Generate, Generated, Load, LoadedModel, Piece, Reading, Stop
+from engine.protocol.messages import ChatMessage, Failure, Generate, Generated, Load, LoadedModel, Piece, Reading, Stop
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     AllocationFailure,
     DeviceMemoryQuery,
     DeviceMemoryReadings,
@@ -27,6 +26,7 @@ from engine.runner.protocol import (
     Stop,
     Stopped,
 )
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama

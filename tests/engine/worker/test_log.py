@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from engine.runner.protocol import Failure
+from engine.protocol.messages import Failure
 from engine.worker.diagnosis import context_failure, model_failure
 from engine.worker.log import CONT, DEBUG, ERROR, INFO, WARN, EngineLog, FailedAllocation, LogFacts
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.demo.llama_writer import ExtraMetadata
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import ChatMessage, Failure, Generate, Generated, ListDevices, Load, LoadedModel, Logits
+from engine.protocol.messages import ChatMessage, Failure, Generate, Generated, ListDevices, Load, LoadedModel, Logits
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 

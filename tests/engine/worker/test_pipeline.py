@@ -9,13 +9,13 @@ import msgspec
 import pytest
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.decisions.pipeline import pipeline_choices
 from engine.gguf.reader import read_model
 from engine.layout.engine_parameters import engine_parameters
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.estimate import DeviceMemory
 from engine.memory.model_memory import ModelMemory
-from engine.runner.protocol import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Part, Probe, Probed
+from engine.plan.decisions.pipeline import pipeline_choices
+from engine.protocol.messages import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Part, Probe, Probed
 from engine.settings.context_settings import ContextSettings, Pipeline
 from engine.units import GIB
 from tests.engine.worker.raw_child import RawChild, rpc_workers

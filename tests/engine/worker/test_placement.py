@@ -17,10 +17,10 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings, FlashAttention, LoadMode
 from engine.layout.engine_parameters import MAX_ENTRIES, engine_parameters, entry_count
 from engine.layout.layout import Layout, Override, make_layout, single_device
-from engine.runner.protocol import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Serve, Serving
+from engine.protocol.messages import DeviceRef, Load, LoadedModel, LogitDigest, Logits, Serve, Serving
+from engine.settings.context_settings import ContextSettings, FlashAttention, LoadMode
 from engine.units import MIB
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama, write_tiny_moe

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import DeviceRef, Load, LoadedModel, Part, Probe, Probed
+from engine.protocol.messages import DeviceRef, Load, LoadedModel, Part, Probe, Probed
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama
 

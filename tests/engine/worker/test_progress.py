@@ -6,7 +6,7 @@ import math
 import queue
 import time
 
-from engine.runner.protocol import Message, StageProgress
+from engine.protocol.messages import Message, StageProgress
 from engine.worker.progress import StageReporter
 from tests.support.patience import DEADLINE_S
 

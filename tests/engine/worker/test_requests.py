@@ -8,8 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     AnyMessage,
     ChatMessage,
     DeviceMemoryQuery,
@@ -29,6 +28,7 @@ from engine.runner.protocol import (
     Tokenise,
     Tokenised,
 )
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
 

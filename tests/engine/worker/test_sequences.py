@@ -12,9 +12,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     DeviceRef,
     Failure,
     Generate,
@@ -28,6 +27,7 @@ from engine.runner.protocol import (
     SequenceSaved,
     Stop,
 )
+from engine.settings.context_settings import ContextSettings
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.kept_models import write_kept_model
 from tests.support.models import write_tiny_llama

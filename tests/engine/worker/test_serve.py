@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from engine.layout.context_settings import ContextSettings
-from engine.runner.protocol import AllocationFailure, Failure, Load, LoadedModel, Probe, Probed, Serve, Serving
+from engine.protocol.messages import AllocationFailure, Failure, Load, LoadedModel, Probe, Probed, Serve, Serving
+from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from engine.worker.serve import is_listening
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers

@@ -10,11 +10,10 @@ import pytest
 
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import ContextSettings
 from engine.layout.engine_parameters import EngineParameters
 from engine.memory.backends import HOST_RULE
 from engine.memory.side_files import read_adapter, read_projector
-from engine.runner.protocol import (
+from engine.protocol.messages import (
     AdapterFile,
     AllocationFailure,
     DeviceRef,
@@ -26,6 +25,7 @@ from engine.runner.protocol import (
     Part,
     ProjectorFile,
 )
+from engine.settings.context_settings import ContextSettings
 from engine.units import KIB, MIB
 from tests.engine.worker.raw_child import RawChild, entries, rpc_workers
 from tests.support.models import write_tiny_llama

@@ -10,8 +10,8 @@ from PySide6.QtGui import QColor, QImage, QPainter
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import Device
-from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.report import DeviceRow, make_row
 from engine.units import GIB, MIB
 from widgets.common.memory_bar import (
     available_bytes,

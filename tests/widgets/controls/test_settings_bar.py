@@ -9,8 +9,8 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QComboBox, QProgressBar, QWidget
 from pytestqt.qtbot import QtBot
 
-from engine.layout.context_settings import KV_TYPES, ContextSettings
 from engine.layout.layout import SPLIT_MODES
+from engine.settings.context_settings import KV_TYPES, ContextSettings
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.states import LoadState, SplitModeChoice
 

@@ -13,8 +13,8 @@ from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import Device, Holding, make_host
-from engine.fit.report import make_row
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.report import make_row
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 from widgets.common.palette import DARK, LIGHT

@@ -11,7 +11,7 @@ from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
-from engine.fit.preview import Preview
+from engine.plan.preview import Preview
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keys import KEYS, Command, command_of

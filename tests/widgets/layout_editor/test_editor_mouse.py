@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QApplication, QToolTip
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
-from engine.fit.preview import Preview
+from engine.plan.preview import Preview
 from tests.support.previews import (
     dense_layers,
     dense_preview,

@@ -14,10 +14,10 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID, Holding
-from engine.fit.preview import Preview
-from engine.layout.context_settings import ContextSettings
 from engine.layout.rules import Violation
 from engine.memory.side_files import Projector, SideFiles
+from engine.plan.preview import Preview
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.previews import (
     dense_layers,

@@ -7,7 +7,7 @@ from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
 from engine.devices.holder import MemoryHolder
-from engine.runner.events import Attempt, Cancelled, OutOfMemory
+from engine.session.events import Attempt, Cancelled, OutOfMemory
 from engine.units import GIB
 from widgets.load_report.load_report import LoadReport
 from widgets.load_report.plain_text import ATTEMPTS_TITLE

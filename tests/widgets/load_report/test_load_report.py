@@ -10,9 +10,9 @@ from PySide6.QtWidgets import QLabel, QProgressBar
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import Device, make_host
-from engine.fit.report import make_row
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.runner.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory
+from engine.plan.report import make_row
+from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory
 from engine.units import GIB, MIB
 from widgets.common.palette import DARK, LIGHT, Palette
 from widgets.load_report.load_report import IDLE_SENTENCE, LoadReport

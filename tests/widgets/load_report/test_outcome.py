@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from engine.devices.device import Device, make_host
-from engine.fit.report import DeviceRow, make_row
 from engine.memory.estimate import DeviceMemory, Grade
-from engine.runner.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
+from engine.plan.report import DeviceRow, make_row
+from engine.session.events import STAGE_WORDS, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from engine.units import GIB, KIB, MIB
 from widgets.load_report.columns import table_lines, visible_columns
 from widgets.load_report.outcome import (

@@ -18,18 +18,18 @@ from hypothesis import strategies as st
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
 from engine.fit.initial_layout import initial_layout
-from engine.fit.preview import make_report
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.gguf.reader import read_model
-from engine.layout.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Projector, SideFiles
+from engine.plan.preview import make_report
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig

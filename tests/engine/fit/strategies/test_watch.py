@@ -10,8 +10,8 @@ from engine.errors import CancelledError
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.watch import Watch
-from engine.layout.context_settings import ContextSettings
 from engine.memory.model_memory import ModelMemory
+from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 from tests.support.truth import truth_model
 

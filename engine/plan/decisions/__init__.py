@@ -1,0 +1,1 @@
+"""What is used where a setting is left open, and why."""

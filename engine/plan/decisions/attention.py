@@ -1,0 +1,85 @@
+"""Flash attention and the types of the KV cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import msgspec
+
+from engine.devices.device import CPU_ID, Rig
+from engine.gguf.model_file import ModelFile
+from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.layout.cache_rules import KV_BLOCK_ELEMENTS, cache_violations, without_flash_attention
+from engine.layout.layout import Layout
+from engine.layout.violation import Violation
+from engine.memory.model_memory import ModelMemory
+from engine.memory.placement import place
+from engine.plan.decisions.decision import Decision
+from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
+
+_USUAL_TYPE: KvType = "f16"
+_CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
+
+
+def decide_flash_attention(memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings) -> Decision:
+    """Return what the engine will do; what it is told stays "auto", so that it can look at the devices itself."""
+    model = memory.model
+    if used.flash_attn == "off":
+        return Decision("flash_attn", "off", "Chosen.", True)
+    if without_flash_attention(model, used):
+        return Decision("flash_attn", "off", f"The engine does not have it for {model.architecture} models.")
+    if used.flash_attn == "on":
+        return Decision("flash_attn", "on", "Chosen: devices that cannot do it leave it to the CPU.", True)
+    if layout.split_mode == "tensor":
+        return Decision("flash_attn", "on", "Split mode tensor needs it.")
+    if KV_BLOCK_ELEMENTS[used.type_v] > 1:
+        return Decision("flash_attn", "on", f"Needed by the {used.type_v} V cache.")
+    tables = memory.for_context(used)
+    if tables is None or tables.compute is None or layout.n_layers != model.n_layers or layout.split_mode == "row":
+        return Decision("flash_attn", "auto", "The engine asks the devices when it loads.")
+    if tables.compute.uses_flash_attention(place(layout, rig, used)):
+        return Decision("flash_attn", "on", "Every device of the layout can do it; it saves memory and time.")
+    where = ", ".join(device for device in layout.devices if device != CPU_ID) or CPU_ID
+    return Decision("flash_attn", "off", f"Not all of it can be done where the layers are ({where}) for this model.")
+
+
+def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
+    """Yield the types of both caches, with why one cannot be where it cannot."""
+    for setting, cache_type, letter in (("type_k", used.type_k, "K"), ("type_v", used.type_v, "V")):
+        refused = _refusal(model, used, letter)
+        chosen = cache_type != _USUAL_TYPE
+        usual = f"Chosen: {_compared(cache_type)}." if chosen else "Full quality; q8_0 takes about half the memory."
+        yield Decision(setting, cache_type, refused or usual, chosen)
+
+
+def refused_cache_types(model: ModelFile, used: ContextSettings) -> Mapping[str, Mapping[KvType, str]]:
+    """Return by setting (`type_k`, `type_v`) the types that the engine would refuse with the others as they are."""
+    found: dict[str, dict[KvType, str]] = {"type_k": {}, "type_v": {}}
+    for setting, letter in (("type_k", "K"), ("type_v", "V")):
+        for cache_type in KV_TYPES:
+            tried = msgspec.structs.replace(used, **{setting: cache_type})
+            refused = _refusal(model, tried, letter)
+            if refused is not None:
+                found[setting][cache_type] = refused
+    return found
+
+
+def _refusal(model: ModelFile, context: ContextSettings, letter: str) -> str | None:
+    """Return why the engine refuses the type of the K or the V cache, None if it takes it."""
+    broken = (each for each in cache_violations(model, context) if each.rule in _CACHE_RULES)
+    return next((each.message for each in broken if _is_about(each, letter)), None)
+
+
+def _is_about(violation: Violation, letter: str) -> bool:
+    """Tell whether a violation is about the K or the V cache; one about both is about each."""
+    if violation.rule == "flash_attention":
+        return letter == "V"
+    return violation.rule == "cache_types_differ" or f"The {letter} heads" in violation.message
+
+
+def _compared(cache_type: KvType) -> str:
+    kind, usual = TYPES_BY_NAME[cache_type], TYPES_BY_NAME[_USUAL_TYPE]
+    share = kind.block_bytes / kind.block_elements / usual.block_bytes
+    if share == 1:
+        return f"as much memory as {_USUAL_TYPE}"
+    return f"{abs(1 - share):.0%} {'more' if share > 1 else 'less'} memory than {_USUAL_TYPE}"

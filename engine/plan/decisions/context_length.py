@@ -1,0 +1,91 @@
+"""How long the context is, and how it is read in."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.devices.device import Device, Rig
+from engine.gguf.model_file import ModelFile
+from engine.plan.decisions.decision import Decision
+from engine.plan.decisions.defaults import default_context, reads_whole_texts, trained_length
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.units import GIB
+
+_SENSIBLE = ((47 * GIB, 262_144), (23 * GIB, 32_768))
+"""By the memory of all cards: how much context people there have use for."""
+_SENSIBLE_ELSEWHERE = 4096
+SHORTEST = 256
+"""What the engine rounds contexts up to."""
+
+
+def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
+    """Return the lengths to try, the most wanted first: the one that was chosen, or ever shorter ones."""
+    if context.n_ctx != AUTO_CONTEXT:
+        return (context.n_ctx,)
+    longest = sensible_length(model, rig) * context.n_seq_max
+    lengths = [longest]
+    while lengths[-1] // 2 >= SHORTEST:
+        lengths.append(lengths[-1] // 2)
+    return tuple(lengths)
+
+
+def sensible_length(model: ModelFile, rig: Rig) -> int:
+    """Return the tokens of context to aim for on devices with this much memory, at most what was trained."""
+    sensible = next((length for least, length in _SENSIBLE if _cards_bytes(rig) >= least), _SENSIBLE_ELSEWHERE)
+    return min(sensible, trained_length(model) or sensible)
+
+
+def _cards_bytes(rig: Rig) -> int:
+    def size_bytes(device: Device) -> int:
+        return device.total_bytes if device.cap_bytes is None else min(device.total_bytes, device.cap_bytes)
+
+    return sum(size_bytes(device) for device in rig.devices if device.kind != "accel")
+
+
+def decide_context(
+    model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool
+) -> Iterator[Decision]:
+    """Yield what became of context length, batches and sequences; `fits`: whether the forecast has room for them."""
+    yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
+    yield from _batches(model, used)
+    if used.n_seq_max > 1:
+        shares = "share one context" if used.kv_unified else f"get {used.n_ctx // used.n_seq_max} tokens each"
+        yield Decision("n_seq_max", used.n_seq_max, f"Chosen: {used.n_seq_max} conversations {shares}.", True)
+
+
+def _is_chosen(model: ModelFile, asked: ContextSettings) -> bool:
+    return asked.n_ctx not in (AUTO_CONTEXT, ContextSettings().n_ctx, default_context(model).n_ctx)
+
+
+def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool) -> str:
+    trained = trained_length(model)
+    if asked.n_ctx == AUTO_CONTEXT:
+        aim = sensible_length(model, rig) * used.n_seq_max
+        if used.n_ctx < aim:
+            return f"The longest that fits: {2 * used.n_ctx} tokens would not." if fits else "No length fits here."
+        if trained is not None and aim == trained * used.n_seq_max:
+            return f"All of what the model was trained with, {trained} tokens."
+        return f"What {_cards_bytes(rig) // GIB} GiB on devices suggest; more can be chosen."
+    if _is_chosen(model, asked):
+        if trained is not None and used.n_ctx // used.n_seq_max > trained:
+            return f"Chosen, and longer than the {trained} tokens that the model was trained with."
+        return "Chosen."
+    if trained == used.n_ctx:
+        return f"What the model was trained with, {trained} tokens; more has to be chosen."
+    return "What is used unless another length is chosen."
+
+
+def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
+    usual = default_context(model, used.n_ctx)
+    whole = reads_whole_texts(model)
+    for setting, value, default in (
+        ("n_batch", used.n_batch, usual.n_batch),
+        ("n_ubatch", used.n_ubatch, usual.n_ubatch),
+    ):
+        if whole and value < used.n_ctx:
+            reason = f"This model reads a text in one piece, and takes {value} tokens of the {used.n_ctx} at once."
+            yield Decision(setting, value, reason, value != default)
+        elif whole:
+            yield Decision(setting, value, "As long as the context: this model reads a text in one piece.")
+        elif value != default:
+            yield Decision(setting, value, "Chosen.", True)

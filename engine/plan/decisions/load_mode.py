@@ -1,0 +1,85 @@
+"""Whether the model file is mapped into memory or read into memory of our own.
+
+What the engine does with either: weights for a device are copied there and the mapping under them is let go; weights of
+the CPU stay pages of the file, which the system can take back, or become memory that it cannot. Pinned memory, from
+which large batches are copied faster, there is only without a mapping. A choice is always kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.gguf.model_file import ModelFile
+from engine.layout.engine_parameters import used_devices
+from engine.layout.layout import Layout
+from engine.memory.backends import supports_mapping
+from engine.plan.decisions.decision import Decision
+from engine.plan.decisions.host_facts import HostFacts
+from engine.settings.context_settings import LoadMode
+from engine.units import format_bytes
+
+_METAL = ("Metal", "MTL")
+_CHOSEN: dict[LoadMode, str] = {
+    "mmap": "Chosen: CPU weights stay pages of the file.",
+    "none": "Chosen: CPU weights are read into memory.",
+    "mlock": "Chosen: CPU weights are read into memory that is never swapped out.",
+    "mmap_mlock": "Chosen: CPU weights stay pages of the file that are kept in memory.",
+    "direct_io": "Chosen: the file is read past the system's page cache.",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ModeChoice:
+    """A mode to try, and why."""
+
+    mode: LoadMode
+    reason: str
+
+
+def load_modes(
+    model: ModelFile, rig: Rig, layout: Layout, asked: LoadMode, host: HostFacts, *, has_adapters: bool
+) -> tuple[ModeChoice, ...]:
+    """Return the modes to try, the wanted one first; the next is for where the host has no room for the one before."""
+    if asked != "auto":
+        return (ModeChoice(asked, _CHOSEN[asked]),)
+    mapped = ModeChoice("mmap", "The CPU's weights stay pages of the file, which the system can take back.")
+    reason = next(_reasons_to_read(model, rig, layout, host, has_adapters=has_adapters), None)
+    if reason is None:
+        return (mapped,)
+    crowded = "The host has no room for the CPU's weights, so they stay pages of the file and are read when needed."
+    return (ModeChoice("none", reason), ModeChoice("mmap", crowded))
+
+
+def _reasons_to_read(
+    model: ModelFile, rig: Rig, layout: Layout, host: HostFacts, *, has_adapters: bool
+) -> Iterator[str]:
+    """Yield what stands against mapping, most telling first."""
+    ids = used_devices(layout)
+    used = [device for device in rig.devices if device.id in ids]
+    first: Device | None = used[0] if used else None
+    on_cpu = CPU_ID in ids
+    if not used:
+        yield "Everything is on the CPU: weights are read once and stay in memory."
+    if on_cpu and any(device.backend in _METAL for device in used):
+        yield "With Metal and the CPU sharing the layers, a mapping would hold the whole file for Metal."
+    if host.platform == "win32" and first is not None and first.backend == "CUDA":
+        yield "On Windows a mapped file is slower to copy to a CUDA card."
+    free_bytes = rig.host.available_bytes
+    if host.platform.startswith("linux") and used and model.size_bytes > free_bytes:
+        yield (
+            f"The file ({format_bytes(model.size_bytes)}) is larger than the free memory "
+            f"({format_bytes(free_bytes)}): mapping it would push out what other programs use."
+        )
+    if first is not None and first.backend == "Vulkan":
+        yield "Vulkan copies weights faster from memory than from a mapped file."
+    if any(not supports_mapping(device) for device in used):
+        yield "An integrated card is among the devices, and takes no weights from a mapped file."
+    if has_adapters:
+        yield "An adapter goes into memory of the same kind as the weights that it changes, not into a mapping."
+
+
+def decide_load_mode(asked: LoadMode, choice: ModeChoice) -> Decision:
+    """Return the mode that is used."""
+    return Decision("load_mode", choice.mode, choice.reason, asked != "auto")

@@ -1,0 +1,64 @@
+"""Whether devices compute a prompt as a pipeline, each another part of it, with copies of what they hand on.
+
+The engine begins one wherever it can. It keeps each input and what crosses from device to device four times over, which
+a conversation by itself never needs: one token follows the other, and a prompt of one micro batch is one piece.
+"""
+
+from __future__ import annotations
+
+from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import entries, leading_cpu_layers
+from engine.layout.layout import Layout
+from engine.memory.estimate import MemoryEstimate
+from engine.memory.placement import can_pipeline
+from engine.plan.decisions.decision import Decision
+from engine.settings.context_settings import ContextSettings, Pipeline
+from engine.units import format_bytes
+
+_IN_TURN = "devices compute a long prompt one after the other"
+
+
+def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, ...]:
+    """Return what to try, the wanted one first; the next is for where there is no room for the copies."""
+    if asked.pipeline != "auto":
+        return (asked.pipeline,)
+    return ("on", "off") if can_pipeline(layout, asked) and _gains(asked) else ("off",)
+
+
+def decide_pipeline(
+    layout: Layout, asked: ContextSettings, used: ContextSettings, estimate: MemoryEstimate
+) -> Decision:
+    """Return whether there is one, with what its copies take by `estimate`."""
+    is_open = asked.pipeline == "auto"
+    reason = _reason(layout, used, estimate, is_open=is_open)
+    text = reason[:1].upper() + reason[1:] if is_open else f"Chosen: {reason}"
+    return Decision("pipeline", used.pipeline, text, overridden=not is_open)
+
+
+def _gains(context: ContextSettings) -> bool:
+    """Return whether more than one micro batch may be under way: several sequences, or a prompt that needs several."""
+    return context.n_seq_max > 1 or min(context.n_batch, context.n_ctx) > context.n_ubatch
+
+
+def _reason(layout: Layout, used: ContextSettings, estimate: MemoryEstimate, *, is_open: bool) -> str:
+    if not can_pipeline(layout, used):
+        return f"without effect, as {_obstacle(layout, used)}."
+    if used.pipeline == "on":
+        copies_bytes = sum(memory.pipeline_bytes for memory in estimate.devices.values())
+        takes = f"; copies for that take {format_bytes(copies_bytes)}" if copies_bytes else ""
+        return f"devices compute parts of a long prompt at the same time{takes}."
+    if not _gains(used):
+        return f"nothing to gain: a prompt is computed in one piece of at most {used.n_ubatch} tokens."
+    return f"{'there is no room for the copies' if is_open else 'no copies'}; {_IN_TURN}."
+
+
+def _obstacle(layout: Layout, context: ContextSettings) -> str:
+    if layout.split_mode in ("tensor", "row"):
+        return f"in split mode {layout.split_mode} all devices compute at the same time anyway"
+    if len(entries(layout)) < 2:
+        return f"one device computes ({layout.devices[0]})" if len(layout.devices) == 1 else "one device computes"
+    if leading_cpu_layers(layout):
+        return f"the first layers are on {CPU_ID}"
+    if layout.overrides:
+        return "the engine does not begin one with overrides"
+    return "the KV cache is in host memory"

@@ -1,0 +1,86 @@
+"""Rows and reports: what each device would hold (or holds) against what it has."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+import msgspec
+
+from engine.devices.device import Device
+from engine.layout.rules import Violation
+from engine.memory.estimate import DeviceMemory, Grade
+from engine.plan.advice import Advice
+from engine.plan.decisions.decision import Decision
+from engine.settings.context_settings import ContextSettings
+
+_PARTS = tuple(field.name for field in fields(DeviceMemory))
+
+
+class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One device's numbers, to the key of the contract (section Row). `shortfall_bytes` is negative when it fits.
+
+    `pipeline_bytes` is part of `compute_bytes`.
+    """
+
+    id: str
+    weights_bytes: int
+    mapped_bytes: int
+    kv_cache_bytes: int
+    recurrent_bytes: int
+    compute_bytes: int
+    pipeline_bytes: int = 0
+    output_bytes: int
+    overhead_bytes: int
+    need_bytes: int
+    total_bytes: int
+    free_bytes: int | None
+    margin_bytes: int
+    shortfall_bytes: int
+    grade: Grade
+
+    @property
+    def memory(self) -> DeviceMemory:
+        """What the device would hold, or holds."""
+        return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
+
+
+@dataclass(frozen=True, slots=True)
+class FitReport:
+    """A row per device of the rig (host last), the rules that the layout breaks, what it costs, and what was decided.
+
+    `context`: the settings that the rows are for, with everything decided; None where they were given so.
+    """
+
+    rows: tuple[DeviceRow, ...]
+    violations: tuple[Violation, ...] = ()
+    probe_only: str | None = None
+    advice: tuple[Advice, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    context: ContextSettings | None = None
+
+    @property
+    def fits(self) -> bool:
+        """Whether no device is short and no rule is broken. A device with nothing on it is never short."""
+        return not self.violations and all(row.shortfall_bytes <= 0 or row.need_bytes == 0 for row in self.rows)
+
+
+def make_row(device: Device, memory: DeviceMemory, grade: Grade) -> DeviceRow:
+    """Return the row of `device` holding `memory`."""
+    need_bytes = memory.need_bytes
+    return DeviceRow(
+        id=device.id,
+        weights_bytes=memory.weights_bytes,
+        mapped_bytes=memory.mapped_bytes,
+        kv_cache_bytes=memory.kv_cache_bytes,
+        recurrent_bytes=memory.recurrent_bytes,
+        compute_bytes=memory.compute_bytes,
+        output_bytes=memory.output_bytes,
+        overhead_bytes=memory.overhead_bytes,
+        need_bytes=need_bytes,
+        total_bytes=device.total_bytes,
+        free_bytes=device.free_bytes,
+        margin_bytes=device.margin_bytes,
+        shortfall_bytes=need_bytes + device.margin_bytes - device.available_bytes,
+        grade=grade,
+        pipeline_bytes=memory.pipeline_bytes,
+    )

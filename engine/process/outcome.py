@@ -1,0 +1,132 @@
+"""How a child process ended, as a value with its own sentence."""
+
+from __future__ import annotations
+
+import re
+import signal as signals
+from dataclasses import dataclass
+from enum import StrEnum
+
+from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
+from engine.gguf.quoting import clean
+from engine.protocol.messages import Failure
+
+# Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
+_RPC_LOSS = re.compile(
+    r"Remote RPC server crashed|Failed to connect to|RPC handshake failed|RPC server version mismatch"
+    r"|\b(?:recv|send) failed \(bytes_"
+)
+_RPC_ENDPOINT = re.compile(r"(?:Failed to connect to|RPC handshake failed for) (\S+:\d+)")
+_SHOWN_STDERR_LINES = 4
+_SHOWN_LINE = 400
+_SHOWN_MESSAGE = 2000
+_SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
+_TRY_AGAIN = " Try again; if it happens again, try another layout and report this."
+
+
+class EndReason(StrEnum):
+    """Why a child ended."""
+
+    ITSELF = "itself"
+    STOPPED = "stopped"
+    STALLED = "stalled"
+    BROKEN = "broken"
+    NOT_STARTED = "not_started"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessOutcome:
+    """The end of a child. At most one of `exit_code` and `signal` is set; neither when it never ran or cannot be ended.
+
+    `detail` says what was wrong with a broken or never started child and how long a stalled one was silent.
+    """
+
+    reason: EndReason
+    exit_code: int | None = None
+    signal: int | None = None
+    detail: str = ""
+    abort_text: str = ""
+    stderr_tail: tuple[str, ...] = ()
+
+    @property
+    def lost_rpc(self) -> bool:
+        """Whether the child went down because an RPC server did not answer as it should."""
+        if self.reason is not EndReason.ITSELF or self.exit_code == 0:
+            return False
+        return any(_RPC_LOSS.search(text) for text in (self.abort_text, "\n".join(self.stderr_tail)))
+
+    @property
+    def lost_endpoint(self) -> str | None:
+        """The `host:port` that the engine itself named when it gave up, None where it named none."""
+        match = _RPC_ENDPOINT.search(self.abort_text) or _RPC_ENDPOINT.search("\n".join(self.stderr_tail))
+        return match.group(1).rstrip(".,") if match else None
+
+    @property
+    def sentence(self) -> str:
+        """Sentences for people: what happened, what to do, and the last words of the child where it had some."""
+        match self.reason:
+            case EndReason.STOPPED:
+                return "The engine process was ended on request."
+            case EndReason.STALLED:
+                return (
+                    f"The engine process showed no progress for {self.detail} and was ended. "
+                    f"Check the disk and the devices that it uses, then try again.{self._last_words()}"
+                )
+            case EndReason.BROKEN:
+                return f"The engine process was ended: {self.detail}.{_TRY_AGAIN}{self._last_words()}"
+            case EndReason.NOT_STARTED:
+                return (
+                    f"The engine process could not be started: {self.detail}. "
+                    "Close other programs; if that does not help, install this program again."
+                )
+            case EndReason.ITSELF:
+                return f"The engine process {self._how()}.{self._hint()}{self._last_words()}"
+
+    def error(self) -> EngineError:
+        """Return the outcome as an error, for those who waited for an answer of this child."""
+        if self.reason is EndReason.STALLED:
+            return WorkerStalledError(self.sentence)
+        if self.reason in (EndReason.BROKEN, EndReason.NOT_STARTED):
+            return EngineError(self.sentence)
+        if self.lost_rpc:
+            return UnreachableError(self.sentence, endpoint=self.lost_endpoint)
+        return WorkerCrashedError(
+            self.sentence, signal=self.signal, exit_code=self.exit_code, stderr_tail="\n".join(self.stderr_tail)
+        )
+
+    def _how(self) -> str:
+        if self.signal is not None:
+            return f"was ended by {_signal_name(self.signal)}"
+        if self.exit_code == 0:
+            return "ended without an answer"
+        return f"ended with exit code {self.exit_code}"
+
+    def _hint(self) -> str:
+        if self.signal == getattr(signals, "SIGKILL", 9):
+            return (
+                " Nothing here sent that signal; most often the system does because host memory ran out. "
+                "Close other programs, put fewer layers on the CPU or shorten the context."
+            )
+        if self.signal == getattr(signals, "SIGBUS", 7):
+            return " A model file that became shorter while it was mapped does that; check the file."
+        return _TRY_AGAIN
+
+    def _last_words(self) -> str:
+        if self.abort_text:
+            return f" Its last words: {clean(self.abort_text, _SHOWN_LINE)}"
+        if self.signal in _SENT_BY_OTHERS:
+            return ""  # It did not know; what it said before is about something else.
+        lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]
+        return f" Its last words: {' / '.join(lines)}" if lines else ""
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signals.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def last_words(failure: Failure) -> str:
+    """Return what a child said of its failure; it may quote a foreign file, which must not steer a terminal."""
+    return clean(failure.message, _SHOWN_MESSAGE)

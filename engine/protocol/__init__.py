@@ -1,0 +1,1 @@
+"""Messages between us and a child, and nothing else."""

@@ -1,0 +1,103 @@
+"""Finding devices of this machine and of RPC endpoints, in a short-lived child: the engine may abort or take memory."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Capabilities, Device, Rig
+from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
+from engine.errors import ArgumentError, BusyError, UnreachableError
+from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
+from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
+from engine.rigs.host import host_device
+from engine.units import MIB
+
+DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
+"""Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
+
+
+def discover(
+    rpc_endpoints: Sequence[str] = (),
+    *,
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> Rig:
+    """Return this machine's GPUs by ggml's names, then the devices of the endpoints as RPC0.. in order, and the host.
+
+    Blocks for at most about `timeout_s` (the endpoints' 2 s hello included).
+
+    Raises:
+        ArgumentError: for a text that is no endpoint, or one given twice.
+        UnreachableError: for an endpoint that does not answer as it should; `BusyError` where it serves somebody else.
+        EngineError: where the child failed.
+    """
+    endpoints = _endpoints(rpc_endpoints)
+    greetings = greet_all(endpoints, cancel=cancel)
+    raise_if_cancelled(cancel)
+    for greeting in greetings.values():
+        _check(greeting)
+    request = ListDevices(endpoints=endpoints)
+    answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
+    return Rig(_devices(answer.devices), host_device())
+
+
+def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
+    """Return the endpoints as the engine writes them; it would abort for a stray blank."""
+    endpoints: list[str] = []
+    for text in texts:
+        try:
+            host, port = parse_endpoint(text)
+        except ValueError as error:
+            raise ArgumentError(f"{error}.") from None
+        if f"{host}:{port}" in endpoints:
+            raise ArgumentError(f"The RPC endpoint {host}:{port} was given twice; give each once.")
+        endpoints.append(f"{host}:{port}")
+    return tuple(endpoints)
+
+
+def _check(greeting: Greeting) -> None:
+    if greeting.status is GreetingStatus.BUSY:
+        raise BusyError(greeting.sentence, endpoint=greeting.endpoint)
+    if not greeting.ok:
+        raise UnreachableError(greeting.sentence, endpoint=greeting.endpoint)
+
+
+def _devices(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
+    """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
+    local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
+    taken = {device.id for device in local}
+    ids = (name for number in itertools.count() if (name := f"RPC{number}") not in taken)
+    remote = [_remote_device(next(ids), each) for each in found if each.endpoint is not None]
+    return (*local, *remote)
+
+
+def _local_device(found: GgmlDevice) -> Device:
+    known = found.total_bytes > 0
+    return Device(
+        id=found.name,
+        name=found.description or found.name,
+        backend=found.backend,
+        kind=found.kind,
+        total_bytes=found.total_bytes,
+        free_bytes=min(found.free_bytes, found.total_bytes) if known else None,
+        pci_bus_id=found.pci_bus_id,
+        margin_bytes=DEFAULT_GPU_MARGIN_BYTES,
+        capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
+    )
+
+
+def _remote_device(device_id: str, found: GgmlDevice) -> Device:
+    return Device(
+        id=device_id,
+        name=f"{found.endpoint}" if found.endpoint_device == 0 else f"{found.endpoint} device {found.endpoint_device}",
+        backend="RPC",
+        kind="gpu",
+        total_bytes=found.total_bytes,
+        free_bytes=min(found.free_bytes, found.total_bytes) if found.total_bytes else None,
+        endpoint=found.endpoint,
+        endpoint_device=found.endpoint_device,
+        capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
+    )

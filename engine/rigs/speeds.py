@@ -1,0 +1,89 @@
+"""Measuring how fast devices read weights and how far away they are, on request, each in a child of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.cancellation import CancelToken
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.endpoint import greet_all
+from engine.errors import BusyError, EngineError
+from engine.plan.requests import device_refs
+from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
+from engine.processor import default_threads
+from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
+from engine.units import MIB
+
+MAX_BYTES = 256 * MIB
+"""More than the caches of cards hold."""
+_MIN_BYTES = 4 * MIB
+_PART = 4
+"""At most one part in this many of what is free is taken for the test."""
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredSpeeds:
+    """Speeds by device id, and a sentence for each device that could not be measured."""
+
+    speeds: Mapping[str, DeviceSpeed]
+    problems: tuple[str, ...] = ()
+
+
+def measure_speeds(
+    rig: Rig,
+    *,
+    held: Iterable[str] = (),
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    argv: Sequence[str] | None = None,
+    cancel: CancelToken | None = None,
+) -> MeasuredSpeeds:
+    """Return what was measured. Blocks for about a second per device; one that fails does not keep others from it.
+
+    `held`: endpoints that our own load uses. They serve one program at a time and are not asked.
+
+    Raises:
+        EngineError: after the cancel.
+    """
+    refs = {CPU_ID: DeviceRef(id=CPU_ID, backend="CPU"), **{ref.id: ref for ref in device_refs(rig)}}
+    holding = frozenset(held)
+    speeds: dict[str, DeviceSpeed] = {}
+    problems: list[str] = []
+    for device in rig.all_devices:
+        raise_if_cancelled(cancel)
+        if device.kind == "accel":
+            continue
+        try:
+            obstacle = _obstacle(device, holding, cancel)
+            if obstacle:
+                problems.append(obstacle)
+                continue
+            speeds[device.id] = _measure(device, refs[device.id], timeout_s, argv, cancel)
+        except EngineError as error:
+            raise_if_cancelled(cancel)
+            problems.append(f"{device.id}: {error.summary()}")
+    return MeasuredSpeeds(speeds, tuple(problems))
+
+
+def _measure(
+    device: Device, ref: DeviceRef, timeout_s: float, argv: Sequence[str] | None, cancel: CancelToken | None
+) -> DeviceSpeed:
+    """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
+    size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
+    while True:
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=default_threads())
+        try:
+            return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="speed test")
+        except BusyError:
+            size_bytes //= _PART
+            if size_bytes < _MIN_BYTES:
+                raise
+
+
+def _obstacle(device: Device, held: frozenset[str], cancel: CancelToken | None) -> str:
+    if device.endpoint is None:
+        return ""
+    if device.endpoint in held:
+        return f"{device.id} holds the loaded model; unload it to measure there."
+    greeting = greet_all([device.endpoint], cancel=cancel)[device.endpoint]
+    return "" if greeting.ok else f"{device.id}: {greeting.sentence}"

@@ -1,1 +1,0 @@
-"""Child processes: starting, supervising and ending them, and the messages exchanged."""

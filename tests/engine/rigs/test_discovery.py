@@ -1,0 +1,78 @@
+"""Discovery: what a child's list becomes, and what it says when there is none."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Capabilities
+from engine.errors import (
+    ArgumentError,
+    BusyError,
+    EngineError,
+    UnreachableError,
+    WorkerCrashedError,
+    WorkerStalledError,
+)
+from engine.rigs.discovery import DEFAULT_GPU_MARGIN_BYTES, discover
+from engine.units import GIB
+from tests.support.fake_worker import fake_worker_argv
+from tests.support.rpc_peers import rpc_server
+
+
+def test_this_machine_without_anything_remote() -> None:
+    rig = discover()
+    assert rig.ids[-1] == "CPU"
+    assert all(device.backend != "CPU" for device in rig.devices)
+    assert all(device.margin_bytes == DEFAULT_GPU_MARGIN_BYTES for device in rig.devices)
+
+
+def test_a_list_with_every_kind() -> None:
+    with rpc_server() as first, rpc_server() as second:
+        rig = discover((first, second), argv=fake_worker_argv("normal"))
+    assert rig.ids == ("CUDA0", "RPC0", "RPC1", "RPC2", "RPC3", "CPU")
+    cuda = rig.devices[0]
+    assert (cuda.name, cuda.kind, cuda.pci_bus_id) == ("Fast card", "gpu", "0000:01:00.0")
+    assert (cuda.total_bytes, cuda.free_bytes, cuda.margin_bytes) == (24 * GIB, 23 * GIB, DEFAULT_GPU_MARGIN_BYTES)
+    assert cuda.capabilities == Capabilities(row_split=False, tensor_split=True)
+    remote = [(device.endpoint, device.endpoint_device, device.margin_bytes) for device in rig.devices[1:]]
+    assert remote == [(first, 0, 0), (first, 1, 0), (second, 0, 0), (second, 1, 0)]
+
+
+def test_endpoints_that_do_not_answer() -> None:
+    with socket.socket() as bound:
+        bound.bind(("127.0.0.1", 0))
+        endpoint = f"127.0.0.1:{bound.getsockname()[1]}"
+        with pytest.raises(UnreachableError, match=endpoint) as refused:
+            discover((endpoint,))
+    assert refused.value.endpoint == endpoint
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(BusyError):
+        discover((f"127.0.0.1:{silent.getsockname()[1]}",))
+
+
+@pytest.mark.parametrize("endpoints", [("nowhere",), ("127.0.0.1:1", "127.0.0.1:1"), ("127.0.0.1:1", " 127.0.0.1:01")])
+def test_endpoints_that_make_no_sense(endpoints: tuple[str, ...]) -> None:
+    with pytest.raises(ArgumentError):
+        discover(endpoints)
+
+
+def test_blanks_around_an_endpoint_do_not_reach_the_engine() -> None:
+    with rpc_server() as endpoint:
+        rig = discover((f" {endpoint}\n",), argv=fake_worker_argv("normal"))
+    assert {device.endpoint for device in rig.devices if device.is_rpc} == {endpoint}
+
+
+def test_a_child_that_crashes_or_says_nothing() -> None:
+    with pytest.raises(WorkerCrashedError, match="exit code 7"):
+        discover(argv=fake_worker_argv("dies_after_hello"))
+    with pytest.raises(WorkerStalledError):
+        discover(argv=fake_worker_argv("silent"), timeout_s=0.3)
+
+
+def test_a_cancel_ends_it() -> None:
+    cancel = CancelToken()
+    cancel.cancel()
+    with pytest.raises(EngineError, match="cancelled"):
+        discover(argv=fake_worker_argv("silent"), cancel=cancel)

@@ -14,20 +14,45 @@ from pathlib import Path
 
 from PySide6.QtCore import QObject
 
-from app.actions import Actions
-from app.auto_layout_presenter import AutoLayoutPresenter
-from app.auto_layouts import AutoLayouts
 from app.background import Background
-from app.calibrator import Calibrator
-from app.chat_presenter import ChatPresenter
-from app.document import LayoutDocument
-from app.limit_book import LimitBook
-from app.load_presenter import LoadPresenter
-from app.loaded_presenter import LoadedPresenter
-from app.loader import Loader
-from app.loading import Loading, ModelState
-from app.main_window import MainWindow
-from app.menus import (
+from app.load.loader import Loader
+from app.load.prober import Prober
+from app.load.reloader import Reloader
+from app.models.auto_layouts import AutoLayouts
+from app.models.document import LayoutDocument
+from app.models.edited import is_edited
+from app.models.held_memory import HeldMemory
+from app.models.layouts import Layouts
+from app.models.loading import Loading, ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.models.other_layouts import OtherLayouts
+from app.models.side_files import SideFileKeeper
+from app.models.speeds import SpeedKeeper
+from app.models.unloader import Unloader
+from app.notices import Notices
+from app.rig.calibrator import Calibrator
+from app.rig.device_search import DeviceSearch
+from app.rig.lab import Lab
+from app.rig.limit_book import LimitBook
+from app.rig.limits import LimitSetter
+from app.rig.live_rig import LiveRig
+from app.rig.repeat_test import RepeatTest
+from app.rig.rig_files import RigFiles
+from app.rig.sampling import Sampling
+from app.rig.watchman import Watchman
+from app.settings import Settings
+from app.theme import Theme
+from app.window.actions import Actions
+from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.chat_presenter import ChatPresenter
+from app.window.help import open_log, show_about, show_keys
+from app.window.layout_presenter import LayoutPresenter
+from app.window.load_presenter import LoadPresenter
+from app.window.loaded_presenter import LoadedPresenter
+from app.window.main_window import MainWindow
+from app.window.menus import (
     check_theme,
     devices_menu,
     edit_menu,
@@ -37,36 +62,11 @@ from app.menus import (
     model_menu,
     view_menu,
 )
-from app.model_views import ModelView, ModelViews
-from app.models.edited import is_edited
-from app.models.held_memory import HeldMemory
-from app.models.layouts import Layouts
-from app.models.opener import ModelOpener
-from app.models.other_layouts import OtherLayouts
-from app.models.unloader import Unloader
-from app.notices import Notices
-from app.open_model import OpenModel
-from app.open_models import OpenModels
-from app.prober import Prober
-from app.reloader import Reloader
-from app.rig.device_search import DeviceSearch
-from app.rig.lab import Lab
-from app.rig.limits import LimitSetter
-from app.rig.live_rig import LiveRig
-from app.rig.repeat_test import RepeatTest
-from app.rig.rig_files import RigFiles
-from app.rig.sampling import Sampling
-from app.settings import Settings
-from app.settings_presenter import SettingsPresenter
-from app.side_files import SideFileKeeper
-from app.speeds import SpeedKeeper
-from app.theme import Theme
-from app.watchman import Watchman
-from app.window.help import open_log, show_about, show_keys
-from app.window.layout_presenter import LayoutPresenter
 from app.window.model_presenter import ModelPresenter
+from app.window.model_views import ModelView, ModelViews
 from app.window.questions import Questions
 from app.window.rig_presenter import RigPresenter
+from app.window.settings_presenter import SettingsPresenter
 from app.window.state_presenter import StatePresenter
 
 # ---------------------------------------------------------------------- devices

@@ -7,10 +7,10 @@ from argparse import Namespace
 from app.cli import exit_codes
 from app.cli.output import print_text, say
 from app.paths import self_test_path, speeds_path
-from app.speed_test import measured_book, speed_lines
 from engine.devices.rig_file import encode_rig
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.rigs.search import find_devices
+from engine.rigs.speed_test import measured_book, speed_lines
 
 
 def run_devices(options: Namespace) -> int:

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.settings_options import context_of, side_files_of
 from app.paths import calibration_path, self_test_path, speeds_path
-from app.speed_test import known_speeds
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
@@ -26,6 +25,7 @@ from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.rigs.search import find_devices
+from engine.rigs.speed_test import known_speeds
 
 _PATIENCE_S = 2.0
 

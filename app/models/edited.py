@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
 from engine.plan.preview import LoadedLayout
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from app.document import LayoutDocument
-from app.loading import ModelState
-from app.open_model import OpenModel
-from app.open_models import OpenModels
+from app.models.document import LayoutDocument
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.watchman import Watchman
+from app.rig.watchman import Watchman
 from engine.layout.engine_parameters import used_devices
 
 

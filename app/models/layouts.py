@@ -8,9 +8,9 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 
 from app.background import Background
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
+from app.models.open_models import OpenModels
 from app.notices import Notices
-from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import LayoutError

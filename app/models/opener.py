@@ -10,15 +10,15 @@ from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.demo import ensure_demo
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.side_files import OpenedFile, open_file
 from app.notices import Notices
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.paths import demo_path
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
-from app.side_files import OpenedFile, open_file
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout

@@ -6,12 +6,12 @@ from functools import partial
 
 from PySide6.QtCore import QObject
 
-from app.document import LayoutDocument
-from app.loading import StepBack
+from app.models.document import LayoutDocument
+from app.models.loading import StepBack
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.notices import Notices
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.rig.lab import Lab
 
 

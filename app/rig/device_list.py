@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from app.limit_book import LimitBook
+from app.rig.limit_book import LimitBook
 from engine.devices.device import Device, Rig
 
 _LocalKey = tuple[str, str | None]

@@ -7,9 +7,9 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 
 from app.background import Background
-from app.limit_book import LimitBook
 from app.notices import Notices
 from app.paths import self_test_path
+from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from app.limit_book import LimitBook
 from app.rig.lab import Lab
+from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from widgets.devices.limits import DeviceLimits
 

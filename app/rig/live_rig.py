@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from PySide6.QtCore import QObject, Signal
 
-from app.live_memory import LiveMemory, with_less_free
 from app.rig.device_list import DeviceList
+from app.rig.live_memory import LiveMemory, with_less_free
 from engine.devices.device import Rig
 from engine.fit.calibration import NO_CALIBRATION, Calibration
 from engine.fit.loaded_models import LoadedModel

@@ -6,11 +6,11 @@ from PySide6.QtCore import QUrl
 from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QWidget
 
-from app import dialogs
 from app.bug_report import versions
-from app.keys_dialog import KeysDialog
 from app.notices import Notices
 from app.paths import log_path
+from app.window import dialogs
+from app.window.keys_dialog import KeysDialog
 from widgets.layout_editor.keys import KEYS
 
 ABOUT = "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result."

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from app.actions import Actions
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
 from app.rig.live_rig import LiveRig
+from app.window.actions import Actions
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
 from engine.plan.decisions.defaults import trained_length

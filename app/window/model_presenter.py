@@ -7,10 +7,10 @@ from functools import partial
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QMainWindow, QMenu
 
-from app.actions import Actions
-from app.auto_layout_words import STRATEGY_WORDS
+from app.models.auto_layout_words import STRATEGY_WORDS
 from app.models.opener import ModelOpener
 from app.settings import Settings
+from app.window.actions import Actions
 from engine.gguf.model_file import ModelFile
 from widgets.controls.settings_bar import SettingsBar
 from widgets.library.model_panel import ModelPanel

@@ -7,15 +7,15 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app import dialogs
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
 from app.rig.device_search import DeviceSearch
 from app.rig.lab import Lab
 from app.rig.rig_files import RigFiles
-from app.rig_dialogs import ask_lab_caps, ask_remote_endpoint
 from app.settings import Settings
+from app.window import dialogs
+from app.window.rig_dialogs import ask_lab_caps, ask_remote_endpoint
 
 
 class Questions(QObject):

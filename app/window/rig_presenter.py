@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from app.actions import Actions
 from app.notices import Notices
 from app.rig.device_search import DeviceSearch
 from app.rig.lab import Lab
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
-from app.watchman import Watchman
+from app.rig.watchman import Watchman
+from app.window.actions import Actions
 from engine.devices.device import Rig
 from widgets.devices.device_strip import DeviceStrip
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from app.actions import Actions
-from app.document import LayoutDocument
-from app.loader import Loader
-from app.loading import ModelState
+from app.load.loader import Loader
+from app.models.document import LayoutDocument
 from app.models.edited import is_edited
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.unloader import Unloader
-from app.open_model import OpenModel
-from app.open_models import OpenModels
-from app.status_line import StatusLine
+from app.window.actions import Actions
+from app.window.status_line import StatusLine
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.states import LoadState
 from widgets.devices.device_strip import DeviceStrip

@@ -12,9 +12,9 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.bug_report import BugDialog, describe_bug, scrub
 from app.notices import Notice
-from app.rig_dialogs import LineDialog, parse_caps
 from app.settings import MAX_RECENT, Settings
-from app.status_line import StatusLine
+from app.window.rig_dialogs import LineDialog, parse_caps
+from app.window.status_line import StatusLine
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError
 from engine.units import GIB, MIB

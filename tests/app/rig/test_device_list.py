@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from app.limit_book import LimitBook
 from app.rig.device_list import DeviceList, list_of_file
+from app.rig.limit_book import LimitBook
 from engine.devices.device import Device, Rig, make_host
 from engine.units import GIB, MIB
 

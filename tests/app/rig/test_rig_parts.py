@@ -11,9 +11,9 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.limit_book import LimitBook
 from app.notices import Notice, Notices
 from app.rig.device_list import DeviceList
+from app.rig.limit_book import LimitBook
 from app.settings import Settings
 from app.wiring import RigParts
 from engine.devices.device import CPU_ID, Device, Rig, make_host

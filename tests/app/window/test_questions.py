@@ -54,7 +54,7 @@ def answer(monkeypatch: pytest.MonkeyPatch, name: str, path: Path | None) -> lis
         asked.append(question)
         return path
 
-    monkeypatch.setattr(f"app.dialogs.{name}", ask)
+    monkeypatch.setattr(f"app.window.dialogs.{name}", ask)
     return asked
 
 

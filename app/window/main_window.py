@@ -9,7 +9,7 @@ from PySide6.QtGui import QAction, QCloseEvent, QDragEnterEvent, QDropEvent
 from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, QToolBar, QVBoxLayout, QWidget
 
 from app.settings import Settings
-from app.status_line import StatusLine
+from app.window.status_line import StatusLine
 from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from PySide6.QtCore import QObject, QTimer
 
 from app.background import Background
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
 from engine.errors import EngineError
 from engine.plan.plan import Plan
 from engine.probing.probe import DEFAULT_TIMEOUT_S, ProbeRun

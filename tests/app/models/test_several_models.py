@@ -10,9 +10,9 @@ import psutil
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.loading import ModelState
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
 from app.notices import Notice
-from app.open_model import OpenModel
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QStackedWidget
 
-from app.open_model import OpenModel
-from app.open_models import OpenModels
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.palette import DARK, Palette
 from widgets.load_report.load_report import LoadReport

@@ -8,20 +8,20 @@ from functools import partial
 from PySide6.QtGui import QActionGroup, QKeySequence, QUndoGroup
 from PySide6.QtWidgets import QWidget
 
-from app.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
-from app.auto_layout_words import STRATEGY_WORDS
-from app.auto_layouts import AutoLayouts
-from app.calibrator import Calibrator
-from app.loader import Loader
+from app.load.loader import Loader
+from app.models.auto_layout_words import STRATEGY_WORDS
+from app.models.auto_layouts import AutoLayouts
 from app.models.layouts import Layouts
+from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
+from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
-from app.open_models import OpenModels
+from app.rig.calibrator import Calibrator
 from app.rig.device_search import DeviceSearch
 from app.rig.repeat_test import RepeatTest
 from app.settings import Settings
-from app.speeds import SpeedKeeper
 from app.theme import THEME_NAMES, Theme, ThemeName
+from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.questions import Questions
 
 _Key = QKeySequence.StandardKey

@@ -7,7 +7,7 @@ from typing import Literal
 
 from PySide6.QtCore import QObject, Signal
 
-from app.loading import AnswerLost, Loading, ModelState
+from app.models.loading import AnswerLost, Loading, ModelState
 from engine.errors import EngineError
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage, Generate

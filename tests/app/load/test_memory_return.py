@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.open_model import OpenModel
+from app.models.open_model import OpenModel
 from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import make_desk

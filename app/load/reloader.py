@@ -6,9 +6,9 @@ from functools import partial
 
 from PySide6.QtCore import QObject, QTimer
 
-from app.loader import Loader
-from app.open_model import OpenModel
-from app.open_models import OpenModels
+from app.load.loader import Loader
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.settings import Settings
 
 

@@ -9,17 +9,17 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.notices import Notices
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.paths import speeds_path
 from app.rig.live_rig import LiveRig
-from app.speed_test import known_speeds, measured_book, speed_lines
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
 from engine.fit.strategies.speeds import Speeds, layout_class
 from engine.memory.model_memory import ModelMemory
+from engine.rigs.speed_test import known_speeds, measured_book, speed_lines
 from engine.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.loading import ModelState
-from app.open_model import OpenModel
-from app.open_models import OpenModels
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from engine.fit.loaded_models import LoadedModel
 from engine.fit.recovery import Recovery, begin_recovery

@@ -5,13 +5,13 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QDockWidget
 
-from app.loading import ModelState
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.models.other_layouts import OtherLayouts
 from app.notices import Notices
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.status_line import StatusLine
+from app.window.status_line import StatusLine
 from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
 from widgets.controls.settings_bar import SettingsBar
 from widgets.load_report.load_report import LoadReport

@@ -9,7 +9,7 @@ import pytest
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
-from app.calibrator import Calibrator
+from app.rig.calibrator import Calibrator
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.calibration import read_calibration

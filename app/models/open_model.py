@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, Signal
 
-from app.calibrator import Calibrator
-from app.conversation import Conversation
-from app.document import Sheet
-from app.loading import Loading, ModelState
+from app.models.conversation import Conversation
+from app.models.document import Sheet
+from app.models.loading import Loading, ModelState
+from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import UNTIL_UNLOADED_S, LoadedModel, held_bytes
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile

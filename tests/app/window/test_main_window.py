@@ -12,9 +12,9 @@ from PySide6.QtGui import QAccessible, QAction
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
-from app.keys_dialog import KeysDialog
 from app.settings import Settings
 from app.theme import THEME_NAMES, Theme
+from app.window.keys_dialog import KeysDialog
 from app.wiring import WindowParts, make_window
 from widgets.library.recent_model import RecentModel
 

@@ -7,10 +7,10 @@ from pathlib import Path
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app import dialogs
-from app.document import LayoutDocument
-from app.open_models import OpenModels
-from app.side_files import SideFileKeeper
+from app.models.document import LayoutDocument
+from app.models.open_models import OpenModels
+from app.models.side_files import SideFileKeeper
+from app.window import dialogs
 from engine.devices.device import Rig
 from engine.memory.side_files import SideFiles
 from engine.plan.decisions.attention import refused_cache_types

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject
 
-from app.conversation import ContextUse
-from app.loading import ModelState
-from app.open_model import OpenModel
+from app.models.conversation import ContextUse
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
 from engine.session.events import Done
 from widgets.chat.chat_pane import ChatPane
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from app.room import Room, find_room, idle_text, load_question
+from app.load.room import Room, find_room, idle_text, load_question
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.beside import rig_beside
 from engine.fit.loaded_models import LoadedModel

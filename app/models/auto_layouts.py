@@ -8,13 +8,13 @@ from typing import TypeVar
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
-from app.auto_layout_words import STRATEGY_WORDS
 from app.background import Background
-from app.document import LayoutDocument
+from app.models.auto_layout_words import STRATEGY_WORDS
+from app.models.document import LayoutDocument
+from app.models.speeds import SpeedKeeper
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
-from app.speeds import SpeedKeeper
 from engine.cancellation import CancelToken
 from engine.errors import EngineError, LayoutError
 from engine.fit.strategies.constraint_rules import check_constraints

@@ -7,8 +7,8 @@ from enum import Enum, auto
 
 from PySide6.QtCore import QObject, Signal
 
-from app.calibrator import Calibrator
-from app.engine_bridge import EngineBridge
+from app.models.engine_bridge import EngineBridge
+from app.rig.calibrator import Calibrator
 from engine.fit.proposals import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.plan.edit import Edit

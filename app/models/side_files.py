@@ -11,7 +11,7 @@ from typing import TypeVar
 from PySide6.QtCore import QObject
 
 from app.background import Background
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
 from app.notices import Notices
 from app.settings import KeptAdapter, KeptSideFiles, Settings
 from engine.errors import EngineError

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.document import LayoutDocument
+from app.models.document import LayoutDocument
 from engine.devices.device import Device, Rig, make_host
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, make_layout, single_device

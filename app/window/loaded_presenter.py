@@ -5,14 +5,14 @@ from __future__ import annotations
 from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
-from app.loader import Loader
-from app.loading import ModelState
+from app.load.loader import Loader
+from app.load.room import idle_text
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.unloader import Unloader
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.room import idle_text
 from engine.units import format_bytes
 from widgets.devices.device_strip import DeviceStrip
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar

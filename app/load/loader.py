@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
-from app.document import LayoutDocument
-from app.memory_return import MemoryReturn
+from app.load.memory_return import MemoryReturn
+from app.load.room import Room, find_room, load_question
+from app.models.document import LayoutDocument
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
 from app.notices import Notice
-from app.open_model import OpenModel
-from app.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from app.room import Room, find_room, load_question
 from app.settings import Settings
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan

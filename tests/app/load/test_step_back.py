@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from pytestqt.qtbot import QtBot
 
-from app.loading import ModelState
+from app.models.loading import ModelState
 from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk

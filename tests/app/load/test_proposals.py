@@ -10,7 +10,7 @@ import pytest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.loading import ModelState
+from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window

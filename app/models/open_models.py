@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
-from app.calibrator import Calibrator
-from app.loading import ModelState
-from app.open_model import OpenModel
+from app.models.loading import ModelState
+from app.models.open_model import OpenModel
+from app.rig.calibrator import Calibrator
 from engine.fit.loaded_models import LoadedModel, expired, next_expiry_s
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile

@@ -9,10 +9,10 @@ import pytest
 from PySide6.QtWidgets import QApplication, QComboBox
 from pytestqt.qtbot import QtBot
 
-from app import dialogs
 from app.settings import KeptAdapter, KeptSideFiles, Settings
-from app.settings_presenter import loaded_text
 from app.theme import Theme
+from app.window import dialogs
+from app.window.settings_presenter import loaded_text
 from app.wiring import WindowParts, make_window
 from engine.devices.rig_file import encode_rig
 from engine.gguf.reader import read_model

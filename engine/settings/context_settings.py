@@ -1,4 +1,4 @@
-"""Context options of a load, with our defaults; the worker sets every field explicitly."""
+"""Context options of a load, with our defaults; the child sets every field explicitly."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class DecodeLoop:
         self._telling = threading.Lock()
         self._slots = Slots(session)
         self._free = FreeMemory(session.devices)
-        self._batch = Batch(session.engine, int(session.engine.low.llama_n_batch(session.context)))
+        self._batch = Batch(session.engine, session.batch_tokens)
         self._pace = Pace(self._batch.size)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []

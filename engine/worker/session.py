@@ -68,6 +68,12 @@ class Session:
         return bool(self.engine.low.llama_vocab_type(self.vocabulary) != NO_VOCABULARY)
 
     @property
+    def batch_tokens(self) -> int:
+        """How many tokens a batch may hold: the engine takes no more than were asked for as context, whatever that is
+        rounded up to."""
+        return int(self.engine.low.llama_n_batch(self.context))
+
+    @property
     def longest_text(self) -> int:
         """How many tokens an embedding may be of: positions beyond those trained may not exist, and one batch it is."""
         low = self.engine.low

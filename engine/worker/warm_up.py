@@ -43,7 +43,7 @@ class WarmUp:
         if session.beside is not None and session.beside.adapters.handles:
             session.log.on_failed = self._end_unmade
         token = self._token()
-        largest = min(settings.n_ubatch, settings.n_batch, session.context_tokens)
+        largest = min(settings.n_ubatch, session.batch_tokens, session.context_tokens)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()

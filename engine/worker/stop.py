@@ -79,6 +79,17 @@ class StopRequest:
         finally:
             self.end_computing()
 
+    @contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """A batch inside ends before anything of it is computed, but all that it takes has been allocated by then."""
+        with self._lock:
+            self._text[0] = b"\x01"
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._text[0] = b"\x01" if self.requested else b"\x00"
+
     @staticmethod
     def native_callback(prototype: Any) -> Any:
         """Return `strlen` as a function of type `prototype` (`bool (*)(void *)`)."""

@@ -91,11 +91,28 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_load_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
-    from engine.session.load_order import DEFAULT_RETRIES
 
     _add_layout_arguments(command)
+    _add_retry_argument(command)
     command.add_argument("--prompt", metavar="TEXT")
     command.add_argument("--prompts", type=Path, metavar="FILE", help="answer each text of this JSON list")
+    command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
+    command.add_argument("--seed", type=int, metavar="S")
+    command.add_argument(
+        "--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token"
+    )
+
+
+def _add_embed_arguments(command: argparse.ArgumentParser) -> None:
+    _add_layout_arguments(command)
+    _add_retry_argument(command)
+    command.add_argument("texts", nargs="+", metavar="TEXT")
+
+
+def _add_retry_argument(command: argparse.ArgumentParser) -> None:
+    from app.cli.settings_options import positive
+    from engine.session.load_order import DEFAULT_RETRIES
+
     command.add_argument(
         "--retry",
         type=positive,
@@ -104,11 +121,6 @@ def _add_load_arguments(command: argparse.ArgumentParser) -> None:
         default=0,
         metavar="N",
         help=f"when it does not fit, step back to at most N other layouts (default {DEFAULT_RETRIES})",
-    )
-    command.add_argument("-n", dest="max_tokens", type=positive, metavar="N", help="generate at most N tokens")
-    command.add_argument("--seed", type=int, metavar="S")
-    command.add_argument(
-        "--temp", type=_temperature, default=0.8, metavar="T", help="temperature; 0 takes the likeliest token"
     )
 
 
@@ -154,6 +166,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "devices": ("print this machine's rig file", _add_devices_arguments),
     "plan": ("forecast what each device would hold", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
+    "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "demo": ("write the demo model", _add_demo_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),

@@ -21,6 +21,7 @@ _BY_KIND = {
     "stalled": CRASHED,
     "unreachable": UNREACHABLE,
     "busy": UNREACHABLE,
+    "cancelled": INTERRUPTED,
 }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 from argparse import Namespace
 from collections.abc import Sequence
 from typing import TypeVar
@@ -10,14 +9,11 @@ from typing import TypeVar
 import msgspec
 
 from app.cli import exit_codes
-from app.cli.auto_options import constraints_of
-from app.cli.inputs import read_inputs
-from app.cli.interrupts import on_interrupt
+from app.cli.follow import Follower
+from app.cli.orders import order_of
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from app.cli.prompts import AnswerEnding, Answers, Ending, prompts_of
-from engine.errors import ArgumentError, EngineError, RuleViolationError
-from engine.plan.plan import Plan
-from engine.probing.probe import probe
+from engine.errors import ArgumentError
 from engine.protocol.messages import ChatMessage, Generate
 from engine.session.driver import News
 from engine.session.events import (
@@ -32,13 +28,8 @@ from engine.session.events import (
     Stage,
     Token,
 )
-from engine.session.load_order import LoadOrder, RetryPolicy
-from engine.session.session import ModelSession
+from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Phase, Snapshot
-from engine.telemetry.memory_holders import memory_holders
-
-INTERRUPT_POLL_S = 0.2
-"""Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
 
 _E = TypeVar("_E", Token, Done | OutOfMemory | Failed | Crashed | Cancelled)
 
@@ -48,7 +39,7 @@ def run_load(options: Namespace) -> int:
     printer: Printer = JsonPrinter() if options.json else TextPrinter()
     requests = tuple(_generate_request(prompt, options) for prompt in prompts_of(options))
     try:
-        order = _make_order(options, printer)
+        order = order_of(options, printer.explain)
     except KeyboardInterrupt:
         printer.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
@@ -64,26 +55,6 @@ def _generate_request(prompt: str, options: Namespace) -> Generate:
     )
 
 
-def _make_order(options: Namespace, printer: Printer) -> LoadOrder:
-    asked = read_inputs(options)
-    if asked.explanation is not None:
-        printer.explain(asked.explanation)
-    plan = asked.plan
-    if plan.violations:
-        raise RuleViolationError(tuple((v.rule, v.message, v.remedy) for v in plan.violations))
-    if plan.report.probe_only is not None:
-        plan = _probed(plan)
-    return LoadOrder(plan, RetryPolicy(options.retry, constraints_of(options, plan.rig, plan.model.n_layers)))
-
-
-def _probed(plan: Plan) -> Plan:
-    """Return a plan that only a probe can forecast with its numbers; as it is where that fails: the load says why."""
-    try:
-        return probe(plan)
-    except EngineError:
-        return plan
-
-
 class LoadCommand:
     """One load, and the answers to its prompts, from start to the last event. Interrupts cancel it.
 
@@ -96,44 +67,24 @@ class LoadCommand:
         self._order = order
         self._requests, self._numbered = requests, numbered
         self._printer = printer
-        self._news: queue.SimpleQueue[News] = queue.SimpleQueue()
-        self._session = ModelSession(self._news.put, holders=memory_holders)
+        self._follower = Follower()
         self._stage: Stage = "header"
         self._open: set[int] = set()
         self._answers = Answers()
-        self._interrupted = False
 
     def run(self) -> int:
         """Return the exit code; no process of ours is left when it does."""
-        with on_interrupt(self._interrupt):
-            try:
-                self._session.load(self._order)
-                ending = self._follow()
-                if self._interrupted:
-                    # What was asked for last was to stop, whatever came of the load meanwhile.
-                    ending = Cancelled(stage=self._stage)
-                self._printer.show(ending)
-                return _exit_code(ending)
-            finally:
-                self._session.close()
-
-    def _interrupt(self) -> None:
-        self._interrupted = True
+        with self._follower.loading(self._order):
+            ending = self._follow()
+            if self._follower.interrupted:
+                # What was asked for last was to stop, whatever came of the load meanwhile.
+                ending = Cancelled(stage=self._stage)
+            self._printer.show(ending)
+            return _exit_code(ending)
 
     def _follow(self) -> Ending:
         """Show everything up to the ending, which is returned."""
-        stopping = False
-        while True:
-            if self._interrupted and not stopping:
-                stopping = True
-                self._session.stop()
-            try:
-                news = self._news.get(timeout=INTERRUPT_POLL_S)
-            except queue.Empty:
-                continue
-            ending = self._take(news)
-            if ending is not None:
-                return ending
+        return next(ending for news in self._follower.news() if (ending := self._take(news)) is not None)
 
     def _take(self, news: News) -> Ending | None:
         """Show what is no ending; return the last one."""
@@ -148,7 +99,7 @@ class LoadCommand:
                 self._printer.show(news)
             case Token():
                 self._printer.show(self._shown(news))
-            case Loaded() if self._requests and not self._interrupted:
+            case Loaded() if self._requests and not self._follower.interrupted:
                 self._printer.show(news)
                 self._ask()
             case Done() | OutOfMemory() | Failed() | Crashed() | Cancelled() if news.request is not None:
@@ -161,7 +112,7 @@ class LoadCommand:
         self._answers.begin()
         try:
             for request in self._requests:
-                self._open.add(self._session.ask(request))
+                self._open.add(self._follower.session.ask(request))
         except ArgumentError:
             pass  # The model was lost a moment ago; its ending, or that of what was asked before, comes next.
 

@@ -39,6 +39,11 @@ def print_document(document: object) -> None:
     print_line(_json(document, indent=JSON_INDENT))
 
 
+def print_compact(document: object) -> None:
+    """Print one JSON document on a line: for long lists of numbers, which nobody reads."""
+    print_line(_json(document, separators=(",", ":")))
+
+
 def print_event(event: msgspec.Struct) -> None:
     """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
     document = _builtins(event)

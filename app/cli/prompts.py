@@ -30,11 +30,20 @@ def prompts_of(options: Namespace) -> tuple[str, ...]:
         return _read(options.prompts)
     if options.prompt is None:
         return ()
-    try:
-        options.prompt.encode()
-    except UnicodeEncodeError:
-        raise ArgumentError("The prompt is not UTF-8 text; give it in UTF-8.") from None
+    check_text(options.prompt, "The prompt")
     return (options.prompt,)
+
+
+def check_text(text: str, what: str) -> None:
+    """Refuse what a command line has that is no text.
+
+    Raises:
+        ArgumentError: for what is not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ArgumentError(f"{what} is not UTF-8 text; give it in UTF-8.") from None
 
 
 class Answers:

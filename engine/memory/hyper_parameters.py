@@ -10,6 +10,8 @@ from engine.gguf.model_file import MetadataValue, ModelFile
 
 _LARGEST = 1 << 31
 _MOST_LAYERS = 512
+_POOLINGS = (1, 2, 3)
+"""Of the kinds of pooling those that give one vector of a text: mean, first token, last token."""
 
 
 class MissingNumberError(ValueError):
@@ -27,6 +29,7 @@ class HyperParameters:
     `cache_of`: whose cache a layer reads, its own if it has one.
     `window`: tokens that `sliding` layers keep; `latent`: keys and values are one vector; `causal`: tokens attend to
     those before them, and then the context limits the batch; `n_loops`: how often all layers run.
+    `pooled_width`: of the vector that a text is pooled into, 0 where the file does not say how.
     """
 
     n_embd: int
@@ -49,6 +52,7 @@ class HyperParameters:
     cache_of: tuple[int, ...] = ()
     causal: bool = True
     n_loops: int = 1
+    pooled_width: int = 0
 
     @property
     def n_layers(self) -> int:
@@ -129,6 +133,7 @@ def read_hyper_parameters(model: ModelFile, architecture: Architecture) -> Hyper
         cache_of=_cache_of(model, _owners(model, architecture), sliding),
         n_loops=n_loops,
         causal=architecture.causal and model.hyper_parameter("attention.causal") is not False,
+        pooled_width=_pooled_width(model, n_embd),
     )
     _check_attention(model, hyper)
     return hyper
@@ -192,6 +197,11 @@ def _vocabulary(model: ModelFile, architecture: Architecture) -> int:
     if model.n_vocab <= 0 and architecture.has_cache:
         raise MissingNumberError("the file does not tell the size of the vocabulary")
     return model.n_vocab
+
+
+def _pooled_width(model: ModelFile, n_embd: int) -> int:
+    pooling = model.hyper_parameter("pooling_type")
+    return number(model, "embedding_length_out", n_embd) if pooling in _POOLINGS else 0
 
 
 # ---------------------------------------------------------------------- attention

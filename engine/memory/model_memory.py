@@ -167,10 +167,16 @@ class ContextMemory:
         kv, recurrent = zip(*(_layer_bytes(state, HOST_RULE) for state in self._states), strict=True)
         self.layers_kv_bytes: tuple[int, ...] = tuple(a + b for a, b in zip(kv, recurrent, strict=True))
         """KV cache and recurrent state of each layer, for drawing and counting."""
-        shape = context_shape(context, hyper.n_ctx_train)
+        shape = context_shape(context, hyper.n_ctx_train, causal=hyper.causal)
         n_outputs = hyper.n_vocab + (hyper.n_embd if architecture.keeps_encoded else 0)
-        self.output_buffer_bytes = n_outputs * _LOGIT_BYTES * shape.n_sequences
-        """The logits that the host keeps: one row per sequence until a batch asks for more."""
+        n_floats = n_outputs * shape.n_sequences
+        if hyper.pooled_width:
+            longest = min(shape.n_ubatch, shape.n_cells, hyper.n_ctx_train)
+            n_tokens = min(shape.n_ubatch, shape.n_sequences * longest)
+            n_floats = max(n_floats, n_tokens * (hyper.n_vocab + hyper.pooled_width))
+        self.output_buffer_bytes = n_floats * _LOGIT_BYTES
+        """What the host keeps of a batch: logits, a row per sequence; for texts that are embedded also their vectors,
+        and of each token, which the load asks for once."""
         self.compute: ComputeForecast | None = None
         if graphs is not None:
             from engine.memory.compute_graph.forecast import ComputeForecast

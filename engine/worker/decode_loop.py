@@ -43,7 +43,7 @@ class DecodeLoop:
         self._telling = threading.Lock()
         self._slots = Slots(session)
         self._free = FreeMemory(session.devices)
-        self._batch = Batch(session.engine, int(session.engine.low.llama_n_batch(session.context)))
+        self._batch = Batch(session.engine, session.batch_tokens)
         self._pace = Pace(self._batch.size)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []
@@ -148,11 +148,15 @@ class DecodeLoop:
         shares = self._fill()
         self._session.log.begin_computation(self._free.note)
         started = time.perf_counter()
-        with self._stop.computing([share.task.id for share in shares]):
+        self._stop.begin_computing([share.task.id for share in shares])
+        try:
             status = self._session.compute(self._batch.struct)
+        finally:
+            self._stop.end_computing()
         if status == DECODED:
-            prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
-            self._pace.note(prompt_tokens, time.perf_counter() - started)
+            if self._batch.count > len(shares):
+                prompt_tokens = sum(share.end - share.begin for share in shares if share.end - share.begin > 1)
+                self._pace.note(prompt_tokens, time.perf_counter() - started)
             self._go_on(shares)
         elif status == NO_SLOT:
             self._make_room(shares)
@@ -161,43 +165,47 @@ class DecodeLoop:
 
     def _fill(self) -> list[_Share]:
         """Put one token of each answer and parts of the prompts into the batch, by slots."""
-        self._batch.clear()
+        batch = self._batch
+        batch.clear()
         counts = self._counts()
         shares = []
-        for task in self._running:
+        for task, count in zip(self._running, counts, strict=True):
             slot = task.slot
-            count = counts.get(task.id, 0)
             if slot is None or not count:
                 continue
-            held, wanted = len(slot.tokens), len(task.tokens)
-            if count == 1 == wanted - held:
-                place = self._batch.add(task.tokens[held], held, slot.number)
+            tokens, held = task.tokens, len(slot.tokens)
+            end = held + count
+            if count == 1 and end == len(tokens):
+                place = batch.add(tokens[held], held, slot.number)
             else:
-                end = held + count
-                piece = task.tokens[held:end]
-                place = self._batch.extend(piece, held, slot.number, outputs=int(end == wanted))
-            shares.append(_Share(task, slot, held, held + count, place))
+                place = batch.extend(tokens[held:end], held, slot.number, outputs=int(end == len(tokens)))
+            shares.append(_Share(task, slot, held, end, place))
         return shares
 
-    def _counts(self) -> dict[int, int]:
-        """Return how many tokens of each request go into the next batch."""
-        counts = {task.id: 1 for task in self._running if task.missing == 1}
-        readers = [task for task in self._running if task.missing > 1]
-        if not readers:
-            return counts
-        room = min(self._batch.size - len(counts), self._pace.tokens(beside_answers=bool(counts)))
+    def _counts(self) -> list[int]:
+        """Return how many tokens of each running request go into the next batch."""
+        missing = [task.missing for task in self._running]
+        if max(missing) <= 1:
+            return missing
+        readers = [index for index, count in enumerate(missing) if count > 1]
+        answers = len(missing) - len(readers)
+        room = min(self._batch.size - answers, self._pace.tokens(beside_answers=answers > 0))
         first = self._first_reader = (self._first_reader + 1) % len(readers)
         in_turn = readers[first:] + readers[:first]
-        for task, count in zip(in_turn, shared(room, [task.missing for task in in_turn]), strict=True):
-            counts[task.id] = count
-        return counts
+        counts = shared(room, [missing[index] for index in in_turn])
+        for index, count in zip(in_turn, counts, strict=True):
+            missing[index] = count
+        return missing
 
     def _go_on(self, shares: Sequence[_Share]) -> None:
         """Let the tasks go on by what was computed, and tell what came of it at once."""
         answers: list[Message] = []
         ended: list[SequenceTask] = []
         for task, slot, begun, end, place in shares:
-            slot.tokens += task.tokens[begun:end]
+            if end == begun + 1:
+                slot.tokens.append(task.tokens[begun])
+            else:
+                slot.tokens += task.tokens[begun:end]
             slot.copied = False
             told = task.read(end - begun)
             if told is not None:
@@ -207,7 +215,8 @@ class DecodeLoop:
         for task in ended:
             self._leave(task)
             task.free()
-        self._tell(*answers)
+        if answers:
+            self._tell(*answers)
 
     def _make_room(self, shares: Sequence[_Share]) -> None:
         """No cells are left: forget what nobody uses, else let the youngest request wait for the end of another."""

@@ -10,7 +10,7 @@ import re
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 DEBUG, INFO, WARN, ERROR, CONT = 1, 2, 3, 4, 5
@@ -71,6 +71,10 @@ class LogFacts:
                 sizes[buffer.buffer_type] = sizes.get(buffer.buffer_type, 0) + buffer.size_bytes
         return sizes
 
+    def grow_output(self, size_bytes: int) -> None:
+        """Note that the output buffer, of which the engine tells when it is made, is of this size now."""
+        self.buffers = [replace(each, size_bytes=size_bytes) if each.use == "output" else each for each in self.buffers]
+
     def reasons(self) -> list[str]:
         """Return the engine's own words for what went wrong, oldest first, without names of C functions."""
         return [_plain(line) for line in self.errors]
@@ -92,6 +96,8 @@ class EngineLog:
         self.facts = LogFacts()
         self.on_buffer: Callable[[LoggedBuffer], None] | None = None
         self.on_failed: Callable[[FailedAllocation], None] | None = None
+        self.is_mute = False
+        """People are not told: what fails now is meant to."""
         self._lock = threading.Lock()
         self._pending = ""
         self._level = INFO
@@ -118,7 +124,7 @@ class EngineLog:
             self._take(level, line)
 
     def _take(self, level: int, line: str) -> None:
-        if level >= INFO:
+        if level >= INFO and not self.is_mute:
             os.write(2, f"{line}\n".encode(errors="replace"))
         if level >= WARN and line.strip():
             self._take_trouble(level, line)

@@ -21,7 +21,7 @@ def logit_digest(session: Session, request: Logits) -> LogitDigest:
     """
     if not session.makes_text:
         raise failure("argument", "This model does not continue text and has no logits to compare.")
-    limit = min(session.context_tokens, session.settings.n_batch)
+    limit = min(session.context_tokens, session.batch_tokens)
     if not 0 < len(request.tokens) <= limit:
         raise failure("argument", f"Logits need 1 to {limit} tokens, not {len(request.tokens)}.")
     size = session.vocabulary_size

@@ -48,10 +48,11 @@ class MessagePipe:
                 self._lock.release()
 
     def _write(self, *messages: Message) -> None:
-        rest = memoryview(b"".join([self._encoder.encode(message) + b"\n" for message in messages]))
+        data = b"".join([self._encoder.encode(message) + b"\n" for message in messages])
         try:
-            while rest:
-                rest = rest[os.write(self._fd, rest) :]
+            written = os.write(self._fd, data)
+            while written < len(data):
+                written += os.write(self._fd, memoryview(data)[written:])
         except OSError:
             os._exit(0)
 
@@ -74,11 +75,8 @@ class RequestReader:
 
     def arrived(self) -> Iterator[AnyRequest]:
         """Go through the requests that have been read by now, without waiting."""
-        while True:
-            try:
-                yield self._queue.get_nowait()
-            except queue.Empty:
-                return
+        while not self._queue.empty():
+            yield self._queue.get_nowait()
 
     def _read(self) -> None:
         status = 1

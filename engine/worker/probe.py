@@ -39,6 +39,7 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
             raise failure("does_not_fit", f"{refused.device} refused what even a dry run needs: {refused.text}.")
         raise EndOfRequest(context_failure(request.context.n_ctx, log.facts))
     session = Session(engine, log, devices, request.context, model, context)
+    session.embedded_tokens = session.embeddable_tokens
     try:
         sizes = breakdown.context_bytes(engine, context)
         if sizes is not None:

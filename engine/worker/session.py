@@ -21,6 +21,7 @@ from engine.worker.side_files import Beside
 DECODED, NO_SLOT, ABORTED = 0, 1, 2
 FLOAT_BYTES = 4
 NO_VOCABULARY = 0
+POOLING_NONE, POOLING_RANK = 0, 4
 
 
 @dataclass(slots=True)
@@ -34,6 +35,8 @@ class Session:
     model: int
     context: int
     beside: Beside | None = None
+    embedded_tokens: int = 0
+    """How many tokens the engine has kept embeddings of at a time: it does not say what its output buffer grows to."""
 
     @property
     def vocabulary(self) -> Any:
@@ -64,8 +67,20 @@ class Session:
         return bool(self.memory) and self.has_vocabulary and not low.llama_model_has_encoder(self.model)
 
     @property
+    def embeds_texts(self) -> bool:
+        """Tell whether the model says how to pool what it makes of a text into one vector, and reads text."""
+        pooling = int(self.engine.low.llama_pooling_type(self.context))
+        return pooling not in (POOLING_NONE, POOLING_RANK) and self.has_vocabulary
+
+    @property
     def has_vocabulary(self) -> bool:
         return bool(self.engine.low.llama_vocab_type(self.vocabulary) != NO_VOCABULARY)
+
+    @property
+    def batch_tokens(self) -> int:
+        """How many tokens a batch may hold: the engine takes no more than were asked for as context, whatever that is
+        rounded up to."""
+        return int(self.engine.low.llama_n_batch(self.context))
 
     @property
     def longest_text(self) -> int:
@@ -73,6 +88,13 @@ class Session:
         low = self.engine.low
         trained = int(low.llama_model_n_ctx_train(self.model))
         return min(int(low.llama_n_ubatch(self.context)), self.context_tokens, trained or self.context_tokens)
+
+    @property
+    def embeddable_tokens(self) -> int:
+        """How many tokens of texts are embedded at a time at most; 0 where none are."""
+        if not self.embeds_texts:
+            return 0
+        return min(int(self.engine.low.llama_n_ubatch(self.context)), self.n_sequences * self.longest_text)
 
     @property
     def has_recurrent_state(self) -> bool:
@@ -107,11 +129,19 @@ class Session:
         """Return what model and context take now. `sizes` replaces the engine's breakdown."""
         facts = self.log.facts
         output_bytes = output_buffer_bytes(self.vocabulary_size, self.settings)
+        if self.embedded_tokens:
+            output_bytes = max(output_bytes, self.embeddings_bytes(self.embedded_tokens))
+            facts.grow_output(output_bytes)
         sizes = sizes or breakdown.context_bytes(self.engine, self.context)
         beside = () if self.beside is None else self.beside.parts
         if sizes is None:
             return (*logged_parts(self.devices, facts, None, output_bytes), *beside)
         return (*measured_parts(self.devices, sizes, facts, output_bytes), *beside)
+
+    def embeddings_bytes(self, tokens: int) -> int:
+        """Return what the engine keeps while it embeds so many tokens: the logits and an embedding of each."""
+        width = int(self.engine.low.llama_model_n_embd_out(self.model))
+        return FLOAT_BYTES * tokens * (self.vocabulary_size + width)
 
     def free(self) -> None:
         if self.beside is not None:

@@ -22,14 +22,11 @@ class StopRequest:
         self._text = ctypes.create_string_buffer(2)
         self._lock = threading.Lock()
         self._unread: list[int | None] = []
-        self._computing: frozenset[int] | None = None
+        self._computing: Collection[int] | None = None
         self._load_stopped = False
         self._quitting = False
-
-    @property
-    def requested(self) -> bool:
-        """Tell whether what runs now, the load or a batch, is to end."""
-        return self._text.raw[0] != 0
+        self.requested = False
+        """Whether what runs now, the load or a batch, is to end."""
 
     @property
     def address(self) -> int:
@@ -61,18 +58,37 @@ class StopRequest:
             self._quitting = True
             self._judge()
 
+    def begin_computing(self, requests: Collection[int]) -> None:
+        """Until `end_computing` the flag is about a batch of these requests."""
+        with self._lock:
+            self._computing = requests
+            self._judge()
+
+    def end_computing(self) -> None:
+        """The batch is over."""
+        with self._lock:
+            self._computing = None
+            self._judge()
+
     @contextmanager
     def computing(self, requests: Collection[int]) -> Iterator[None]:
         """While a batch of these requests is computed, the flag is about it."""
+        self.begin_computing(requests)
+        try:
+            yield
+        finally:
+            self.end_computing()
+
+    @contextmanager
+    def breaking_off(self) -> Iterator[None]:
+        """A batch inside ends before anything of it is computed, but all that it takes has been allocated by then."""
         with self._lock:
-            self._computing = frozenset(requests)
-            self._judge()
+            self._text[0] = b"\x01"
         try:
             yield
         finally:
             with self._lock:
-                self._computing = None
-                self._judge()
+                self._text[0] = b"\x01" if self.requested else b"\x00"
 
     @staticmethod
     def native_callback(prototype: Any) -> Any:
@@ -81,8 +97,12 @@ class StopRequest:
         return ctypes.cast(library.strlen, prototype)
 
     def _judge(self) -> None:
-        if self._computing is None:
+        computing, unread = self._computing, self._unread
+        if computing is None:
             ends = self._load_stopped
         else:
-            ends = None in self._unread or (bool(self._computing) and self._computing.issubset(self._unread))
-        self._text[0] = b"\x01" if ends or self._quitting else b"\x00"
+            ends = None in unread or (bool(unread and computing) and all(each in unread for each in computing))
+        ends = ends or self._quitting
+        if ends is not self.requested:
+            self.requested = ends
+            self._text[0] = b"\x01" if ends else b"\x00"

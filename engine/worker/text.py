@@ -71,5 +71,5 @@ class PieceDecoder:
             size = len(self._buffer)
             count = int(self._low.llama_token_to_piece(self._vocabulary, token, self._buffer, size, 0, False))
             if count >= 0:
-                return self._buffer.raw[:count]
+                return ctypes.string_at(self._buffer, count)
             self._buffer = ctypes.create_string_buffer(-count)

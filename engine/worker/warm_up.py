@@ -9,6 +9,7 @@ import msgspec
 
 from engine.protocol.messages import AllocationFailure, Stopped
 from engine.settings.context_settings import ContextSettings
+from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
 from engine.worker.log import FailedAllocation
 from engine.worker.outcome import EndOfRequest
@@ -38,12 +39,43 @@ class WarmUp:
         """
         self._reporter.enter("warm_up", 0.0)
         session = self._session
-        if not session.makes_text:
-            return
+        largest = min(settings.n_ubatch, session.batch_tokens, session.context_tokens)
         if session.beside is not None and session.beside.adapters.handles:
             session.log.on_failed = self._end_unmade
+        if session.embeddable_tokens:
+            self._reserve_embeddings(session.embeddable_tokens)
+        if session.makes_text:
+            self._compute(largest)
+        session.log.on_failed = self._free.note
+        self._check_stop()
+
+    def _reserve_embeddings(self, tokens: int) -> None:
+        """Have the engine allocate all that embedding takes: only a batch of texts makes it do so."""
+        session, low = self._session, self._session.engine.low
+        batch, longest = Batch(session.engine, tokens), session.longest_text
+        for sequence, begin in enumerate(range(0, tokens, longest)):
+            length = min(longest, tokens - begin)
+            batch.extend([self._token()] * length, 0, sequence, outputs=length)
+        self._check_stop()
+        low.llama_set_embeddings(session.context, True)
+        session.log.is_mute = True
+        try:
+            with self._stop.breaking_off():
+                status = session.compute(batch.struct)
+        finally:
+            session.log.is_mute = False
+            low.llama_set_embeddings(session.context, False)
+        session.clear()
+        if status not in (DECODED, ABORTED):
+            self._raise_failure(status)
+        session.log.facts.errors.clear()
+        session.embedded_tokens = tokens
+        self._check_stop()
+
+    def _compute(self, largest: int) -> None:
+        """Compute batches of growing size."""
+        session = self._session
         token = self._token()
-        largest = min(settings.n_ubatch, settings.n_batch, session.context_tokens)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()
@@ -58,8 +90,6 @@ class WarmUp:
             if size == largest or spent_seconds + took_seconds * WARM_UP_GROWTH > WARM_UP_SECONDS:
                 break
             size = min(size * WARM_UP_GROWTH, largest)
-        session.log.on_failed = self._free.note
-        self._check_stop()
 
     def _token(self) -> int:
         begin = int(self._session.engine.low.llama_vocab_bos(self._session.vocabulary))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
+import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import pytest
 
 from engine.demo.writer import write_demo_model
 from engine.memory.compute_graph.building import graph_tables
 from engine.units import MIB
 from tests.support.command_line import Event, RunningCommand, all_gone, run_cli, run_here, start_cli
-from tests.support.models import write_tiny_llama
+from tests.support.models import write_tiny_encoder, write_tiny_llama
 
 RUNS = [
     {"device": "RPC0", "layers": "0-3"},
@@ -139,6 +142,38 @@ def test_several_prompts_are_answered_at_a_time(lab: Lab, tmp_path: Path) -> Non
     assert list(last) == [key for key in ends[0] if key != "request"]
     for key in ("prompt_tokens", "generated_tokens"):
         assert last[key] == sum(event[key] for event in ends)
+
+
+def test_texts_are_embedded_on_a_worker_as_on_the_processor(lab: Lab, tmp_path: Path) -> None:
+    encoder = write_tiny_encoder(tmp_path / "bert.gguf", pooling=gguf.PoolingType.MEAN)
+    texts = ("hello", "hello there", "there there hello")
+    vectors = []
+    for device in ("RPC1", "CPU"):
+        layout = write_layout(tmp_path / f"{device}.json", [{"device": device, "layers": "0"}], output=device, n_ctx=64)
+        words = ("--rig", lab.rig, "--layout", layout, "--parallel", "2", "--json")
+        answer = run_cli("embed", encoder, *texts, *words)
+        assert (answer.code, answer.err) == (0, "")
+        vectors.append(answer.document["embeddings"])
+    assert len(vectors[0]) == len(texts)
+    for remote, local in zip(*vectors, strict=True):
+        assert math.hypot(*remote) == pytest.approx(1.0)
+        assert remote == pytest.approx(local, abs=1e-3)
+    plain = run_cli("embed", lab.model, "hello", "--rig", lab.rig, "--ctx", "64", "--json")
+    assert plain.code == 2
+    assert plain.error["kind"] == "argument"
+
+
+def test_an_interrupt_ends_embedding(tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "m.gguf", n_embd=512, n_ff=2048, extra_metadata={"llama.pooling_type": 3})
+    texts = ("hello there " * 20,) * 2000
+    with start_cli("embed", model, *texts, "--threads", "1") as command:
+        while (line := command.error_line()) is not None and line.strip() != "loaded":
+            pass
+        children = command.children()
+        command.process.send_signal(signal.SIGINT)
+        assert command.wait() == 130
+        assert all_gone(children)
+    assert command.err.splitlines()[-1] == "layerdeck-cli: cancelled"
 
 
 def test_a_probe_tells_what_the_load_then_measures(lab: Lab, tmp_path: Path) -> None:

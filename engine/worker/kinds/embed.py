@@ -8,12 +8,10 @@ from engine.protocol.messages import Embed, Embedded, LastWord, Reading
 from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
 from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.session import ABORTED, DECODED, Session
+from engine.worker.session import ABORTED, DECODED, POOLING_NONE, POOLING_RANK, Session
 from engine.worker.slots import Slots
 from engine.worker.tasks import TurnTask
 from engine.worker.text import tokenize
-
-POOLING_NONE, POOLING_RANK = 0, 4
 
 
 def begin(session: Session, request: Embed) -> Embedding | Embedded:

@@ -21,6 +21,7 @@ from tests.support.command_line import run_here
         ("stalled", 5),
         ("unreachable", 6),
         ("busy", 6),
+        ("cancelled", 130),
         ("internal", 1),
     ],
 )

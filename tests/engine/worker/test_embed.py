@@ -8,6 +8,10 @@ from pathlib import Path
 import gguf
 import pytest
 
+from engine.devices.device import CPU_ID, Rig, make_host
+from engine.gguf.reader import read_model
+from engine.layout.layout import Layout, Run
+from engine.memory.model_memory import ModelMemory
 from engine.protocol.messages import (
     AnyMessage,
     Embed,
@@ -23,6 +27,7 @@ from engine.protocol.messages import (
     Tokenised,
 )
 from engine.settings.context_settings import ContextSettings
+from engine.units import GIB
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.bare_embeddings import bare_embeddings
 from tests.support.models import write_tiny_encoder, write_tiny_llama
@@ -119,3 +124,39 @@ def test_what_cannot_be_embedded_is_said_plainly(tmp_path: Path) -> None:
     assert "how to pool" in words[0]
     assert "ranks texts" in words[1]
     assert "Text 2 takes 62 tokens and one text may take 32" in words[2]
+
+
+@pytest.mark.parametrize(
+    "context",
+    [
+        ContextSettings(n_ctx=64, n_batch=64, n_ubatch=64, threads=1),
+        ContextSettings(n_ctx=1024, n_batch=512, n_ubatch=512, n_seq_max=4, threads=1),
+        ContextSettings(n_ctx=1024, n_ubatch=300, n_seq_max=4, kv_unified=True, threads=1),
+    ],
+    ids=["one", "four", "unified"],
+)
+@pytest.mark.parametrize("generates", [False, True])
+def test_what_embedding_takes_is_there_after_the_load_and_was_forecast(
+    tmp_path: Path, context: ContextSettings, generates: bool
+) -> None:
+    path = tmp_path / "m.gguf"
+    if generates:
+        write_tiny_llama(path, n_layers=2, extra_metadata={"llama.pooling_type": int(gguf.PoolingType.LAST)})
+    else:
+        write_tiny_encoder(path, pooling=gguf.PoolingType.MEAN)
+    host = make_host("host", GIB, GIB)
+    model = read_model(path)
+    layout = Layout(model.n_layers, (Run(CPU_ID, 0, model.n_layers - 1),), CPU_ID)
+    forecast = ModelMemory(model).estimate(layout, context, Rig((), host)).devices[CPU_ID]
+    with RawChild() as child:
+        answer = child.ask(Load(path=str(path), devices=(), parameters=entries(), context=context))
+        assert isinstance(answer, LoadedModel), answer
+        output_bytes = sum(part.output_bytes for part in answer.parts)
+        assert output_bytes == forecast.output_bytes
+        assert output_bytes > 4 * answer.n_vocab * context.n_seq_max
+        # what pooling itself adds is not forecast: a row of the micro batch for each sequence at most
+        compute_bytes = sum(part.compute_bytes for part in answer.parts)
+        most_bytes = 4 * context.n_ubatch * context.n_seq_max
+        assert forecast.compute_bytes <= compute_bytes <= forecast.compute_bytes + most_bytes
+        assert sum(part.kv_cache_bytes for part in answer.parts) == forecast.kv_cache_bytes
+        assert_like_bare(path, child, TEXTS, vectors_of(child.ask(Embed(id=1, texts=TEXTS))))

@@ -141,3 +141,10 @@ def test_generating_needs_a_model() -> None:
         answer = child.ask(Generate(prompt="x"))
     assert isinstance(answer, Failure)
     assert "No model" in answer.message
+
+
+@pytest.mark.parametrize("n_ctx", [1, 64, 300])
+def test_a_context_that_the_engine_rounds_up_holds_no_longer_batches(child: RawChild, model: Path, n_ctx: int) -> None:
+    load(child, model, ContextSettings(n_ctx=n_ctx, threads=1))
+    done, _ = generate(child, Generate(prompt="x" * 100, max_tokens=4, temperature=0.0))
+    assert (done.prompt_tokens, done.generated_tokens) == (101, 4)

@@ -90,7 +90,8 @@ class Relief:
         self, layout: Layout, devices: Collection[str], limits: Mapping[str, int]
     ) -> tuple[ExpertMove, int] | None:
         """Return the move of experts from `devices` to the CPU that leaves `layout` within `limits`, and the fewest."""
-        return self._enough_moved(layout, experts_off(layout, self._plan.model, devices), limits)
+        moves = [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices)
+        return self._enough_moved(layout, moves, limits)
 
     def changed_shares(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
         """Return `layout` of mode tensor with other shares within `limits`."""

@@ -184,8 +184,15 @@ def _take_choice(turn: Turn, step: NextLayout | None) -> None:
 
 
 def _explain(turn: Turn) -> None:
-    load, ending = turn.load, out_of_memory_ending(turn.load)
-    turn.await_work(Step.EXPLAINING, partial(effects.Explain, plan=_base(turn), tried=load.tried, ending=ending))
+    load = turn.load
+    explain = partial(
+        effects.Explain,
+        plan=_base(turn),
+        tried=load.tried,
+        ending=out_of_memory_ending(load),
+        constraints=load.asked.retry.constraints,
+    )
+    turn.await_work(Step.EXPLAINING, explain)
 
 
 def _base(turn: Turn) -> Plan:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,8 +16,9 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import LayoutError
 from engine.fit.initial_layout import initial_layout
-from engine.layout.layout import split_evenly
+from engine.layout.layout import Layout, split_evenly
 from engine.layout.layout_file import LayoutFile, read_layout, write_layout
+from engine.plan.plan import Plan
 
 
 class Layouts(QObject):
@@ -37,6 +39,8 @@ class Layouts(QObject):
         self._live = live
         self._background = background
         self._notices = notices
+        self._asked = 0
+        """How often a proposal was asked for: an answer with an older number is not wanted any more."""
         live.rig_changed.connect(self._on_rig_changed)
 
     def open(self, path: Path) -> None:
@@ -72,10 +76,22 @@ class Layouts(QObject):
 
     def propose(self) -> None:
         """Go to the layout that is proposed for the devices as they are now."""
-        model, edit = self._document.model, self._document.edit
-        if model is not None and edit is not None:
-            layout = initial_layout(model, self._live.rig, edit.context, edit.side_files)
-            self._document.set_layout(layout, "propose layout")
+        if self._document.plan is None:
+            return
+        plan = self._document.plan.on(self._live.rig)
+        self._asked += 1
+        number = self._asked
+
+        def apply(layout: Layout) -> None:
+            if number != self._asked:
+                return
+            obstacle = self._obstacle(plan)
+            if obstacle:
+                self._notices.tell(LayoutError(f"The layout that was proposed was not taken: {obstacle}"))
+            else:
+                self._document.set_layout(layout, "propose layout")
+
+        self._find(plan, apply)
 
     def split_evenly(self) -> None:
         """Give every device the same number of layers; all to the host where there is no other."""
@@ -86,11 +102,40 @@ class Layouts(QObject):
 
     def _on_rig_changed(self, rig: Rig) -> None:
         before = self._document.plan
-        untouched = self._document.is_untouched and self._models.current.held is None
-        if before is not None and before.rig.ids != rig.ids and untouched:
-            # Nobody has touched the proposal, and it was made for other devices.
-            edit = before.edit
-            layout = initial_layout(before.model, rig, edit.context, edit.side_files)
-            self._document.open(before.model, rig, replace(edit, layout=layout))
-        else:
-            self._document.set_rig(rig)
+        self._document.set_rig(rig)
+        if before is not None and before.rig.ids != rig.ids and self._is_untouched:
+            self._follow(before.on(rig))
+
+    @property
+    def _is_untouched(self) -> bool:
+        """Whether what is edited is still what was proposed, and nothing of it is loaded."""
+        document = self._document
+        return document.is_untouched and not document.is_dragging and self._models.current.held is None
+
+    def _follow(self, plan: Plan) -> None:
+        """Propose again what nobody has touched: it was proposed for other devices."""
+
+        def apply(layout: Layout) -> None:
+            # What was touched meanwhile stays. Where devices came or went again, a proposal for those is on its way.
+            if self._is_untouched and not self._obstacle(plan):
+                self._document.open(plan.model, self._live.rig, replace(plan.edit, layout=layout))
+
+        self._find(plan, apply)
+
+    def _find(self, plan: Plan, apply: Callable[[Layout], None]) -> None:
+        """Find the layout that is proposed for what `plan` asks for, beside the GUI thread."""
+
+        def find() -> Layout:
+            return initial_layout(plan.model, plan.rig, plan.edit.context, plan.edit.side_files)
+
+        self._background.run("Proposing a layout", find, apply, self._notices.tell)
+
+    def _obstacle(self, asked: Plan) -> str:
+        """Return why what was proposed for `asked` is of no use now; empty where it is. Free memory may have moved."""
+        if self._document.model is not asked.model:
+            return f"it is for {asked.model.name}, and another model is shown. Go back to that one and propose again."
+        if self._document.edit != asked.edit or self._document.is_dragging:
+            return "layers or settings were changed meanwhile. Propose again."
+        if self._live.rig.ids != asked.rig.ids:
+            return "devices came or went meanwhile. Propose again."
+        return ""

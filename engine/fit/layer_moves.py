@@ -1,13 +1,14 @@
-"""Moving layers off a device, from the ends of its runs: which moves there are, in the order they are worth trying."""
+"""Moving layers off a device, or their experts: which moves there are, in the order they are worth trying."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from engine.devices.device import CPU_ID
+from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import entry_count
-from engine.layout.layout import Layout, Run
+from engine.layout.layout import Layout, Override, Run
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,44 @@ def moves_off(layout: Layout, devices: Collection[str], targets: Sequence[str]) 
                 order = (not near, target == CPU_ID, max(0, more), rank, with_output, -run.length, not from_end)
                 moves.append((order, move))
     return [move for _, move in sorted(moves, key=lambda pair: pair[0])]
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertMove:
+    """Experts at the end of a run that go to the CPU, while attention and KV cache stay."""
+
+    run: Run
+
+    def layers(self, count: int) -> tuple[int, int]:
+        """Return the first and the last of the `count` layers whose experts go first."""
+        return self.run.last - count + 1, self.run.last
+
+    def after(self, layout: Layout, count: int) -> Layout:
+        """Return `layout` with the experts of `count` layers on the CPU."""
+        first, last = self.layers(count)
+        return replace(layout, overrides=(Override(CPU_ID, part="experts", first=first, last=last), *layout.overrides))
+
+
+def experts_off(layout: Layout, model: ModelFile, devices: Collection[str]) -> list[ExpertMove]:
+    """Return the experts of `devices` that no override has taken elsewhere, the longest rows of layers first."""
+    moves = [ExpertMove(run) for device in devices if device != CPU_ID for run in _expert_runs(layout, model, device)]
+    return sorted(moves, key=lambda move: (-move.run.length, move.run.first))
+
+
+def _expert_runs(layout: Layout, model: ModelFile, device: str) -> Iterator[Run]:
+    """Yield layers of `device` in a row whose experts are there too."""
+    here: list[int] = []
+    for layer, where in enumerate((*layout.assignment(), "")):
+        if where == device and _has_experts(layout, model, layer):
+            here.append(layer)
+        elif here:
+            yield Run(device, here[0], here[-1])
+            here = []
+
+
+def _has_experts(layout: Layout, model: ModelFile, layer: int) -> bool:
+    taken = (each.part == "experts" and (each.layers is None or layer in each.layers) for each in layout.overrides)
+    return model.blocks[layer].expert_bytes > 0 and not any(taken)
 
 
 def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Literal, get_args
 
 import msgspec
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.layer_moves import Move, layer_words, moves_off
-from engine.fit.shares import share_words, shares_within
+from engine.fit.layer_moves import Move, layer_words
+from engine.fit.relief import Relief, excess
+from engine.fit.shares import share_words
 from engine.fit.smaller_caches import cache_words, smaller_caches
-from engine.layout.layout import Layout, Override, Run
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.layout.layout import Layout
 from engine.memory.estimate import Grade
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
@@ -28,8 +29,6 @@ MAX_PROPOSALS = 6
 CONTEXT_STEP = 256
 """The engine rounds contexts up to multiples of this."""
 MIN_UBATCH = 32
-MAX_ESTIMATES = 32
-"""Layouts estimated in the search for layers to move, and for experts: a person waits for the report."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +48,18 @@ class Proposal:
 
 
 def propose(
-    plan: Plan, missing: Mapping[str, int], kinds: Collection[ProposalKind] = ALL_KINDS
+    plan: Plan,
+    missing: Mapping[str, int],
+    kinds: Collection[ProposalKind] = ALL_KINDS,
+    constraints: Constraints = NO_CONSTRAINTS,
 ) -> tuple[Proposal, ...]:
     """Return at most `MAX_PROPOSALS` changes of what `plan` asks for that are forecast to fit, without duplicates.
 
     `missing` is how many bytes too few each device had in the load that failed: every proposal takes at least these
     off the device, whatever was forecast. Nothing is proposed for a model whose forecast is not whole, nor for
-    a layout that breaks a rule.
+    a layout that breaks a rule. Pinned layers stay, and devices that are off get nothing.
     """
-    search = _Search(plan, missing)
+    search = _Search(plan, missing, constraints)
     if not missing or search.before.violations or search.before.probe_only is not None:
         return ()
     searches: dict[ProposalKind, Callable[[], Proposal | None]] = {
@@ -78,12 +80,15 @@ def propose(
 class _Search:
     """One failed load; every method is one kind of change and returns the smallest that helps."""
 
-    def __init__(self, plan: Plan, missing: Mapping[str, int]) -> None:
+    def __init__(self, plan: Plan, missing: Mapping[str, int], constraints: Constraints) -> None:
         self._plan, self._missing = plan, missing
         self._layout, self._context = plan.edit.layout, plan.edit.context
-        self._left = 0
+        self._relief = Relief(plan, constraints)
         self.before = self._report(self._layout, self._context)
-        self._before_bytes = {row.id: row.need_bytes for row in self.before.rows}
+        self._limits = {row.id: row.need_bytes - row.shortfall_bytes for row in self.before.rows}
+        for row in self.before.rows:
+            if row.id in missing:
+                self._limits[row.id] = min(self._limits[row.id], row.need_bytes - missing[row.id])
 
     # ------------------------------------------------------------------ kinds of change
 
@@ -91,18 +96,11 @@ class _Search:
         """Return the fewest layers moved off a device to the one with most room, to a neighbour before others."""
         if self._layout.split_mode not in ("layer", "none"):
             return None
-        self._left = MAX_ESTIMATES
-        too_short: set[Run] = set()
-        for move in moves_off(self._layout, self._missing, self._targets()):
-            if move.run in too_short:
-                continue
-            if not self._relieves(self._counted(move.after(self._layout, move.run.length))):
-                too_short.add(move.run)
-                continue
-            count = self._fewest(move.run.length, partial(move.after, self._layout))
-            if count is not None:
-                return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
-        return self._left_device()
+        found = self._relief.moved_layers(self._layout, self._missing, self._limits)
+        if found is None:
+            return self._left_device()
+        move, count = found
+        return self._proposal("layers", self._move_words(move, count), move.after(self._layout, count))
 
     def _move_words(self, move: Move, count: int) -> str:
         first, last = move.layers(count)
@@ -113,21 +111,17 @@ class _Search:
     def _left_device(self) -> Proposal | None:
         """Return all of a device moved to another one, for when no single run has enough on it."""
         for device in self._missing:
-            for target in self._targets():
-                text = f"Move everything from {device} to {target}"
-                found = self._proposal("layers", text, self._layout.replace_device(device, target))
-                if found is not None:
-                    return found
+            found = self._relief.without(self._layout, device, self._limits, self._missing)
+            if found is not None:
+                target, layout = found
+                return self._proposal("layers", f"Move everything from {device} to {target}", layout)
         return None
 
     def shares(self) -> Proposal | None:
         """Return other shares of mode tensor, with more layers on the CPU where the members have no room."""
         if self._layout.split_mode != "tensor":
             return None
-        limits = {row.id: row.need_bytes - row.shortfall_bytes for row in self.before.rows}
-        for device, missing_bytes in self._missing.items():
-            limits[device] = min(limits[device], self._before_bytes[device] - missing_bytes)
-        found = shares_within(self._layout, limits, self._needs)
+        found = self._relief.changed_shares(self._layout, self._limits)
         return None if found is None else self._proposal("shares", f"Change the shares to {share_words(found)}", found)
 
     def shorter_context(self) -> Proposal | None:
@@ -153,17 +147,12 @@ class _Search:
 
     def moved_experts(self) -> Proposal | None:
         """Return the fewest layers whose experts go to the CPU; attention and KV cache stay."""
-        if self._layout.split_mode not in ("layer", "none"):
+        found = self._relief.moved_experts(self._layout, self._missing, self._limits)
+        if found is None:
             return None
-        self._left = MAX_ESTIMATES
-        runs = [run for name in self._missing if name != CPU_ID for run in self._expert_runs(name)]
-        for run in sorted(runs, key=lambda run: (-run.length, run.first)):
-            count = self._fewest(run.length, partial(self._after_experts, run))
-            if count is not None:
-                layers = layer_words(run.last - count + 1, run.last)
-                text = f"Move the experts of {layers} from {run.device} to {CPU_ID}"
-                return self._proposal("experts", text, self._after_experts(run, count))
-        return None
+        move, count = found
+        text = f"Move the experts of {layer_words(*move.layers(count))} from {move.run.device} to {CPU_ID}"
+        return self._proposal("experts", text, move.after(self._layout, count))
 
     def ubatch(self) -> Proposal | None:
         """Return the largest smaller ubatch that helps."""
@@ -195,33 +184,6 @@ class _Search:
                 return Proposal(f"Unload {name}", self._plan.edit, freed, "unload", report.rows, unload=name)
         return None
 
-    # ------------------------------------------------------------------ candidates
-
-    def _targets(self) -> list[str]:
-        """Return devices that were not short, those with most room first and the CPU last."""
-        rows = [row for row in self.before.rows if row.id not in self._missing]
-        return [row.id for row in sorted(rows, key=lambda row: (row.id == CPU_ID, row.shortfall_bytes))]
-
-    def _expert_runs(self, device: str) -> Iterator[Run]:
-        """Yield layers of `device` in a row that have experts which no override has taken elsewhere."""
-        here: list[int] = []
-        for layer, where in enumerate((*self._layout.assignment(), "")):
-            if where == device and self._has_experts(layer):
-                here.append(layer)
-            elif here:
-                yield Run(device, here[0], here[-1])
-                here = []
-
-    def _has_experts(self, layer: int) -> bool:
-        taken = (
-            each.part == "experts" and (each.layers is None or layer in each.layers) for each in self._layout.overrides
-        )
-        return self._plan.model.blocks[layer].expert_bytes > 0 and not any(taken)
-
-    def _after_experts(self, run: Run, count: int) -> Layout:
-        override = Override(CPU_ID, part="experts", first=run.last - count + 1, last=run.last)
-        return replace(self._layout, overrides=(override, *self._layout.overrides))
-
     def _cache_proposal(self, context: ContextSettings) -> Proposal | None:
         return self._proposal("cache", f"Set the {cache_words(self._context, context)}", context=context)
 
@@ -247,38 +209,18 @@ class _Search:
 
     # ------------------------------------------------------------------ checks
 
-    def _fewest(self, most: int, after: Callable[[int], Layout]) -> int | None:
-        """Return the smallest count with enough taken off, None where that does not fit or the search was long."""
-        low, high = 1, most
-        while low < high and self._left > 0:
-            middle = (low + high) // 2
-            low, high = (low, middle) if self._relieves(self._counted(after(middle))) else (middle + 1, high)
-        return low if low == high and self._left > 0 and self._helps(self._counted(after(low))) else None
-
-    def _counted(self, layout: Layout) -> FitReport:
-        self._left -= 1
-        return self._report(layout, self._context)
-
     def _report(self, layout: Layout, context: ContextSettings) -> FitReport:
+        if context is self._context:
+            return self._relief.plan(layout).report
         return self._plan.with_edit(self._edit(layout, context)).report
 
     def _edit(self, layout: Layout, context: ContextSettings) -> Edit:
         return replace(self._plan.edit, layout=layout, context=context)
 
-    def _relieves(self, report: FitReport) -> bool:
-        """Return whether every device that was short has as much less on it as was missing, and its forecast fits."""
-        return all(
-            row.need_bytes == 0
-            or (row.shortfall_bytes <= 0 and self._before_bytes[row.id] - row.need_bytes >= self._missing[row.id])
-            for row in report.rows
-            if row.id in self._missing
-        )
-
     def _helps(self, report: FitReport) -> bool:
-        return report.fits and self._relieves(report)
-
-    def _needs(self, layout: Layout) -> dict[str, int]:
-        return {row.id: row.need_bytes for row in self._report(layout, self._context).rows}
+        """Return whether it fits, with as much less on every device that was short as was missing."""
+        needs = {row.id: row.need_bytes for row in report.rows}
+        return not report.violations and not excess(needs, self._limits)
 
     def _proposal(
         self, kind: ProposalKind, text: str, layout: Layout | None = None, context: ContextSettings | None = None

@@ -1,79 +1,144 @@
 """Taking load off devices until a layout goes within given limits, by moving as little as can be found quickly.
 
+A step back moves on until a layout goes within them; a proposal is one change that does.
+
 Every number comes from the estimate of a whole layout, because compute buffers depend on all of it. What the user
 decided stays: the split mode, pinned layers, the order of devices, overrides, devices that are off.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
+from typing import TypeVar
 
-from engine.devices.device import CPU_ID, Rig
-from engine.fit.layer_moves import moves_off, pushed_to_cpu
+from engine.devices.device import CPU_ID
+from engine.fit.layer_moves import ExpertMove, Move, experts_off, moves_off, pushed_to_cpu
 from engine.fit.shares import shares_within
-from engine.layout.layout import Layout, single_device
-from engine.memory.model_memory import ModelMemory
-from engine.memory.side_files import NO_SIDE_FILES, SideFiles
-from engine.plan.preview import make_report
-from engine.plan.report import FitReport
-from engine.settings.context_settings import ContextSettings
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.layout.layout import Layout, Run, single_device
+from engine.plan.plan import Plan
 
 MAX_ESTIMATES = 160
-"""Layouts estimated for one answer: a person waits for it."""
+"""Layouts estimated for one step back: a person waits for it."""
+MAX_CHANGE_ESTIMATES = 32
+"""Layouts estimated for one change: several are looked for after a load that failed."""
 
 _Step = Callable[[int], Layout | None]
 """What becomes of a layout when so many layers are taken off a device; None where that cannot be."""
 _Taking = tuple[_Step, int]
 """A step, and the most layers that it can take."""
+_AnyMove = TypeVar("_AnyMove", Move, ExpertMove)
 
 
 class Relief:
-    """One model with one set of settings on one rig. `pins` are layers (the output layer too) and where they stay."""
+    """What `plan` asks for with other layouts; what `constraints` pin stays, and devices that are off get nothing."""
 
-    def __init__(
-        self,
-        memory: ModelMemory,
-        rig: Rig,
-        context: ContextSettings,
-        *,
-        side_files: SideFiles = NO_SIDE_FILES,
-        pins: Mapping[int, str] | None = None,
-        off: Collection[str] = (),
-    ) -> None:
-        self._memory, self._rig, self._context, self._side_files = memory, rig, context, side_files
-        self._pins = dict(pins or {})
-        self._off = frozenset(off) | {device.id for device in rig.devices if device.kind == "accel"}
-        self._reports: dict[Layout, FitReport] = {}
+    def __init__(self, plan: Plan, constraints: Constraints = NO_CONSTRAINTS) -> None:
+        self._plan = plan
+        self._pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
+        if constraints.output is not None:
+            self._pins[plan.model.n_layers] = constraints.output
+        self._off = constraints.off | {device.id for device in plan.rig.devices if device.kind == "accel"}
+        self._plans: dict[Layout, Plan] = {}
         self._needs: dict[Layout, dict[str, int]] = {}
         self._left = 0
+
+    def plan(self, layout: Layout) -> Plan:
+        """Return the plan of `layout`, as it is estimated."""
+        found = self._plans.get(layout)
+        if found is None:
+            self._left -= 1
+            found = self._plans[layout] = self._plan.with_layout(layout)
+        return found
 
     def needs(self, layout: Layout) -> Mapping[str, int]:
         """Return what `layout` takes of each device, in bytes."""
         found = self._needs.get(layout)
         if found is None:
-            found = self._needs[layout] = {row.id: row.need_bytes for row in self._report(layout).rows}
-        return found
-
-    def _report(self, layout: Layout) -> FitReport:
-        found = self._reports.get(layout)
-        if found is None:
-            self._left -= 1
-            found = make_report(self._memory, self._rig, layout, self._context, self._side_files)
-            self._reports[layout] = found
+            found = self._needs[layout] = {row.id: row.need_bytes for row in self.plan(layout).forecast}
         return found
 
     def short(self, layout: Layout, limits: Mapping[str, int]) -> dict[str, int]:
         """Return the devices on which `layout` takes more than `limits` allow, and how much more in bytes."""
-        found = self.needs(layout)
-        over = {device: found[device] - limit for device, limit in limits.items() if found[device]}
-        return {device: size for device, size in over.items() if size > 0}
+        return excess(self.needs(layout), limits)
 
     def is_allowed(self, layout: Layout) -> bool:
         """Return whether `layout` breaks no rule of the engine and leaves pinned layers where they are."""
         if any(layout.device_of(layer) != device for layer, device in self._pins.items()):
             return False
-        return not self._report(layout).violations
+        return not self.plan(layout).report.violations
+
+    def targets(self, layout: Layout, limits: Mapping[str, int], avoid: Collection[str]) -> list[str]:
+        """Return the devices that may take something, without `avoid`: those with most room first, the CPU last."""
+        room = {name: limit - self.needs(layout)[name] for name, limit in limits.items()}
+        targets = [name for name in room if name not in avoid and name not in self._off]
+        return sorted(targets, key=lambda name: (name == CPU_ID, -room[name]))
+
+    # ------------------------------------------------------------------ one change that is enough
+
+    def moved_layers(
+        self, layout: Layout, devices: Collection[str], limits: Mapping[str, int]
+    ) -> tuple[Move, int] | None:
+        """Return the move of layers off `devices` that leaves `layout` within `limits`, and the fewest that do.
+
+        A neighbour takes them before others; see `moves_off`.
+        """
+        return self._enough_moved(layout, moves_off(layout, devices, self.targets(layout, limits, devices)), limits)
+
+    def moved_experts(
+        self, layout: Layout, devices: Collection[str], limits: Mapping[str, int]
+    ) -> tuple[ExpertMove, int] | None:
+        """Return the move of experts from `devices` to the CPU that leaves `layout` within `limits`, and the fewest."""
+        moves = [] if CPU_ID in self._off else experts_off(layout, self._plan.model, devices)
+        return self._enough_moved(layout, moves, limits)
+
+    def changed_shares(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
+        """Return `layout` of mode tensor with other shares within `limits`."""
+        found = shares_within(layout, limits, self.needs)
+        return found if found is not None and self.is_allowed(found) else None
+
+    def without(
+        self, layout: Layout, device: str, limits: Mapping[str, int], avoid: Collection[str] = ()
+    ) -> tuple[str, Layout] | None:
+        """Return a device and `layout` with all of `device` moved there: where even one layer is too much, or overrides
+        name it."""
+        for target in self.targets(layout, limits, {device, *avoid}):
+            moved = layout.replace_device(device, target)
+            if moved != layout and not self.short(moved, limits) and self.is_allowed(moved):
+                return target, moved
+        return None
+
+    def _enough_moved(
+        self, layout: Layout, moves: Sequence[_AnyMove], limits: Mapping[str, int]
+    ) -> tuple[_AnyMove, int] | None:
+        """Return the first of `moves` that is enough, with the fewest layers; None where the search gets long."""
+        if layout.split_mode not in ("layer", "none"):
+            return None
+        self._left = MAX_CHANGE_ESTIMATES
+        short = self.short(layout, limits).keys()
+        too_small: set[Run] = set()
+        for move in moves:
+            if self._left <= 0:
+                return None
+            if move.run in too_small:
+                continue
+            step = partial(move.after, layout)
+            if not self._relieves(step, short, limits, move.run.length):
+                too_small.add(move.run)
+                continue
+            count = _first(1, move.run.length, partial(self._relieves, step, short, limits))
+            moved = step(count)
+            if not self.short(moved, limits) and self.is_allowed(moved):
+                return move, count
+        return None
+
+    def _relieves(self, step: _Step, devices: Collection[str], limits: Mapping[str, int], count: int) -> bool:
+        """Return whether the step is enough for `devices`, whatever it does to others."""
+        found = step(count)
+        return found is None or self.short(found, limits).keys().isdisjoint(devices)
+
+    # ------------------------------------------------------------------ the nearest layout within limits
 
     def within(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
         """Return the layout nearest to `layout` that was found within `limits` (bytes by device), None if none was."""
@@ -83,8 +148,7 @@ class Relief:
         if layout.split_mode == "none":
             return self._on_one_device(layout, limits)
         if layout.split_mode == "tensor":
-            found = shares_within(layout, limits, self.needs)
-            return found if found is not None and self.is_allowed(found) else None
+            return self.changed_shares(layout, limits)
         return None  # Mode row is not forecast, so no limit can be kept to.
 
     def on_cpu(self, layout: Layout) -> Layout:
@@ -124,13 +188,12 @@ class Relief:
                     best = found
             if best is not layout:
                 return best
-        return self._without(layout, device, limits)
+        return self._all_off(layout, device, limits)
 
     def _steps(self, layout: Layout, device: str, limits: Mapping[str, int]) -> tuple[list[_Taking], list[_Taking]]:
         """Return ways to take layers off `device`: to other devices, and to the CPU."""
         room = {name: limit - self.needs(layout)[name] for name, limit in limits.items()}
-        targets = [name for name in room if name != device and name not in self._off and room[name] > 0]
-        targets.sort(key=lambda name: (name == CPU_ID, -room[name]))
+        targets = [name for name in self.targets(layout, limits, (device,)) if room[name] > 0]
         to_devices: list[_Taking] = []
         to_cpu: list[_Taking] = []
         longest = max((run.length for run in layout.runs if run.device == device), default=0)
@@ -154,33 +217,28 @@ class Relief:
             found = step(count)
             return found is not None and self.is_allowed(found) and self.short(found, limits).keys() <= set(short)
 
-        def is_enough(count: int) -> bool:
-            found = step(count)
-            return found is None or device not in self.short(found, limits)
-
         if not fits_elsewhere(1):
             return None
-        wanted = _first(1, most, is_enough)
+        wanted = _first(1, most, partial(self._relieves, step, (device,), limits))
         if not fits_elsewhere(wanted):
             wanted = _first(1, wanted, lambda count: not fits_elsewhere(count)) - 1
         return step(wanted)
 
-    def _without(self, layout: Layout, device: str, limits: Mapping[str, int]) -> Layout | None:
-        """Return `layout` with all of a device on another: where even one layer is too much, or overrides name it."""
-        for target in sorted(limits, key=lambda name: name == CPU_ID):
-            if target == device or target in self._off:
-                continue
-            moved = layout.replace_device(device, target)
-            if moved != layout and not self.short(moved, limits) and self.is_allowed(moved):
-                return moved
-        return None
+    def _all_off(self, layout: Layout, device: str, limits: Mapping[str, int]) -> Layout | None:
+        found = self.without(layout, device, limits)
+        return None if found is None else found[1]
 
     # ------------------------------------------------------------------ mode none
 
     def _on_one_device(self, layout: Layout, limits: Mapping[str, int]) -> Layout | None:
         if not self.short(layout, limits):
             return layout
-        return self._without(layout, layout.runs[0].device, limits)
+        return self._all_off(layout, layout.runs[0].device, limits)
+
+
+def excess(needs: Mapping[str, int], limits: Mapping[str, int]) -> dict[str, int]:
+    """Return by how many bytes each device is above its limit; one with nothing on it never is."""
+    return {name: needs[name] - limit for name, limit in limits.items() if needs[name] and needs[name] > limit}
 
 
 def _with_output(layout: Layout, target: str, _count: int) -> Layout:

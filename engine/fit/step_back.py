@@ -72,15 +72,11 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
     Split mode, settings, overrides, pinned layers and devices that are off stay as the user has them.
     """
     last = history[-1]
-    pins = {layer: pin.device for pin in constraints.pins for layer in range(pin.first, pin.last + 1)}
-    if constraints.output is not None:
-        pins[last.layout.n_layers] = constraints.output
-    rig, edit = plan.rig, plan.edit
-    relief = Relief(plan.memory, rig, edit.context, side_files=edit.side_files, pins=pins, off=constraints.off)
+    relief = Relief(plan, constraints)
     past = {each.layout for each in history}
     tenths = min(MAX_TENTHS, max(each.tenths for each in history) + (last.refusal is not None))
     while True:
-        limits = _limits(relief, rig, history, tenths)
+        limits = _limits(relief, plan.rig, history, tenths)
         found = relief.within(last.layout, limits)
         if found is not None and found not in past:
             return Step(found, tenths, change_words(last.layout, found))

@@ -11,6 +11,7 @@ from engine.devices.device import Device, Rig
 from engine.errors import EngineError
 from engine.fit.proposals import Proposal, changes_in_words, propose, rig_without
 from engine.fit.step_back import Tried
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
@@ -53,8 +54,9 @@ class ProposalCheck:
         probes: Probes,
         cancel: CancelToken,
         limit_s: float = LIMIT_S,
+        constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
-        self._plan, self._missing = plan, missing
+        self._plan, self._missing, self._constraints = plan, missing, constraints
         self._before = plan.with_edit(plan.edit)  # Proposals are compared by what is estimated of both.
         self._probes, self._cancel = probes, cancel
         self._until_s = time.monotonic() + limit_s
@@ -64,7 +66,7 @@ class ProposalCheck:
 
         Blocks for about the limit and one probe at most.
         """
-        found = propose(self._plan, self._missing)
+        found = propose(self._plan, self._missing, constraints=self._constraints)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
         distinct = {(each.edit, each.unload): each for each in reversed(checked)}
         return tuple(each for each in checked if distinct[each.edit, each.unload] is each)
@@ -118,5 +120,5 @@ class ProposalCheck:
         rig = self._plan.rig
         tight = self._plan.on(Rig(tuple(map(tighter, rig.devices)), tighter(rig.host)))
         missing = {name: size + max(0, unseen.get(name, 0)) for name, size in self._missing.items()}
-        found = propose(tight, missing, (proposal.kind,))
+        found = propose(tight, missing, (proposal.kind,), self._constraints)
         return next((each for each in found if each.edit != proposal.edit), None)

@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.fit.step_back import Tried
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.plan.plan import Plan
 from engine.protocol import messages as protocol
 from engine.session.events import AnyEvent, OutOfMemory
@@ -98,6 +99,7 @@ class Explain:
     plan: Plan
     tried: tuple[Tried, ...]
     ending: OutOfMemory
+    constraints: Constraints = NO_CONSTRAINTS
 
 
 @dataclass(frozen=True, slots=True)

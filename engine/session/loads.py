@@ -28,7 +28,7 @@ from engine.session.greetings import Greetings
 from engine.session.load_order import LoadOrder
 from engine.session.reports import failed_event, loaded_event, out_of_memory_event, refusal
 from engine.session.stages import StageMark
-from engine.session.state import Child, LoadedInfo, LoadResult, LoadCommand, Step, out_of_memory_ending
+from engine.session.state import Child, LoadedInfo, LoadResult, LoadRun, Step, out_of_memory_ending
 from engine.session.turn import Turn
 
 INTERNAL_FAILURE = Failed(kind="internal", message="An internal error ended this. The log has the details.")
@@ -36,7 +36,7 @@ INTERNAL_FAILURE = Failed(kind="internal", message="An internal error ended this
 
 def begin(turn: Turn, order: LoadOrder) -> None:
     """Begin a load; nothing else runs."""
-    turn.change(load=LoadCommand(order, order.plan), last=None, has_failed=False)
+    turn.change(load=LoadRun(order, order.plan), last=None, has_failed=False)
     _tell_beginning(turn)
     _prepare(turn)
 
@@ -184,8 +184,15 @@ def _take_choice(turn: Turn, step: NextLayout | None) -> None:
 
 
 def _explain(turn: Turn) -> None:
-    load, ending = turn.load, out_of_memory_ending(turn.load)
-    turn.await_work(Step.EXPLAINING, partial(effects.Explain, plan=_base(turn), tried=load.tried, ending=ending))
+    load = turn.load
+    explain = partial(
+        effects.Explain,
+        plan=_base(turn),
+        tried=load.tried,
+        ending=out_of_memory_ending(load),
+        constraints=load.asked.retry.constraints,
+    )
+    turn.await_work(Step.EXPLAINING, explain)
 
 
 def _base(turn: Turn) -> Plan:

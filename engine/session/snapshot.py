@@ -9,7 +9,7 @@ from engine.fit.proposals import Proposal
 from engine.session.attempts import LoadAttempt
 from engine.session.events import LoadEnding, Stage
 from engine.session.load_order import LoadOrder
-from engine.session.state import LoadedInfo, LoadCommand, RequestRun, State, Step
+from engine.session.state import LoadedInfo, LoadRun, RequestRun, State, Step
 
 
 class Phase(Enum):
@@ -96,7 +96,7 @@ def _phase(state: State) -> Phase:
     return Phase.FAILED if state.has_failed else Phase.STOPPED
 
 
-def _load_phase(state: State, load: LoadCommand) -> Phase:
+def _load_phase(state: State, load: LoadRun) -> Phase:
     if load.cancelled or load.step in (Step.ENDING, Step.DIAGNOSING, Step.EXPLAINING):
         return Phase.STOPPING
     begun = load.step is Step.LOADING and state.child is not None and state.child.greeted

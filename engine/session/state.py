@@ -82,7 +82,7 @@ class Step(Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class LoadCommand:
+class LoadRun:
     """The load that runs. `asked` is what was asked for, `plan` what is being tried for it.
 
     `base` is the plan that was asked for, with tables that nobody else plans with; None until that is there.
@@ -169,7 +169,7 @@ class State:
     child: Child | None = None
     loaded: LoadedInfo | None = None
     context_used: int | None = None
-    load: LoadCommand | None = None
+    load: LoadRun | None = None
     waiting: LoadOrder | None = None
     requests: tuple[RequestRun, ...] = ()
     stop_timer: int | None = None
@@ -190,7 +190,7 @@ class State:
         return self.closing and self.is_idle and self.child is None and self.waiting is None
 
 
-def out_of_memory_ending(load: LoadCommand) -> OutOfMemory:
+def out_of_memory_ending(load: LoadRun) -> OutOfMemory:
     """Return the ending of a load that is being explained."""
     assert isinstance(load.ending, OutOfMemory)
     return load.ending

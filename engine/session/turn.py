@@ -10,7 +10,7 @@ from engine.protocol.messages import AnyRequest
 from engine.session import effects
 from engine.session.effects import Effect
 from engine.session.events import AnyEvent
-from engine.session.state import Child, LoadCommand, State, Step
+from engine.session.state import Child, LoadRun, State, Step
 
 
 class Turn:
@@ -30,7 +30,7 @@ class Turn:
         self.change(child=replace(self.child, **fields))
 
     @property
-    def load(self) -> LoadCommand:
+    def load(self) -> LoadRun:
         """The load that runs, where there must be one."""
         assert self.state.load is not None
         return self.state.load

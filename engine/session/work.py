@@ -78,6 +78,7 @@ class Workshop:
     def _explain(self, work: effects.Explain, cancel: CancelToken) -> inputs.Work:
         plan, limit_s = work.plan, self.proposal_limit_s
         with Probes(cache=self.cache, timeout_s=limit_s, argv=self.argv, cancel=cancel) as probes:
-            proposals = ProposalCheck(plan, missing_bytes(work.tried), probes, cancel, limit_s).run()
+            missing = missing_bytes(work.tried)
+            proposals = ProposalCheck(plan, missing, probes, cancel, limit_s, work.constraints).run()
         device = plan.rig.device(work.ending.device)
         return inputs.Explained(work.ticket, proposals, () if device is None else self.holders(device))

@@ -11,6 +11,7 @@ from tests.support.desktop import Window
 from tests.support.patience import DEADLINE_S
 
 LOAD_BUTTON = "settings_bar.load_buttons.load_button"
+CONTEXT_BOX = "settings_bar.context_editor.n_ctx_box"
 SPREAD: list[list[Any]] = [["RPC0", 0, 4], ["CPU", 5, 6], ["RPC1", 7, 11], ["RPC0", 12, 13], ["RPC2", 14, 15]]
 
 
@@ -50,7 +51,8 @@ def load(window: Window) -> None:
 
 
 def set_context(window: Window, tokens: int) -> None:
-    window.click("settings_bar.context_editor.n_ctx_box")
+    window.click(CONTEXT_BOX)
+    window.wait_for("the focus", lambda: window.ask("text", f"{CONTEXT_BOX}.hasFocus") == "True")
     window.desktop.key("ctrl+a")
     window.desktop.type_text(str(tokens))
     window.desktop.key("Return")

@@ -23,6 +23,7 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.decided import decided_text
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
+from widgets.controls.number_boxes import is_typed_in, show_number
 from widgets.controls.token_spin_box import TokenSpinBox
 
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
@@ -74,12 +75,12 @@ class ContextEditor(QObject):
         self, settings: ContextSettings, n_ctx_train: int | None, decisions: tuple[Decision, ...] = ()
     ) -> None:
         """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
+        # Free memory moves all the time, and with it a length left open: not under somebody's fingers.
+        keeps_typed = settings.n_ctx == self._settings.n_ctx and is_typed_in(self.n_ctx_box)
         self._settings = settings
         self._decisions = {each.setting: each for each in decisions}
-        self.n_ctx_box.blockSignals(True)
-        self.n_ctx_box.setValue(self._used_n_ctx())
-        self.n_ctx_box.blockSignals(False)
-        self._shown_n_ctx = self.n_ctx_box.value()
+        n_ctx = self.n_ctx_box.value() if keeps_typed else self._used_n_ctx()
+        self._shown_n_ctx = show_number(self.n_ctx_box, n_ctx)
         self.context_label.setText(self._label())
         self.type_k_box.setCurrentText(settings.type_k)
         self.type_v_box.setCurrentText(settings.type_v)

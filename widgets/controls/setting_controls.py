@@ -14,6 +14,7 @@ from engine.settings.context_settings import AUTO
 from engine.settings.kinds import Choice, Switch, Value, WholeNumber
 from engine.settings.table import Setting
 from widgets.common.tool_tips import plain_tool_tip
+from widgets.controls.number_boxes import show_number
 from widgets.controls.token_spin_box import TokenSpinBox
 
 MOST_SHOWN = 1 << 20
@@ -97,7 +98,7 @@ class NumberControl(SettingControl):
 
     def show_value(self, value: Value, decided: Decision | None) -> None:
         number = 0 if self._left_open is not None and value == self._left_open.kept else value
-        self._asked, self._shown = value, _show_number(self.box, number)
+        self._asked, self._shown = value, _show_value(self.box, number)
 
 
 class LengthControl(SettingControl):
@@ -128,7 +129,7 @@ class LengthControl(SettingControl):
     def show_value(self, value: Value, decided: Decision | None) -> None:
         is_open = value == self._open_value
         used = decided.value if decided is not None else value
-        self._asked, self._shown = value, _show_number(self.box, used if is_open else value)
+        self._asked, self._shown = value, _show_value(self.box, used if is_open else value)
         blocked = self.auto_button.blockSignals(True)
         self.auto_button.setChecked(is_open)
         self.auto_button.blockSignals(blocked)
@@ -155,9 +156,6 @@ def _number_box(name: str, kind: WholeNumber) -> QSpinBox:
     return box
 
 
-def _show_number(box: QSpinBox, value: Value) -> int:
-    """Show `value` without a signal, and return what the box makes of it."""
-    blocked = box.blockSignals(True)
-    box.setValue(value if isinstance(value, int) else 0)
-    box.blockSignals(blocked)
-    return box.value()
+def _show_value(box: QSpinBox, value: Value) -> int:
+    """Show `value`, 0 where it is no number, and return what the box makes of it."""
+    return show_number(box, value if isinstance(value, int) else 0)

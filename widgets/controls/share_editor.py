@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBo
 
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
+from widgets.controls.number_boxes import show_number
 
 WHOLE = 100
 SLIDER_WIDTH_PX = 96
@@ -112,10 +113,10 @@ class _Member(QWidget):
 
     def set_percent(self, percent: int) -> None:
         """Show a share without a word about it."""
-        for control in (self.slider, self.number):
-            blocked = control.blockSignals(True)
-            control.setValue(percent)
-            control.blockSignals(blocked)
+        blocked = self.slider.blockSignals(True)
+        self.slider.setValue(percent)
+        self.slider.blockSignals(blocked)
+        show_number(self.number, percent)
 
 
 def percent_shares(shares: Sequence[tuple[str, float]]) -> tuple[tuple[str, float], ...]:

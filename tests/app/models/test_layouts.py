@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
 from app.notices import Notice
@@ -40,6 +43,14 @@ def show(desk: Desk, *devices: Device) -> None:
     desk.rig.live.set_devices(list_of_file(rig, found=Rig((), rig.host)))
 
 
+@contextmanager
+def answers(desk: Desk, qtbot: QtBot) -> Iterator[None]:
+    """What is done in the meantime comes before any answer of the background, and all answers before the end."""
+    with qtbot.waitSignal(desk.background.busy_changed, check_params_cb=lambda text: not text, timeout=20_000):
+        yield
+    QApplication.processEvents()
+
+
 def layout_of(desk: Desk) -> Layout:
     edit = desk.document.edit
     assert edit is not None
@@ -56,23 +67,86 @@ def test_an_even_split_is_one_step_of_undo(desk: Desk) -> None:
     assert layout_of(desk) == single_device(N_LAYERS, CPU_ID)
 
 
-def test_the_proposal_is_for_the_devices_as_they_are(desk: Desk) -> None:
+def test_the_proposal_is_for_the_devices_as_they_are(desk: Desk, qtbot: QtBot) -> None:
     desk.layouts.propose()
+    assert layout_of(desk) == ASKED.layout
+    qtbot.waitUntil(lambda: layout_of(desk) != ASKED.layout, timeout=20_000)
     proposed = layout_of(desk)
     assert CPU_ID not in proposed.devices
     desk.document.undo_group.undo()
     assert layout_of(desk) == ASKED.layout
 
 
-def test_an_untouched_layout_follows_the_devices_and_a_touched_one_does_not(desk: Desk) -> None:
+def test_of_proposals_asked_for_in_quick_succession_the_last_one_counts(desk: Desk, qtbot: QtBot) -> None:
+    told: list[Notice] = []
+    desk.notices.given.connect(told.append)
+    with answers(desk, qtbot):
+        desk.layouts.propose()
+        desk.layouts.propose()
+    assert CPU_ID not in layout_of(desk).devices
+    assert told == []
+    desk.document.undo_group.undo()
+    assert layout_of(desk) == ASKED.layout
+
+
+@pytest.mark.parametrize(
+    ("change", "reason"),
+    [("layers", "layers or settings were changed"), ("model", "another model is shown"), ("devices", "devices came")],
+)
+def test_a_proposal_that_comes_too_late_says_why_it_was_not_taken(
+    desk: Desk, qtbot: QtBot, change: str, reason: str
+) -> None:
+    told: list[Notice] = []
+    desk.notices.given.connect(told.append)
+    kept = split_evenly(N_LAYERS, ["CUDA1", CPU_ID])
+    desk.document.set_layout(kept, "move")
+    with answers(desk, qtbot):
+        desk.layouts.propose()
+        if change == "layers":
+            kept = split_evenly(N_LAYERS, [CPU_ID, "CUDA1"])
+            desk.document.set_layout(kept, "move")
+        elif change == "model":
+            model = desk.document.model
+            assert model is not None
+            desk.document.open(replace(model, name="another"), desk.rig.live.rig, replace(ASKED, layout=kept))
+        else:
+            show(desk, make_gpu("CUDA1", 16))
+    assert layout_of(desk) == kept
+    (notice,) = told
+    assert notice.bad
+    assert "was not taken" in notice.text
+    assert reason in notice.text
+
+
+def test_an_untouched_layout_follows_the_devices_and_a_touched_one_does_not(desk: Desk, qtbot: QtBot) -> None:
     show(desk, make_gpu("CUDA7", 24))
-    assert set(layout_of(desk).devices) == {"CUDA7"}
+    qtbot.waitUntil(lambda: set(layout_of(desk).devices) == {"CUDA7"}, timeout=20_000)
+    assert desk.document.is_untouched
     desk.document.set_layout(single_device(N_LAYERS, CPU_ID), "move")
     show(desk, make_gpu("CUDA8", 24))
+    assert desk.rig.live.rig.ids == ("CUDA8", CPU_ID)
     assert layout_of(desk) == single_device(N_LAYERS, CPU_ID)
     plan = desk.document.plan
     assert plan is not None
     assert plan.rig.ids == ("CUDA8", CPU_ID)
+
+
+def test_an_edit_made_while_the_devices_are_proposed_for_stays(desk: Desk, qtbot: QtBot) -> None:
+    touched = single_device(N_LAYERS, "CUDA7")
+    with answers(desk, qtbot):
+        show(desk, make_gpu("CUDA7", 24), make_gpu("CUDA8", 24))
+        desk.document.set_layout(touched, "move")
+    assert layout_of(desk) == touched
+    desk.document.undo_group.undo()
+    assert layout_of(desk) == ASKED.layout
+
+
+def test_devices_that_change_twice_are_followed_to_the_last(desk: Desk, qtbot: QtBot) -> None:
+    with answers(desk, qtbot):
+        show(desk, make_gpu("CUDA7", 24))
+        show(desk, make_gpu("CUDA8", 24))
+    assert set(layout_of(desk).devices) == {"CUDA8"}
+    assert desk.document.is_untouched
 
 
 def test_a_layout_is_saved_and_opened_again(desk: Desk, qtbot: QtBot, tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Holding, Rig
 from engine.fit.proposals import MAX_PROPOSALS, Proposal, propose
+from engine.fit.strategies.constraints import Constraints, Pin
 from engine.gguf.reader import read_model
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout, single_device
@@ -244,6 +245,22 @@ def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> N
         each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA1": 7 * GIB})
     )
     assert not any(each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA0": GIB}))
+
+
+def test_pinned_layers_stay_and_devices_that_are_off_get_nothing() -> None:
+    plan, missing = plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT), {"CUDA1": 100 * MIB}
+    pinned = propose(plan, missing, constraints=Constraints(pins=(Pin("CUDA1", 16, 17),)))
+    assert {each.kind for each in pinned} >= {"layers", "context"}
+    for each in pinned:
+        assert each.edit.layout.device_of(16) == each.edit.layout.device_of(17) == "CUDA1"
+    both = propose(plan, missing, constraints=Constraints(pins=(Pin("CUDA1", 16, 17),), output="CUDA1"))
+    assert {each.edit.layout.output_device for each in both} == {"CUDA1"}
+    off = propose(plan, missing, constraints=Constraints(off=frozenset({"CUDA0"})))
+    assert off[0].kind == "layers"
+    assert off[0].edit.layout.assignment().count("CUDA0") == 16
+    assert CPU_ID in off[0].edit.layout.devices
+    nowhere = propose(plan, missing, constraints=Constraints(off=frozenset({"CUDA0", CPU_ID})))
+    assert not any(each.kind in ("layers", "experts") for each in nowhere)
 
 
 @pytest.mark.parametrize("model", ["dense", "mixture"])

@@ -14,6 +14,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Holding
 from engine.errors import BusyError
 from engine.fit.step_back import Refusal, Tried
+from engine.fit.strategies.constraints import Constraints, Pin
 from engine.gguf.reader import read_model
 from engine.layout.layout import make_layout
 from engine.memory.estimate import Grade
@@ -124,6 +125,16 @@ def test_after_a_cancel_nothing_is_asked(memory: ModelMemory) -> None:
     found = check(memory, probes, {"CUDA1": 100 * MIB}, cancel).run()
     assert {each.grade for each in found} == {Grade.ESTIMATED}
     assert probes.asked == []
+
+
+def test_a_stronger_change_keeps_to_what_is_pinned(memory: ModelMemory) -> None:
+    plan = plan_of(memory, make_rig(*CARDS), HALVES, ContextSettings(n_ctx=8192))
+    constraints = Constraints(pins=(Pin("CUDA1", 8, 8),))
+    probes = PlannedProbes({"CUDA1": 300 * MIB})
+    found = ProposalCheck(plan, {"CUDA1": 100 * MIB}, probes, CancelToken(), constraints=constraints).run()
+    assert {each.edit.layout.device_of(8) for each in found} == {"CUDA1"}
+    moved = next(each for each in found if each.kind == "layers")
+    assert moved.edit.layout != HALVES
 
 
 def test_another_model_of_ours_that_goes_is_checked_with_its_memory_free(memory: ModelMemory) -> None:

@@ -7,7 +7,9 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
+import msgspec
 import psutil
 import pytest
 
@@ -41,6 +43,7 @@ from engine.session.snapshot import Phase
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.fake_worker import fake_worker_argv
+from tests.support.faulty_children import build_slow_disk, with_slow_disk
 from tests.support.models import write_tiny_llama
 from tests.support.orders import make_order, order_of, worker_device
 from tests.support.rpc_peers import rpc_server
@@ -287,27 +290,28 @@ def test_close_in_an_attempt(model: ModelFile, small_lab: LabRig, number: int) -
         log.session.load(load_of(model, promising(small_lab)))
 
 
-def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab: LabRig) -> None:
+def test_a_child_that_dies_in_an_attempt_is_the_end(model: ModelFile, small_lab: LabRig, tmp_path: Path) -> None:
+    """The first layout is refused before the weights are read, and no later one gets to the end of them."""
     workers = {small_lab.pid("RPC0"), small_lab.pid("RPC1")}
-    with SessionLog() as log:
+    after_bytes = model.size_bytes - model.tensors[-1].size_bytes // 2
+    with SessionLog(with_slow_disk(build_slow_disk(tmp_path), model.paths[0], after_bytes)) as log:
         killed: list[int] = []
 
         def kill(event: AnyEvent) -> None:
-            if (
-                isinstance(event, Progress)
-                and event.stage == "allocate"
-                and len(log.session.snapshot.attempts) == 2
-                and not killed
-            ):
+            if isinstance(event, Progress) and event.stage == "read" and not killed:
                 killed.extend(each.pid for each in psutil.Process().children() if each.pid not in workers)
                 for pid in killed:
                     os.kill(pid, signal.SIGKILL)
 
         log.on_event = kill
-        log.session.load(load_of(model, promising(small_lab)))
+        context = msgspec.structs.replace(CONTEXT, load_mode="none")
+        log.session.load(
+            order_of(model=model, rig=promising(small_lab), layout=ALL_ON_FIRST, context=context, retry=RETRIES)
+        )
         (ending,) = log.wait_for_endings(1)
         assert isinstance(ending, Crashed), ending
         assert ending.signal == signal.SIGKILL
+        assert len(log.session.snapshot.attempts) > 1
         assert "SIGKILL" in log.session.snapshot.attempts[-1].outcome
     assert len(log.endings) == 1
 

@@ -10,7 +10,8 @@ from PySide6.QtWidgets import QComboBox, QProgressBar, QWidget
 from pytestqt.qtbot import QtBot
 
 from engine.layout.layout import SPLIT_MODES
-from engine.settings.context_settings import KV_TYPES, ContextSettings
+from engine.plan.decisions.decision import Decision
+from engine.settings.context_settings import AUTO_CONTEXT, KV_TYPES, ContextSettings
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.states import LoadState, SplitModeChoice
 
@@ -70,6 +71,46 @@ def test_nothing_is_reported_while_typing(qtbot: QtBot, bar: SettingsBar) -> Non
     box.selectAll()
     with qtbot.assertNotEmitted(bar.context_changed):
         QTest.keyClicks(box, "4096")
+
+
+def test_a_length_is_not_taken_away_while_it_is_typed(qtbot: QtBot, bar: SettingsBar) -> None:
+    """The devices' memory is read all the time, and what is edited is shown again after it."""
+    box = bar.context_editor.n_ctx_box
+    box.selectAll()
+    QTest.keyClicks(box, "40")
+    bar.set_context(SETTINGS, 32768)
+    QTest.keyClicks(box, "96")
+    bar.set_context(SETTINGS, 32768)
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        QTest.keyClick(box, Qt.Key.Key_Return)
+    assert changed.args == [msgspec.structs.replace(SETTINGS, n_ctx=4096)]
+
+
+def test_a_length_left_open_that_moves_is_not_shown_over_what_is_typed(qtbot: QtBot, bar: SettingsBar) -> None:
+    settings = msgspec.structs.replace(SETTINGS, n_ctx=AUTO_CONTEXT)
+
+    def decided(value: int) -> tuple[Decision, ...]:
+        return (Decision("n_ctx", value, "that is what fits"),)
+
+    bar.set_context(settings, 32768, decided(8192))
+    box = bar.context_editor.n_ctx_box
+    box.setFocus()
+    qtbot.waitUntil(box.hasFocus)
+    box.selectAll()
+    QTest.keyClicks(box, "40")
+    bar.set_context(settings, 32768, decided(8448))
+    QTest.keyClicks(box, "96")
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        QTest.keyClick(box, Qt.Key.Key_Return)
+    assert changed.args == [msgspec.structs.replace(SETTINGS, n_ctx=4096)]
+
+
+def test_another_length_is_shown_even_where_one_is_typed(bar: SettingsBar) -> None:
+    box = bar.context_editor.n_ctx_box
+    box.selectAll()
+    QTest.keyClicks(box, "40")
+    bar.set_context(msgspec.structs.replace(SETTINGS, n_ctx=2048), 32768)
+    assert plain(box.text()) == "2 048"
 
 
 def test_letters_cannot_be_typed(bar: SettingsBar) -> None:

@@ -244,3 +244,15 @@ def test_an_entered_number_may_go_back_to_what_was_shown(dialog: SettingsDialog)
     number(dialog, "n_batch").setValue(64)
     number(dialog, "n_batch").setValue(most)
     assert [each.n_batch for each in told] == [64, most]
+
+
+def test_a_number_is_not_taken_away_while_it_is_typed(qtbot: QtBot, dialog: SettingsDialog) -> None:
+    settings = ContextSettings(n_ctx=4096, n_batch=512, n_ubatch=128)
+    dialog.set_settings(settings)
+    box = number(dialog, "n_ubatch")
+    box.selectAll()
+    QTest.keyClicks(box, "64")
+    dialog.set_settings(settings)
+    with qtbot.waitSignal(dialog.context_changed) as changed:
+        QTest.keyClick(box, Qt.Key.Key_Return)
+    assert changed.args == [msgspec.structs.replace(settings, n_ubatch=64)]

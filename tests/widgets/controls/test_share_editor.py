@@ -59,6 +59,15 @@ def test_an_entered_number_is_a_finished_change(editor: ShareEditor) -> None:
     assert heard == [ShareChange((("CUDA0", 60.0), ("CUDA1", 20.0), ("RPC0", 20.0))), None]
 
 
+def test_a_number_is_not_taken_away_while_it_is_typed(editor: ShareEditor) -> None:
+    _, number = editor.member("RPC0")
+    number.selectAll()
+    QTest.keyClicks(number, "20")
+    editor.set_shares(editor.shares)
+    QTest.keyClick(number, Qt.Key.Key_Return)
+    assert number.value() == 20
+
+
 def test_other_devices_get_other_controls(editor: ShareEditor) -> None:
     editor.set_shares((("RPC1", 1.0), ("RPC2", 1.0)))
     assert [number.value() for _, number in map(editor.member, ("RPC1", "RPC2"))] == [50, 50]

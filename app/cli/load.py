@@ -52,7 +52,7 @@ def run_load(options: Namespace) -> int:
     except KeyboardInterrupt:
         printer.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
-    return LoadRun(order, requests, printer, numbered=options.prompts is not None).run()
+    return LoadCommand(order, requests, printer, numbered=options.prompts is not None).run()
 
 
 def _generate_request(prompt: str, options: Namespace) -> Generate:
@@ -84,7 +84,7 @@ def _probed(plan: Plan) -> Plan:
         return plan
 
 
-class LoadRun:
+class LoadCommand:
     """One load, and the answers to its prompts, from start to the last event. Interrupts cancel it.
 
     `numbered`: each event of an answer says of which prompt, and a last line ends them all.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from engine.errors import ArgumentError
-from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
+from engine.settings.context_settings import ContextSettings
 from engine.settings.kinds import Kind, Value, WholeNumber
 from engine.settings.table import MAX_SEQUENCES, SETTINGS, Setting
 
@@ -67,12 +67,12 @@ def context_of(options: Namespace, model: ModelFile, given: ContextSettings | No
     context = _without_layout(model, options.ctx) if given is None else given
     named = {setting.key: getattr(options, option_name(setting)) for setting in SETTINGS}
     chosen = {key: None if value is _LEFT_OPEN else value for key, value in named.items() if value is not None}
-    if options.parallel is not None:
-        chosen |= _parallel(options.parallel, context, chosen)
-    return msgspec.structs.replace(context, **chosen)
+    if options.parallel is None:
+        return msgspec.structs.replace(context, **chosen)
+    return _parallel(options.parallel, context, chosen)
 
 
-def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> dict[str, int]:
+def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value | None]) -> ContextSettings:
     """Return the settings with which each of `count` prompts at a time has the context that was asked for.
 
     Without one on the command line it has what each has by the layout file, or by our defaults.
@@ -83,11 +83,9 @@ def _parallel(count: int, context: ContextSettings, chosen: Mapping[str, Value |
         )
     if count > MAX_SEQUENCES:
         raise ArgumentError(f"--parallel: {count} prompts at a time are too many; at most {MAX_SEQUENCES}.")
-    each = chosen.get("n_ctx", context.n_ctx if context.n_ctx == AUTO_CONTEXT else context.n_ctx // context.n_seq_max)
+    each = chosen.get("n_ctx", context.n_ctx_each)
     assert isinstance(each, int)
-    if each == AUTO_CONTEXT:
-        return {"n_seq_max": count, "n_ctx": AUTO_CONTEXT}
-    return {"n_seq_max": count, "n_ctx": each * count}
+    return msgspec.structs.replace(context, **{**chosen, "n_seq_max": count}).with_each(each)
 
 
 def option_name(setting: Setting) -> str:

@@ -11,7 +11,7 @@ from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.fit.recovery import Recovery, begin_recovery
 
 POLL_MS = 100
@@ -32,7 +32,7 @@ class MemoryReturn(QObject):
         super().__init__(parent)
         self._models = models
         self._keeper = keeper
-        self._held: dict[OpenModel, LoadedModel] = {}
+        self._held: dict[OpenModel, HeldModel] = {}
         self._leaving: list[_Leaving] = []
         self._then: Callable[[], None] | None = None
         self._poll = QTimer(self)
@@ -65,7 +65,7 @@ class MemoryReturn(QObject):
                 self._leaving.append(_Leaving(model, self._recovery(before)))
         self._held = held
 
-    def _recovery(self, gone: LoadedModel) -> Recovery | None:
+    def _recovery(self, gone: HeldModel) -> Recovery | None:
         free_bytes = self._keeper.memory.free_bytes
         return begin_recovery(self._keeper.rig, free_bytes, gone.held_bytes, self._models.now_s())
 

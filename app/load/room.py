@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from engine.devices.device import Rig
 from engine.fit.beside import rows_fit
-from engine.fit.loaded_models import LoadedModel, choose_victims
+from engine.fit.loaded_models import HeldModel, choose_victims
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
 
-_Leaving = Sequence[LoadedModel]
+_Leaving = Sequence[HeldModel]
 MAX_NAME_LENGTH = 32
 """Characters of a model's name in a question; tool tips have all of it."""
 
@@ -22,13 +22,13 @@ class Room:
     """`victims` are the models that have to go first: none, and the load begins. `short` tells by device what is
     missing beside them, `still_short` without them; `workers` are the devices of the layout that they work for."""
 
-    victims: tuple[LoadedModel, ...] = ()
+    victims: tuple[HeldModel, ...] = ()
     short: tuple[tuple[str, int], ...] = ()
     still_short: tuple[tuple[str, int], ...] = ()
     workers: tuple[str, ...] = ()
 
 
-def find_room(rows: Sequence[DeviceRow], others: Sequence[LoadedModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
+def find_room(rows: Sequence[DeviceRow], others: Sequence[HeldModel], rig_without: Callable[[_Leaving], Rig]) -> Room:
     """Return what a load with the needs of `rows` asks of the `others`, the models that it does not replace.
 
     `rig_without` tells the devices when some of them have gone. Where not even all of them are enough, those that hold
@@ -74,7 +74,7 @@ def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
     )
 
 
-def idle_text(model: LoadedModel, now_s: float) -> str:
+def idle_text(model: HeldModel, now_s: float) -> str:
     """Return "answering", or for how long it has been idle, in whole minutes or hours."""
     if model.idle_since_s is None:
         return "answering"

@@ -10,7 +10,7 @@ from app.models.conversation import Conversation
 from app.models.document import Sheet
 from app.models.loading import Loading, ModelState
 from app.rig.calibrator import Calibrator
-from engine.fit.loaded_models import UNTIL_UNLOADED_S, LoadedModel, held_bytes
+from engine.fit.loaded_models import UNTIL_UNLOADED_S, HeldModel, held_bytes
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile
 from engine.telemetry.rpc_worker import is_local
@@ -34,7 +34,7 @@ class OpenModel(QObject):
         """Its edit, while another model is current."""
         self.loading = Loading(calibrator, self)
         self.conversation = Conversation(self.loading, self)
-        self.held: LoadedModel | None = None
+        self.held: HeldModel | None = None
         """What it holds of the devices; None where it is neither loaded nor being loaded."""
         self._keep_alive_s = UNTIL_UNLOADED_S
         self._clock = clock
@@ -62,7 +62,7 @@ class OpenModel(QObject):
         return self._keep_alive_s
 
     def keep_alive(self, keep_alive_s: float) -> None:
-        """Unload it once it has been idle for so long, counted from now; see `LoadedModel`."""
+        """Unload it once it has been idle for so long, counted from now; see `HeldModel`."""
         self._keep_alive_s = keep_alive_s
         if self.held is not None:
             self._set_held(self.held.kept_alive(keep_alive_s, self._clock()))
@@ -70,13 +70,13 @@ class OpenModel(QObject):
     def _on_changed(self) -> None:
         self._set_held(self._held_now())
 
-    def _held_now(self) -> LoadedModel | None:
+    def _held_now(self) -> HeldModel | None:
         loading, before = self.loading, self.held
         if self.key is None or loading.state is ModelState.EMPTY:
             self._state = ModelState.EMPTY
             return None
         if before is None:
-            before = LoadedModel(self.key, self.name, keep_alive_s=self._keep_alive_s)
+            before = HeldModel(self.key, self.name, keep_alive_s=self._keep_alive_s)
         held = before.holding({} if loading.loaded is None else held_bytes(loading.loaded), loading.endpoints)
         before_state, self._state = self._state, loading.state
         if loading.state is not ModelState.READY:
@@ -85,7 +85,7 @@ class OpenModel(QObject):
             return held
         return held.idle(self._clock(), answered=before_state is ModelState.GENERATING)
 
-    def _set_held(self, held: LoadedModel | None) -> None:
+    def _set_held(self, held: HeldModel | None) -> None:
         if held != self.held:
             self.held = held
             self.changed.emit()

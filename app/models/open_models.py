@@ -11,7 +11,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.rig.calibrator import Calibrator
-from engine.fit.loaded_models import LoadedModel, expired, next_expiry_s
+from engine.fit.loaded_models import HeldModel, expired, next_expiry_s
 from engine.gguf.identity import FileIdentity
 from engine.gguf.model_file import ModelFile
 
@@ -46,7 +46,7 @@ class OpenModels(QObject):
         return tuple(self._all)
 
     @property
-    def held(self) -> tuple[LoadedModel, ...]:
+    def held(self) -> tuple[HeldModel, ...]:
         """What is loaded or being loaded, as values."""
         return tuple(model.held for model in self._all if model.held is not None)
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.beside import rig_beside
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import MIB
@@ -21,7 +21,7 @@ class LiveMemory:
     """The latest samples and the loaded models, which together say what the next load finds."""
 
     def __init__(self) -> None:
-        self._models: tuple[LoadedModel, ...] = ()
+        self._models: tuple[HeldModel, ...] = ()
         self._engine: dict[str, DeviceMemoryReading] = {}
         self._free: dict[str, int] = {}
         self._seen_own_bytes = 0
@@ -37,7 +37,7 @@ class LiveMemory:
         """What was free on each device that could be read last, to the byte."""
         return self._free
 
-    def set_models(self, models: Sequence[LoadedModel]) -> dict[str, int]:
+    def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
         """Replace what is loaded; return by how many bytes the next samples will show more used than the last ones.
 
         Not of the host: of what a model has there, the samples tell how much is held.
@@ -80,7 +80,7 @@ class LiveMemory:
 
         return Rig(tuple(map(follow, rig.devices)), follow(rig.host))
 
-    def beside(self, rig: Rig, leaving: Sequence[LoadedModel], *, from_file: bool) -> Rig:
+    def beside(self, rig: Rig, leaving: Sequence[HeldModel], *, from_file: bool) -> Rig:
         """Return `rig` as a load finds it when `leaving` have gone.
 
         `from_file`: its free memory was written down and knows nothing of what we have loaded since.
@@ -111,7 +111,7 @@ def with_less_free(rig: Rig, taken_bytes: Mapping[str, int]) -> Rig:
     return Rig(tuple(map(less, rig.devices)), less(rig.host))
 
 
-def _held_bytes(models: Sequence[LoadedModel]) -> Counter[str]:
+def _held_bytes(models: Sequence[HeldModel]) -> Counter[str]:
     held: Counter[str] = Counter()
     for model in models:
         held.update(model.held_bytes)

@@ -11,7 +11,7 @@ from app.rig.device_list import DeviceList
 from app.rig.live_memory import LiveMemory, with_less_free
 from engine.devices.device import Rig
 from engine.fit.calibration import NO_CALIBRATION, Calibration
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.protocol.messages import DeviceMemoryReading
 from engine.rigs.host import host_device
 from engine.telemetry.sample import Sample
@@ -33,7 +33,7 @@ class LiveRig(QObject):
         self.devices = DeviceList(Rig((), host_device()))
         self.memory = LiveMemory()
         self._rig = self.devices.rig
-        self._current: LoadedModel | None = None
+        self._current: HeldModel | None = None
         self._calibration = NO_CALIBRATION
 
     @property
@@ -51,7 +51,7 @@ class LiveRig(QObject):
         """Devices of a rig file that this machine does not have."""
         return self.devices.missing
 
-    def rig_without(self, leaving: Sequence[LoadedModel]) -> Rig:
+    def rig_without(self, leaving: Sequence[HeldModel]) -> Rig:
         """Return the rig as a load finds it when `leaving` have gone, and everything else is as it is."""
         return self.memory.beside(self.devices.rig, leaving, from_file=self.devices.from_file)
 
@@ -71,7 +71,7 @@ class LiveRig(QObject):
         if calibration.apply(self.devices.rig) != self.devices.rig:
             self.set_devices(self.devices)
 
-    def set_models(self, models: Sequence[LoadedModel], current: LoadedModel | None) -> None:
+    def set_models(self, models: Sequence[HeldModel], current: HeldModel | None) -> None:
         """Tell what is loaded. `current` is what a load of the edited layout replaces: its memory counts as free."""
         taken_bytes = self.memory.set_models(models)
         if not self.devices.from_file:

@@ -33,12 +33,6 @@ class Vocabulary:
     def id_of(self, token: str) -> int:
         return self.tokens.index(token)
 
-    @property
-    def control_ids(self) -> tuple[int, ...]:
-        """Ids that must not appear in generated text: markers and the unknown token."""
-        unprintable = (_CONTROL, int(gguf.TokenType.UNKNOWN))
-        return tuple(index for index, kind in enumerate(self.types) if kind in unprintable)
-
 
 def byte_token(value: int) -> str:
     """Return the token that stands for one byte."""

@@ -6,16 +6,16 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.devices.device import Device, Holding, Rig
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.plan.report import DeviceRow
 
-_Others = Sequence[LoadedModel]
+_Others = Sequence[HeldModel]
 
 
 def rig_beside(
     rig: Rig,
-    models: Collection[LoadedModel],
-    leaving: Collection[LoadedModel] = (),
+    models: Collection[HeldModel],
+    leaving: Collection[HeldModel] = (),
     seen_bytes: Mapping[str, int] | None = None,
 ) -> Rig:
     """Return `rig` as the next load finds it, with `models` loaded and those of them in `leaving` unloaded.

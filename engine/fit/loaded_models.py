@@ -18,7 +18,7 @@ AFTER_THE_ANSWER_S = 0.0
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedModel:
+class HeldModel:
     """A loaded model, what it holds by device, and since when nothing has been asked of it (None: it is at work).
 
     `keep_alive_s` is how long it may be idle. With `AFTER_THE_ANSWER_S` it goes after its next answer, not before it.
@@ -43,38 +43,38 @@ class LoadedModel:
             return inf
         return self.idle_since_s + self.keep_alive_s
 
-    def holding(self, held_bytes: Mapping[str, int], endpoints: frozenset[str]) -> LoadedModel:
+    def holding(self, held_bytes: Mapping[str, int], endpoints: frozenset[str]) -> HeldModel:
         """Return the model with these devices and workers."""
         return replace(self, held_bytes=held_bytes, endpoints=endpoints)
 
-    def busy(self) -> LoadedModel:
+    def busy(self) -> HeldModel:
         """Return the model with an answer, or a load, begun: its time stands still."""
         return replace(self, idle_since_s=None)
 
-    def idle(self, now_s: float, *, answered: bool) -> LoadedModel:
+    def idle(self, now_s: float, *, answered: bool) -> HeldModel:
         """Return the model with its work ended: its time begins anew. `answered`: the work was an answer."""
         return replace(self, idle_since_s=now_s, has_answered=answered)
 
-    def kept_alive(self, keep_alive_s: float, now_s: float) -> LoadedModel:
+    def kept_alive(self, keep_alive_s: float, now_s: float) -> HeldModel:
         """Return the model with another keep-alive, which counts from now."""
         idle_since_s = None if self.is_busy else now_s
         return replace(self, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s, has_answered=False)
 
 
-def expired(models: Iterable[LoadedModel], now_s: float) -> tuple[LoadedModel, ...]:
+def expired(models: Iterable[HeldModel], now_s: float) -> tuple[HeldModel, ...]:
     """Return the idle models whose keep-alive is over."""
     return tuple(model for model in models if model.expires_s <= now_s)
 
 
-def next_expiry_s(models: Iterable[LoadedModel]) -> float | None:
+def next_expiry_s(models: Iterable[HeldModel]) -> float | None:
     """Return when the first keep-alive is over, None where none ever is."""
     first_s = min((model.expires_s for model in models), default=inf)
     return None if first_s == inf else first_s
 
 
 def choose_victims(
-    models: Sequence[LoadedModel], is_enough: Callable[[Sequence[LoadedModel]], bool]
-) -> tuple[LoadedModel, ...] | None:
+    models: Sequence[HeldModel], is_enough: Callable[[Sequence[HeldModel]], bool]
+) -> tuple[HeldModel, ...] | None:
     """Return which of `models` to unload so that `is_enough` holds for those that go; None where not even all are.
 
     A busy model goes only where all the idle ones are not enough; then as few of them as possible. Otherwise the
@@ -92,16 +92,16 @@ def choose_victims(
 
 
 def _fewest(
-    models: Sequence[LoadedModel],
-    also: Sequence[LoadedModel],
-    is_enough: Callable[[Sequence[LoadedModel]], bool],
-) -> tuple[LoadedModel, ...]:
+    models: Sequence[HeldModel],
+    also: Sequence[HeldModel],
+    is_enough: Callable[[Sequence[HeldModel]], bool],
+) -> tuple[HeldModel, ...]:
     """Return the first of the smallest choices that are enough together with `also`; all of them are."""
     choices = (choice for count in range(len(models)) for choice in combinations(models, count))
     return next((choice for choice in choices if is_enough((*choice, *also))), tuple(models))
 
 
-def _eviction_order(model: LoadedModel) -> tuple[float, float, str]:
+def _eviction_order(model: HeldModel) -> tuple[float, float, str]:
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 
 

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from struct import Struct
 
 from engine.errors import ModelFileError
 from engine.gguf.blocks import block_index, group_blocks
 from engine.gguf.byte_source import open_source
 from engine.gguf.header import FileHeader, read_header
-from engine.gguf.model_file import LazyArray, MetadataValue, ModelFile, TensorInfo
+from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
 from engine.gguf.parts import parse_part_name, part_paths, split_position
 from engine.gguf.quoting import clean, quote
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 MAX_NAME = 200
 """Letters of a model's name; longer ones are cut, for they are shown on one line."""
-_LENGTH = Struct("<Q")
 _TOKENS = "tokenizer.ggml.tokens"
 
 
@@ -35,28 +33,6 @@ def read_model(path: Path) -> ModelFile:
     if len(paths) == 1:
         return _build(paths, header, header.tensors, size_bytes)
     return _read_parts(paths)
-
-
-def read_string_array(model: ModelFile, key: str) -> Iterator[str]:
-    """Yield the strings of an array that `read_model` stepped over (`tokenizer.ggml.tokens`), one by one.
-
-    Raises:
-        KeyError: when the model has no array of strings under `key`.
-        ModelFileError: while iterating, when the file has gone or changed.
-    """
-    array = model.arrays[key]
-    if array.element != "string":
-        raise KeyError(key)
-    return _strings(model.paths[array.file_index], array, key)
-
-
-def _strings(path: Path, array: LazyArray, key: str) -> Iterator[str]:
-    what = f"the value of {quote(key)}"
-    with open_source(path) as source:
-        source.skip(array.offset, what)
-        for _ in range(array.count):
-            (length,) = source.take(_LENGTH, what)
-            yield source.take_bytes(length, what).decode("utf-8", errors="replace")
 
 
 def _read_parts(paths: tuple[Path, ...]) -> ModelFile:

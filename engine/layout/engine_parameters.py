@@ -1,10 +1,6 @@
-"""What llama.cpp is told about a layout, and what it makes of it. Pure: the worker turns ids into ggml devices."""
+"""What llama.cpp is told about a layout. Pure: the child turns ids into ggml devices."""
 
 from __future__ import annotations
-
-import struct
-from bisect import bisect_right
-from itertools import accumulate
 
 import msgspec
 
@@ -140,27 +136,3 @@ def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
         TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)
         for override in layout.overrides
     )
-
-
-def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...]:
-    """Return where llama.cpp puts layers 0..n_layers-1 and the output layer (last), by its own float32 arithmetic.
-
-    Follows `llama_model_base::load_tensors` for mode layer, and for mode none with one device, which comes to the same.
-    """
-    positions = n_layers + 1
-    offloaded = min(parameters.n_gpu_layers, positions) if parameters.devices else 0
-    if offloaded == 0:
-        return (CPU_ID,) * positions
-    first = max(positions - parameters.n_gpu_layers, 0)
-    sums = list(accumulate(parameters.tensor_split[: len(parameters.devices)], lambda a, b: _float32(a + b)))
-    bounds = [_float32(total / sums[-1]) for total in sums]
-    return tuple(
-        parameters.devices[bisect_right(bounds, _float32((position - first) / offloaded))]
-        if first <= position < first + offloaded
-        else CPU_ID
-        for position in range(positions)
-    )
-
-
-def _float32(value: float) -> float:
-    return float(struct.unpack("f", struct.pack("f", value))[0])

@@ -76,7 +76,7 @@ def _take_command(turn: Turn, command: inputs.Command) -> None:
 
 def _take_load(turn: Turn, command: inputs.Load) -> None:
     if turn.state.closing:
-        raise ArgumentError("The runner is closed and loads nothing any more.")
+        raise ArgumentError("The model is closed; nothing is loaded for it any more.")
     _forget_waiting(turn)
     turn.change(waiting=command.order)
     _stop_what_runs(turn)

@@ -1,4 +1,4 @@
-"""Context options of a load, with our defaults; the worker sets every field explicitly."""
+"""Context options of a load, with our defaults; the child sets every field explicitly."""
 
 from __future__ import annotations
 
@@ -46,3 +46,16 @@ class ContextSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, k
     def offload_batch(self) -> int:
         """The tokens of a micro batch from which on op_offload works."""
         return OFFLOAD_MIN_BATCH if self.op_offload_min_batch is None else self.op_offload_min_batch
+
+    @property
+    def n_ctx_each(self) -> int:
+        """The context of each of `n_seq_max` requests at a time, in tokens; `AUTO_CONTEXT` where it is left open."""
+        return self.n_ctx if self.kv_unified else self.n_ctx // self.n_seq_max
+
+    def with_each(self, n_ctx: int) -> ContextSettings:
+        """Return the settings with a context of `n_ctx` tokens for each request."""
+        return msgspec.structs.replace(self, n_ctx=n_ctx if self.kv_unified else n_ctx * self.n_seq_max)
+
+    def with_requests(self, n_seq_max: int) -> ContextSettings:
+        """Return the settings for that many requests at a time, each with the context that each has now."""
+        return msgspec.structs.replace(self, n_seq_max=n_seq_max).with_each(self.n_ctx_each)

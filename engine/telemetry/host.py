@@ -13,7 +13,7 @@ from engine.telemetry.sample import Sample
 
 
 class HostReader:
-    """`own_bytes` counts all children of this process: the worker of the loaded model, lab workers, probes."""
+    """`own_bytes` counts all children of this process: those of loaded models, lab workers, probes."""
 
     def __init__(self, device: str, read_memory: Callable[[], HostMemory] = read_host_memory) -> None:
         self._device = device

@@ -29,7 +29,7 @@ class Conversation:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._child.stop()
-        assert self._child.wait(DEADLINE_S) is not None, "the worker did not end"
+        assert self._child.wait(DEADLINE_S) is not None, "the child did not end"
 
     @property
     def pid(self) -> int:
@@ -42,7 +42,7 @@ class Conversation:
         self._child.send(request)
 
     def ask(self, request: AnyRequest, timeout_s: float = DEADLINE_S) -> AnyMessage:
-        """Send and return the answer; fails when the worker ends instead or says nothing for too long."""
+        """Send and return the answer; fails when the child ends instead or says nothing for too long."""
         self.send(request)
         return self.answer(timeout_s)
 
@@ -53,7 +53,7 @@ class Conversation:
         while True:
             message = self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()))
             if isinstance(message, ProcessOutcome):
-                raise AssertionError(f"the worker ended: {message}")
+                raise AssertionError(f"the child ended: {message}")
             if not isinstance(message, Hello | StageProgress | Reading | Piece):
                 return message
             self.heard.append(message)

@@ -1,4 +1,4 @@
-"""A child that speaks the worker's protocol and misbehaves on demand: `python fake_worker.py MODE [ARGUMENT]`.
+"""A child that speaks the protocol and misbehaves on demand: `python fake_worker.py MODE [ARGUMENT]`.
 
 It stands in for the engine where a test needs a failure at an exact moment.
 """

@@ -11,6 +11,7 @@ import numpy as np
 
 from engine.demo.vocabulary import add_vocabulary, byte_vocabulary
 from tests.support.headers import write_with_hole
+from tests.support.vocabularies import control_ids
 from tests.zoo.pack import FOLDER
 
 _ROOM_BYTES = 1 << 26
@@ -38,7 +39,7 @@ def write_kept_model(path: Path, name: str, *, seed: int = 1) -> Path:
         extents = tuple(int(extent) for extent in reversed(tensor.shape))
         if tensor.name in ("token_embd.weight", "output.weight"):
             extents = tuple(len(vocabulary) if extent == old_size else extent for extent in extents)
-        writer.add_tensor(tensor.name, _weights(tensor.name, extents, generator, vocabulary.control_ids))
+        writer.add_tensor(tensor.name, _weights(tensor.name, extents, generator, control_ids(vocabulary)))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()

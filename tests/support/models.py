@@ -9,6 +9,7 @@ import numpy as np
 
 from engine.demo.llama_writer import ExtraMetadata, LlamaShape, Matrix, WeightSource, write_llama
 from engine.demo.vocabulary import Vocabulary, byte_vocabulary
+from tests.support.vocabularies import control_ids
 
 
 def write_tiny_llama(
@@ -110,7 +111,7 @@ def _random_weights(vocabulary: Vocabulary, seed: int) -> WeightSource:
         values = generator.standard_normal(extents, np.float32) / np.float32(extents[-1] ** 0.5)
         if name == "output.weight":
             values *= 4  # Spread the logits, so that a wrong layer shows.
-            values[list(vocabulary.control_ids)] = 0
+            values[list(control_ids(vocabulary))] = 0
         return values
 
     return weights

@@ -76,12 +76,12 @@ class ContextEditor(QObject):
     ) -> None:
         """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
         # Free memory moves all the time, and with it a length left open: not under somebody's fingers.
-        keeps_typed = settings.n_ctx == self._settings.n_ctx and is_typed_in(self.n_ctx_box)
+        keeps_typed = settings == self._settings and is_typed_in(self.n_ctx_box)
         self._settings = settings
         self._decisions = {each.setting: each for each in decisions}
         n_ctx = self.n_ctx_box.value() if keeps_typed else self._used_n_ctx()
         self._shown_n_ctx = show_number(self.n_ctx_box, n_ctx)
-        self.context_label.setText("Context · auto" if settings.n_ctx == AUTO_CONTEXT else "Context")
+        self.context_label.setText(self._label())
         self.type_k_box.setCurrentText(settings.type_k)
         self.type_v_box.setCurrentText(settings.type_v)
         self.flash_box.setCurrentText(settings.flash_attn)
@@ -90,20 +90,28 @@ class ContextEditor(QObject):
             self._fill_presets()
         self._show_hints()
 
+    def _label(self) -> str:
+        """Name the box; with several requests at a time it says how many have that context each."""
+        count = self._settings.n_seq_max
+        name = "Context" if count == 1 or self._settings.kv_unified else f"Context, {format_count(count)} \u00d7"
+        return f"{name} · auto" if self._settings.n_ctx == AUTO_CONTEXT else name
+
     def _used_n_ctx(self) -> int:
+        """Return what one request has."""
         if self._settings.n_ctx != AUTO_CONTEXT:
-            return self._settings.n_ctx
+            return self._settings.n_ctx_each
         decided = self._decisions.get("n_ctx")
-        return decided.value if decided is not None and isinstance(decided.value, int) else self.n_ctx_box.value()
+        if decided is None or not isinstance(decided.value, int):
+            return self.n_ctx_box.value()
+        return msgspec.structs.replace(self._settings, n_ctx=decided.value).n_ctx_each
 
     def _on_edited(self) -> None:
         # The box may show another number than was asked for: a length left open, or one below its range.
         entered = self.n_ctx_box.value()
-        n_ctx = self._settings.n_ctx if entered == self._shown_n_ctx else entered
+        asked = self._settings if entered == self._shown_n_ctx else self._settings.with_each(entered)
         self._change(
             msgspec.structs.replace(
-                self._settings,
-                n_ctx=n_ctx,
+                asked,
                 type_k=cast(KvType, self.type_k_box.currentText()),
                 type_v=cast(KvType, self.type_v_box.currentText()),
                 flash_attn=cast(FlashAttention, self.flash_box.currentText()),
@@ -134,19 +142,21 @@ class ContextEditor(QObject):
     def _add_preset(self, menu: QMenu, n_ctx: int, suffix: str) -> None:
         def choose() -> None:
             # The box may show just this number already, where the length was left open.
-            self._change(msgspec.structs.replace(self._settings, n_ctx=n_ctx))
+            self._change(self._settings.with_each(n_ctx))
             self.n_ctx_box.setValue(n_ctx)
 
         menu.addAction(format_count(n_ctx) + suffix).triggered.connect(choose)
 
     def _show_hints(self) -> None:
-        trained = self._n_ctx_train
+        trained, settings = self._n_ctx_train, self._settings
         if trained is None:
             hint = "Context length in tokens"
-        elif self._settings.n_ctx > trained:
+        elif settings.n_ctx_each > trained:
             hint = f"Longer than the {format_count(trained)} tokens that the model was trained for: answers may degrade"
         else:
             hint = f"Context length in tokens, trained for {format_count(trained)}"
+        if settings.n_seq_max > 1 and settings.n_ctx != AUTO_CONTEXT and not settings.kv_unified:
+            hint += f"\nFor each of {settings.n_seq_max} requests at a time: {format_count(settings.n_ctx)} in all"
         self._tell(self.n_ctx_box, "n_ctx", hint)
         for box, setting in (
             (self.type_k_box, "type_k"),

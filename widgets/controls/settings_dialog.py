@@ -104,6 +104,8 @@ class SettingsDialog(QDialog):
     def _on_edited(self) -> None:
         entered: dict[str, Any] = {key: control.value() for key, control in self.controls.items()}
         settings = msgspec.structs.replace(self._settings, **entered)
+        if settings.n_seq_max != self._settings.n_seq_max and settings.n_ctx == self._settings.n_ctx:
+            settings = self._settings.with_requests(settings.n_seq_max)
         if settings != self._settings:
             self._show(settings)
             self.context_changed.emit(settings)

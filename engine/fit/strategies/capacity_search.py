@@ -97,11 +97,6 @@ class _Room:
     taken: tuple[int, ...] = field(default=())
 
 
-def layer_sizes(host: Sequence[int], devices: Mapping[str, Sequence[int]]) -> tuple[int, ...]:
-    """Return the bytes of each layer, added over the host and all devices that parts of it were counted on."""
-    return tuple(size + sum(sizes[index] for sizes in devices.values()) for index, size in enumerate(host))
-
-
 def search(view: MemoryView, places: Sequence[Place], host: HostMemory, wishes: Wishes = Wishes()) -> Placed:
     """Return which layers go to which of `places`; those in none stay on the CPU.
 

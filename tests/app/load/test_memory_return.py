@@ -13,14 +13,14 @@ from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import make_desk
 from engine.devices.device import Device, Rig, make_host
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.fit.recovery import LIMIT_S
 from engine.gguf.identity import FileIdentity
 from engine.telemetry.sample import Sample
 from engine.units import GIB
 
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 24 * GIB, 4 * GIB)
-HELD = LoadedModel(FileIdentity(()), "ada", {"CUDA0": 8 * GIB, "CPU": GIB}, idle_since_s=0.0)
+HELD = HeldModel(FileIdentity(()), "ada", {"CUDA0": 8 * GIB, "CPU": GIB}, idle_since_s=0.0)
 
 
 class Bench:
@@ -38,7 +38,7 @@ class Bench:
         self.read(used_bytes=20 * GIB)
         self.hold(HELD)
 
-    def hold(self, held: LoadedModel | None) -> None:
+    def hold(self, held: HeldModel | None) -> None:
         self.model.held = held
         self.model.changed.emit()
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from app.load.room import Room, find_room, idle_text, load_question
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.beside import rig_beside
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.gguf.identity import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import DeviceRow, make_row
@@ -19,9 +19,9 @@ RIG = Rig((CARD, worker_device("RPC0", "attic:1", 8 * GIB)), make_host("host", 6
 NOW_S = 1000.0
 
 
-def model(name: str, *endpoints: str, idle_since_s: float | None = 0.0, **held_bytes: int) -> LoadedModel:
+def model(name: str, *endpoints: str, idle_since_s: float | None = 0.0, **held_bytes: int) -> HeldModel:
     key = FileIdentity(((1, hash(name), 0, 0),))
-    return LoadedModel(key, name, held_bytes, frozenset(endpoints), idle_since_s=idle_since_s)
+    return HeldModel(key, name, held_bytes, frozenset(endpoints), idle_since_s=idle_since_s)
 
 
 ADA = model("ada", CUDA0=12 * GIB)
@@ -36,7 +36,7 @@ def rows(**need_bytes: int) -> list[DeviceRow]:
     ]
 
 
-def beside(*models: LoadedModel) -> Callable[[Sequence[LoadedModel]], Rig]:
+def beside(*models: HeldModel) -> Callable[[Sequence[HeldModel]], Rig]:
     return lambda leaving: rig_beside(RIG, models, leaving)
 
 

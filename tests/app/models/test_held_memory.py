@@ -13,7 +13,7 @@ from app.rig.device_list import DeviceList
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.gguf.identity import FileIdentity
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
@@ -25,7 +25,7 @@ from tests.support.models import write_tiny_llama
 ENDPOINT = "192.0.2.7:50052"
 WORKER = Device("RPC0", "attic", "RPC", "gpu", 8 * GIB, 8 * GIB, endpoint=ENDPOINT)
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 8 * GIB)
-OTHER = LoadedModel(FileIdentity(()), "other", {"RPC0": GIB}, frozenset({ENDPOINT}), idle_since_s=0.0)
+OTHER = HeldModel(FileIdentity(()), "other", {"RPC0": GIB}, frozenset({ENDPOINT}), idle_since_s=0.0)
 
 
 @pytest.fixture

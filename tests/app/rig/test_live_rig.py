@@ -11,7 +11,7 @@ from app.rig.device_list import DeviceList, list_of_file
 from app.rig.live_rig import NOT_HERE, LiveRig
 from engine.devices.device import Device, Holding, Rig, make_host
 from engine.devices.rig_file import encode_rig
-from engine.fit.loaded_models import LoadedModel
+from engine.fit.loaded_models import HeldModel
 from engine.gguf.identity import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
@@ -21,8 +21,8 @@ HOST = make_host("host", 16 * GIB)
 CARD = Device("CUDA0", "card", "CUDA", "gpu", 8 * GIB, 8 * GIB)
 
 
-def loaded(name: str, *endpoints: str, **held_bytes: int) -> LoadedModel:
-    return LoadedModel(FileIdentity(((1, hash(name), 0, 0),)), name, held_bytes, frozenset(endpoints), idle_since_s=0.0)
+def loaded(name: str, *endpoints: str, **held_bytes: int) -> HeldModel:
+    return HeldModel(FileIdentity(((1, hash(name), 0, 0),)), name, held_bytes, frozenset(endpoints), idle_since_s=0.0)
 
 
 REMOTE_MODEL = loaded("remote", "192.168.1.7:50052", RPC0=GIB)

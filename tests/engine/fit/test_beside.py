@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
 from engine.fit.beside import rig_beside, rows_fit
-from engine.fit.loaded_models import LoadedModel, choose_victims
+from engine.fit.loaded_models import HeldModel, choose_victims
 from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
 from engine.gguf.identity import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
@@ -22,9 +22,9 @@ def card(device_id: str, total: int, free: int | None) -> Device:
     return Device(device_id, "card", "CUDA", "gpu", total, free)
 
 
-def model(name: str, endpoints: tuple[str, ...] = (), **held: int) -> LoadedModel:
+def model(name: str, endpoints: tuple[str, ...] = (), **held: int) -> HeldModel:
     key = FileIdentity(((1, hash(name), 0, 0),))
-    return LoadedModel(key, name, held, frozenset(endpoints), idle_since_s=0.0)
+    return HeldModel(key, name, held, frozenset(endpoints), idle_since_s=0.0)
 
 
 def row(device: Device, need: int) -> DeviceRow:

@@ -14,7 +14,7 @@ from engine.devices.device import Device, make_host
 from engine.fit.loaded_models import (
     AFTER_THE_ANSWER_S,
     UNTIL_UNLOADED_S,
-    LoadedModel,
+    HeldModel,
     choose_victims,
     expired,
     held_bytes,
@@ -29,15 +29,15 @@ from engine.plan.report import DeviceRow, make_row
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 
-GONE_ENOUGH = Callable[[Sequence[LoadedModel]], bool]
+GONE_ENOUGH = Callable[[Sequence[HeldModel]], bool]
 
 
-def loaded(name: str, *, keep_alive_s: float = 300.0, idle_since_s: float | None = 0.0, size: int = 0) -> LoadedModel:
+def loaded(name: str, *, keep_alive_s: float = 300.0, idle_since_s: float | None = 0.0, size: int = 0) -> HeldModel:
     key = FileIdentity(((1, hash(name), 0, 0),))
-    return LoadedModel(key, name, {"CUDA0": size}, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s)
+    return HeldModel(key, name, {"CUDA0": size}, keep_alive_s=keep_alive_s, idle_since_s=idle_since_s)
 
 
-def one_goes(leaving: Sequence[LoadedModel]) -> bool:
+def one_goes(leaving: Sequence[HeldModel]) -> bool:
     return len(leaving) >= 1
 
 
@@ -45,7 +45,7 @@ def enough_bytes(wanted: int) -> GONE_ENOUGH:
     return lambda leaving: sum(model.held_bytes["CUDA0"] for model in leaving) >= wanted
 
 
-def names(models: Sequence[LoadedModel] | None) -> list[str] | None:
+def names(models: Sequence[HeldModel] | None) -> list[str] | None:
     return None if models is None else [model.name for model in models]
 
 
@@ -107,7 +107,7 @@ def test_of_answering_models_the_one_with_the_shortest_keep_alive_goes() -> None
         ([loaded("a", size=2), loaded("b", size=4, idle_since_s=None), loaded("c", size=1)], 5, ["a", "b"]),
     ],
 )
-def test_the_fewest_idle_models_go(models: list[LoadedModel], wanted: int, expected: list[str] | None) -> None:
+def test_the_fewest_idle_models_go(models: list[HeldModel], wanted: int, expected: list[str] | None) -> None:
     assert names(choose_victims(models, enough_bytes(wanted))) == expected
 
 
@@ -125,7 +125,7 @@ models_of_any_kind = st.lists(
 
 
 @given(models_of_any_kind, st.integers(0, 200))
-def test_victims_are_enough_few_and_not_answering_without_need(models: list[LoadedModel], wanted: int) -> None:
+def test_victims_are_enough_few_and_not_answering_without_need(models: list[HeldModel], wanted: int) -> None:
     is_enough = enough_bytes(wanted)
     victims = choose_victims(models, is_enough)
     if victims is None:
@@ -140,7 +140,7 @@ def test_victims_are_enough_few_and_not_answering_without_need(models: list[Load
 
 
 @given(models_of_any_kind, st.floats(0, 500))
-def test_expiry_and_the_next_time_agree(models: list[LoadedModel], now_s: float) -> None:
+def test_expiry_and_the_next_time_agree(models: list[HeldModel], now_s: float) -> None:
     due_s = next_expiry_s(models)
     assert bool(expired(models, now_s)) == (due_s is not None and due_s <= now_s)
     assert all(model.idle_since_s is not None for model in expired(models, now_s))

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from engine.errors import ModelFileError
 from engine.gguf.model_file import ModelFile
-from engine.gguf.reader import read_model, read_string_array
+from engine.gguf.reader import read_model
 from engine.memory.inspect import inspect_document, inspect_text
 from tests.support.gguf_bytes import GgufBytes, Tensor, number_value, text_array, text_value
 from tests.support.headers import HEADER_SIZES, header_bytes, write_with_hole
 from tests.support.selection import examples
+from tests.support.string_arrays import read_string_array
 
 _REAL = {name: header_bytes(name) for name in sorted(HEADER_SIZES)}
 _ODD_NUMBERS = (0, 1, 2, 3, 4, 31, 255, 1 << 16, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, (1 << 63) - 1, (1 << 64) - 1)

@@ -10,12 +10,13 @@ import gguf
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf.reader import read_model, read_string_array
+from engine.gguf.reader import read_model
 from engine.gguf.tensor_types import TENSOR_TYPES
 from engine.units import MIB
 from tests.support.gguf_bytes import U64, GgufBytes, Tensor, number_array, number_value, text_value
 from tests.support.headers import HEADER_SIZES, write_real_header
 from tests.support.models import write_header_only, write_tiny_llama, write_tiny_moe
+from tests.support.string_arrays import read_string_array
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -125,22 +126,6 @@ def test_damaged_text_for_people_is_no_error(tmp_path: Path) -> None:
     file = GgufBytes()
     file.pairs["general.name"] = text_value(b"caf\xff")
     assert read_model(file.write(tmp_path / "text.gguf")).name == "caf\ufffd"
-
-
-def test_only_arrays_of_strings_are_read_as_strings(tmp_path: Path) -> None:
-    file = GgufBytes()
-    file.pairs["tokenizer.ggml.scores"] = number_array([0.5] * 5000, kind=6)
-    model = read_model(file.write(tmp_path / "lists.gguf"))
-    with pytest.raises(KeyError):
-        next(read_string_array(model, "tokenizer.ggml.scores"))
-
-
-def test_a_file_that_went_away_is_an_error_while_reading_strings(tmp_path: Path) -> None:
-    path = GgufBytes().write(tmp_path / "gone.gguf")
-    model = read_model(path)
-    path.unlink()
-    with pytest.raises(ModelFileError, match="there is no such file"):
-        list(read_string_array(model, "tokenizer.ggml.tokens"))
 
 
 def test_tensor_sizes_agree_with_the_reference() -> None:

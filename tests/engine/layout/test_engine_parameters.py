@@ -14,11 +14,11 @@ from engine.layout.engine_parameters import (
     MAX_DEVICES,
     MAX_ENTRIES,
     EngineParameters,
-    assignment_of,
     engine_parameters,
     entry_count,
 )
 from engine.layout.layout import Layout, Override, make_layout, single_device
+from tests.support.engine_split import assignment_of
 from tests.support.selection import examples
 from tests.support.strategies import layouts
 

@@ -10,11 +10,12 @@ from hypothesis import given
 
 from engine.devices.device import Capabilities, Device, Rig, make_host
 from engine.gguf.model_file import Block, MetadataValue, ModelFile, TensorInfo
-from engine.layout.engine_parameters import assignment_of, engine_parameters
+from engine.layout.engine_parameters import engine_parameters
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.layout.rules import Violation, violations
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
+from tests.support.engine_split import assignment_of
 from tests.support.strategies import layouts
 
 GPU = Device("CUDA0", "card", "CUDA", "gpu", GIB)

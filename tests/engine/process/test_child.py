@@ -1,4 +1,4 @@
-"""The supervision of one child, without a runner above it."""
+"""The supervision of one child, without a session above it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A runner that loads and unloads all day takes no more of the system at the end than near the beginning."""
+"""A session that loads and unloads all day takes no more of the system at the end than near the beginning."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The load loop with the real engine on lab workers: layouts that step back until one loads, and ends of every kind."""
+"""Sessions with the real engine on lab workers: layouts that step back until one loads, and ends of every kind."""
 
 from __future__ import annotations
 
@@ -333,10 +333,10 @@ def test_a_worker_that_dies_between_attempts_is_named(model: ModelFile) -> None:
         assert "RPC0" in ending.message
 
 
-# ------------------------------------------------------------------ what a runner does, it does too
+# ------------------------------------------------------------------ what a load without retries does, it does too
 
 
-def test_load_generate_unload_as_a_runner_does() -> None:
+def test_load_generate_unload() -> None:
     with SessionLog(fake_worker_argv("normal")) as log:
         log.session.load(make_order())
         assert isinstance(log.wait_for_endings(1)[0], Loaded)

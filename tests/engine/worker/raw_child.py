@@ -32,7 +32,7 @@ from tests.support.patience import DEADLINE_S
 
 
 class RawChild:
-    """A worker process as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading."""
+    """A child as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading."""
 
     def __init__(self) -> None:
         self.process = subprocess.Popen(
@@ -93,7 +93,7 @@ class RawChild:
         self.heard = []
         while waiting:
             message = self.message()
-            assert message is not None, f"the worker ended while {waiting} were under way"
+            assert message is not None, f"the child ended while {waiting} were under way"
             self.heard.append(message)
             request = getattr(message, "request", None)
             if request in said:
@@ -110,7 +110,7 @@ class RawChild:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise AssertionError("the worker did not end") from None
+            raise AssertionError("the child did not end") from None
 
 
 @contextmanager

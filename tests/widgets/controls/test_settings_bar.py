@@ -271,3 +271,22 @@ def test_a_context_below_the_range_of_the_box_stays_unless_it_is_edited(qtbot: Q
     with qtbot.waitSignal(bar.context_changed) as changed:
         choose(bar.context_editor.flash_box, "on")
     assert changed.args == [msgspec.structs.replace(settings, flash_attn="on")]
+
+
+def test_the_context_is_that_of_each_request(qtbot: QtBot, bar: SettingsBar) -> None:
+    bar.set_context(ContextSettings(n_ctx=16384, n_seq_max=4), 32768)
+    editor = bar.context_editor
+    assert plain(editor.n_ctx_box.text()) == "4 096"
+    assert editor.context_label.text() == "Context, 4 ×"
+    assert "each of 4 requests" in plain(editor.n_ctx_box.toolTip())
+    editor.n_ctx_box.selectAll()
+    with qtbot.waitSignal(bar.context_changed) as changed:
+        QTest.keyClicks(editor.n_ctx_box, "8192")
+        QTest.keyClick(editor.n_ctx_box, Qt.Key.Key_Return)
+    assert changed.args == [ContextSettings(n_ctx=32768, n_seq_max=4)]
+
+
+def test_requests_that_share_a_cache_share_the_context(bar: SettingsBar) -> None:
+    bar.set_context(ContextSettings(n_ctx=16384, n_seq_max=4, kv_unified=True), 32768)
+    assert plain(bar.context_editor.n_ctx_box.text()) == "16 384"
+    assert bar.context_editor.context_label.text() == "Context"

@@ -15,7 +15,6 @@ from engine.fit.strategies.capacity_search import (
     Placed,
     RequiredFullError,
     Wishes,
-    layer_sizes,
     place_layers,
     search,
 )
@@ -125,10 +124,6 @@ def test_more_than_all_memory_of_a_mac_stays_on_the_cpu() -> None:
 
 def test_a_device_without_a_known_graph_holds_nothing() -> None:
     assert search(MemoryView((MIB,), {}), G0_256, HOST) == ()
-
-
-def test_sizes_add_up_wherever_a_layer_was_counted() -> None:
-    assert layer_sizes([1, 2, 3], {"g0": [10, 0, 0], "g1": [0, 20, 0]}) == (11, 22, 3)
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])

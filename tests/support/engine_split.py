@@ -1,0 +1,34 @@
+"""What llama.cpp makes of the parameters that it is given."""
+
+from __future__ import annotations
+
+import struct
+from bisect import bisect_right
+from itertools import accumulate
+
+from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import EngineParameters
+
+
+def assignment_of(parameters: EngineParameters, n_layers: int) -> tuple[str, ...]:
+    """Return where llama.cpp puts layers 0..n_layers-1 and the output layer (last), by its own float32 arithmetic.
+
+    Follows `llama_model_base::load_tensors` for mode layer, and for mode none with one device, which comes to the same.
+    """
+    positions = n_layers + 1
+    offloaded = min(parameters.n_gpu_layers, positions) if parameters.devices else 0
+    if offloaded == 0:
+        return (CPU_ID,) * positions
+    first = max(positions - parameters.n_gpu_layers, 0)
+    sums = list(accumulate(parameters.tensor_split[: len(parameters.devices)], lambda a, b: _float32(a + b)))
+    bounds = [_float32(total / sums[-1]) for total in sums]
+    return tuple(
+        parameters.devices[bisect_right(bounds, _float32((position - first) / offloaded))]
+        if first <= position < first + offloaded
+        else CPU_ID
+        for position in range(positions)
+    )
+
+
+def _float32(value: float) -> float:
+    return float(struct.unpack("f", struct.pack("f", value))[0])

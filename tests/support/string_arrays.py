@@ -1,0 +1,22 @@
+"""The strings of an array that the reader of headers steps over, such as a vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from struct import Struct
+
+from engine.gguf.byte_source import open_source
+from engine.gguf.model_file import ModelFile
+
+_LENGTH = Struct("<Q")
+
+
+def read_string_array(model: ModelFile, key: str) -> Iterator[str]:
+    """Yield the strings of the array under `key`, one by one."""
+    array = model.arrays[key]
+    assert array.element == "string", key
+    with open_source(model.paths[array.file_index]) as source:
+        source.skip(array.offset, key)
+        for _ in range(array.count):
+            (length,) = source.take(_LENGTH, key)
+            yield source.take_bytes(length, key).decode("utf-8", errors="replace")

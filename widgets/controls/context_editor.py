@@ -76,7 +76,7 @@ class ContextEditor(QObject):
     ) -> None:
         """Show `settings` and what was decided; `n_ctx_train`: the length trained for, None when unknown."""
         # Free memory moves all the time, and with it a length left open: not under somebody's fingers.
-        keeps_typed = settings.n_ctx == self._settings.n_ctx and is_typed_in(self.n_ctx_box)
+        keeps_typed = settings == self._settings and is_typed_in(self.n_ctx_box)
         self._settings = settings
         self._decisions = {each.setting: each for each in decisions}
         n_ctx = self.n_ctx_box.value() if keeps_typed else self._used_n_ctx()

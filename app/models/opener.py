@@ -87,7 +87,8 @@ class ModelOpener(QObject):
         """Read a model and find its first layout beside the GUI thread; of several asked for in quick succession the
         last one counts."""
         self._asked += 1
-        number, rig = self._asked, self._live.rig
+        # What is loaded of the model on the table is no room for another one: that stays beside it.
+        number, rig = self._asked, self._live.rig_without(())
 
         def read_and_plan() -> tuple[OpenedFile, Edit]:
             opened = read()

@@ -14,10 +14,10 @@ import gguf
 import pytest
 
 from engine.demo.writer import write_demo_model
-from engine.memory.compute_graph.building import graph_tables
 from engine.units import MIB
 from tests.support.command_line import Event, RunningCommand, all_gone, run_cli, run_here, start_cli
 from tests.support.models import write_tiny_encoder, write_tiny_llama
+from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, know_no_graphs
 
 RUNS = [
     {"device": "RPC0", "layers": "0-3"},
@@ -284,7 +284,7 @@ def test_devices_asks_the_workers(lab: Lab, tmp_path: Path) -> None:
 
 def test_layers_that_run_twice_are_forecast_probed_and_loaded_alike(lab: Lab, tmp_path: Path) -> None:
     model = write_tiny_llama(
-        tmp_path / "odd.gguf", n_layers=4, architecture="nanbeige", extra_metadata={"nanbeige.num_loops": 2}
+        tmp_path / "odd.gguf", n_layers=4, architecture=LOOPED_ARCHITECTURE, extra_metadata=LOOPED_METADATA
     )
     layout = write_layout(tmp_path / "l.json", [{"device": "RPC0", "layers": "0-3"}], output="RPC0", n_ctx=512)
     words = (model, "--rig", lab.rig, "--layout", layout)
@@ -302,8 +302,7 @@ def test_layers_that_run_twice_are_forecast_probed_and_loaded_alike(lab: Lab, tm
 def test_an_architecture_without_arithmetic_is_probed_on_workers(
     lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    # Every architecture that a small model can be made of is known by now: what is known of one is taken away.
-    monkeypatch.setattr(graph_tables, "find_family", lambda _model, _architecture: None)
+    know_no_graphs(monkeypatch)
     model = write_tiny_llama(tmp_path / "model.gguf", n_layers=4)
     layout = write_layout(tmp_path / "l.json", [{"device": "RPC0", "layers": "0-3"}], output="RPC0", n_ctx=512)
     plan = run_here(capsys, "plan", model, "--rig", lab.rig, "--layout", layout, "--json")

@@ -16,12 +16,9 @@ from tests.support.command_line import Answer, run_here
 from tests.support.gguf_bytes import GgufBytes, Tensor, default_tensors, text_value
 from tests.support.models import write_tiny_llama
 from tests.support.rpc_peers import ANSWER, HELLO_BYTES, receive, rpc_server, serve_peer
+from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, know_no_graphs
 
 N_LAYERS = 8
-PROBED_ARCHITECTURE = "nanbeige"
-PROBED_METADATA = {"nanbeige.num_loops": 2}
-"""The engine runs its layers twice, each time with a cache of its own."""
-"""Like llama in all but name, and none that the arithmetic covers."""
 BAD_FILES: dict[str, tuple[Callable[[], bytes], str]] = {
     "empty": (lambda: b"", "empty"),
     "cut in the header": (lambda: GgufBytes().header()[:60], "incomplete"),
@@ -340,13 +337,17 @@ def test_loading_on_an_endpoint_that_is_no_free_worker(
 
 @pytest.mark.parametrize("bad_endpoint", ["refused", "http"], indirect=True)
 def test_probing_on_an_endpoint_that_is_no_free_worker(
-    bad_endpoint: tuple[str, str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bad_endpoint: tuple[str, str, str],
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     endpoint, kind, word = bad_endpoint
+    know_no_graphs(monkeypatch)
     rig = write_json(tmp_path / "rig.json", rig_document(endpoint=endpoint))
     layout = write_json(tmp_path / "l.json", {"version": 1, "runs": [{"device": "RPC1", "layers": "0-3"}]})
     unknown = write_tiny_llama(
-        tmp_path / "unknown.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE, extra_metadata=PROBED_METADATA
+        tmp_path / "unknown.gguf", n_layers=4, architecture=LOOPED_ARCHITECTURE, extra_metadata=LOOPED_METADATA
     )
     answer = run_here(capsys, "plan", unknown, "--rig", rig, "--layout", layout, "--json")
     check_refusal(answer, 6, kind, "RPC1", endpoint, word)

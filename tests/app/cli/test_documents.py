@@ -13,11 +13,8 @@ import pytest
 from engine.units import GIB, MIB
 from tests.support.command_line import run_cli, run_here
 from tests.support.models import write_header_only, write_tiny_llama, write_tiny_moe
+from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, know_no_graphs
 
-PROBED_ARCHITECTURE = "nanbeige"
-PROBED_METADATA = {"nanbeige.num_loops": 2}
-"""The engine runs its layers twice, each time with a cache of its own."""
-"""Like llama in all but name, and none that the arithmetic covers."""
 INSPECT_KEYS = [
     "architecture", "name", "file_type", "n_layer", "n_ctx_train", "n_vocab", "n_parameters", "size_bytes", "parts",
     "blocks", "token_embedding_bytes", "output_bytes", "kv_bytes_per_token",
@@ -179,10 +176,11 @@ def test_a_layout_from_plan_is_a_layout_file(tmp_path: Path, tiny: Path, capsys:
 
 
 def test_an_architecture_without_arithmetic_is_probed_unasked(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    know_no_graphs(monkeypatch)
     model = write_tiny_llama(
-        tmp_path / "odd.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE, extra_metadata=PROBED_METADATA
+        tmp_path / "odd.gguf", n_layers=4, architecture=LOOPED_ARCHITECTURE, extra_metadata=LOOPED_METADATA
     )
     answer = run_here(capsys, "plan", model, "--json")
     assert answer.code == 0
@@ -193,10 +191,11 @@ def test_an_architecture_without_arithmetic_is_probed_unasked(
 
 
 def test_what_only_a_probe_can_tell_is_said_of_devices_that_are_not_here(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    know_no_graphs(monkeypatch)
     model = write_tiny_llama(
-        tmp_path / "odd.gguf", n_layers=4, architecture=PROBED_ARCHITECTURE, extra_metadata=PROBED_METADATA
+        tmp_path / "odd.gguf", n_layers=4, architecture=LOOPED_ARCHITECTURE, extra_metadata=LOOPED_METADATA
     )
     rig = write_rig(tmp_path / "rig.json")
     answer = run_here(capsys, "plan", model, "--rig", rig, "--json")

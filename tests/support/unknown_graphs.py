@@ -1,4 +1,4 @@
-"""Every architecture that a small model can be made of has arithmetic: here what is known of its graph is taken away."""
+"""Every architecture that a small model can be made of has arithmetic: here a graph that is known is taken away."""
 
 from __future__ import annotations
 

@@ -35,6 +35,7 @@ class Prober(QObject):
         self._background = background
         self._may_probe = may_probe
         self._run: ProbeRun | None = None
+        self._closed = False
         self._spare = SpareChild(timeout_s=DEFAULT_TIMEOUT_S)
         self._pause = QTimer(self)
         self._pause.setSingleShot(True)
@@ -43,9 +44,15 @@ class Prober(QObject):
         document.edit_settled.connect(self.restart)
         document.edit_settled.connect(self._prepare)
 
+    @property
+    def waits(self) -> bool:
+        """Whether a probe begins after a pause."""
+        return self._pause.isActive()
+
     def restart(self) -> None:
-        """Probe what is edited after the next pause."""
-        self._pause.start()
+        """Probe what is edited after the next pause. Closed: nothing."""
+        if not self._closed:
+            self._pause.start()
 
     def cancel(self) -> None:
         """End the probe that runs."""
@@ -55,6 +62,7 @@ class Prober(QObject):
 
     def close(self) -> None:
         """Begin nothing any more and end what runs."""
+        self._closed = True  # Models that are closed after this give memory back, which would ask for a probe.
         self._pause.stop()
         self.cancel()
         self._spare.close()

@@ -110,7 +110,8 @@ class LayoutEditor(QFrame):
         self._legend.setVisible(preview is not None)
         if preview is not None:
             self._legend.set_parts(
-                experts=any(layer.expert_bytes for layer in preview.layers), pipeline=len(preview.rig.devices) > 1
+                experts=any(layer.expert_bytes for layer in preview.layers),
+                pipeline=any(row.pipeline_bytes for row in preview.report.rows),
             )
         self._notes.set_lines(() if preview is None else note_lines(preview))
         self._update_header()

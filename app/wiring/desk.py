@@ -88,8 +88,9 @@ def make_desk(
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
-    loader = Loader(models, document, live, settings, parent)
     speeds = SpeedKeeper(live, models, background, notices, parent=parent)
+    auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
+    loader = Loader(models, document, live, settings, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
     desk = Desk(
         settings=settings,
@@ -106,7 +107,7 @@ def make_desk(
         held_memory=held_memory,
         opener=ModelOpener(models, document, live, rig.lab, settings, background, notices, parent),
         layouts=Layouts(document, models, live, background, notices, parent),
-        auto_layouts=AutoLayouts(document, live, background, settings, speeds, notices, parent),
+        auto_layouts=auto_layouts,
         side_files=SideFileKeeper(document, background, settings, notices, parent),
         speeds=speeds,
         unloader=unloader,

@@ -16,6 +16,7 @@ from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelView, ModelViews
 from app.window.questions import Questions
+from app.window.reading_presenter import ReadingPresenter
 from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.state_presenter import StatePresenter
@@ -41,6 +42,7 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        ReadingPresenter(model, desk.models, main.status_line, main)
         view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
         LoadPresenter(
             model,

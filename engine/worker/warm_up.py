@@ -22,7 +22,7 @@ WARM_UP_GROWTH = 8
 
 
 class WarmUp:
-    """Computes batches that grow up to a full micro batch.
+    """Computes batches that grow up to a full micro batch, of all sequences that requests may have at a time.
 
     Ends early where the next step would take longer than a user should wait for it.
     """
@@ -39,7 +39,8 @@ class WarmUp:
         """
         self._reporter.enter("warm_up", 0.0)
         loaded = self._loaded
-        largest = min(settings.n_ubatch, loaded.batch_tokens, loaded.context_tokens)
+        room = loaded.context_tokens * (1 if settings.kv_unified else loaded.n_sequences)
+        largest = min(settings.n_ubatch, loaded.batch_tokens, room)
         if loaded.beside is not None and loaded.beside.adapters.handles:
             loaded.log.on_failed = self._end_unmade
         if loaded.embeddable_tokens:
@@ -75,12 +76,13 @@ class WarmUp:
     def _compute(self, largest: int) -> None:
         """Compute batches of growing size."""
         loaded = self._loaded
-        token = self._token()
+        batch = Batch(loaded.engine, largest)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()
+            self._fill(batch, size)
             started = time.monotonic()
-            status = loaded.decode([token] * size)
+            status = loaded.compute(batch.struct)
             if status != DECODED:
                 self._raise_failure(status)
             loaded.clear()
@@ -90,6 +92,15 @@ class WarmUp:
             if size == largest or spent_seconds + took_seconds * WARM_UP_GROWTH > WARM_UP_SECONDS:
                 break
             size = min(size * WARM_UP_GROWTH, largest)
+
+    def _fill(self, batch: Batch, size: int) -> None:
+        """Put `size` tokens into the batch, as many of each sequence as can be: an answer to each ends in one."""
+        count = min(size, self._loaded.n_sequences)
+        token = self._token()
+        batch.clear()
+        for sequence in range(count):
+            length = size // count + (sequence < size % count)
+            batch.extend([token] * length, 0, sequence, outputs=1)
 
     def _token(self) -> int:
         begin = int(self._loaded.engine.low.llama_vocab_bos(self._loaded.vocabulary))

@@ -27,6 +27,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 if TYPE_CHECKING:
     from app.wiring import WindowParts
+    from engine.session.events import Token
 
 FRAME_MS = 16
 SLOW_FRAME_S = 1 / 30
@@ -121,7 +122,12 @@ def ask(window: WindowParts, answers: int) -> list[object]:
     model = window.desk.models.current
     tokens: list[object] = []
     begun: set[object] = set()
-    model.loading.bridge.token.connect(lambda event: (tokens.append(event), begun.add(event.request)))
+
+    def note(event: Token) -> None:
+        tokens.append(event)
+        begun.add(event.request)
+
+    model.loading.bridge.token.connect(note)
     model.conversation.send("Tell a long story about layers and devices.")
     for number in range(1, answers):
         model.loading.generate(Generate(prompt=f"{number} layers are", max_tokens=TOKENS))

@@ -729,6 +729,14 @@ def run_follow(arguments: Sequence[str]) -> int:
     return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
 
 
+def run_bundle(_arguments: Sequence[str]) -> int:
+    """Make the application that needs no Python in `dist/`: a folder, a tarball and, on Debian, a package."""
+    set_up(tests=False)
+    python = str(venv_program("python"))
+    call([python, "-m", "pip", "install", "--quiet", "--editable", f"{ROOT}[bundle]"], "PyInstaller could not be had.")
+    return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
+
+
 def run_setup(_arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
     set_up(tests=False, force=True)
@@ -741,6 +749,7 @@ COMMANDS = {
     "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
+    "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
 

@@ -7,12 +7,12 @@ slots are called, where several follow the same signal.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
 
 from app.background import Background
 from app.load.loader import Loader
@@ -243,12 +243,20 @@ class WindowParts:
     settings_presenter: SettingsPresenter
     auto_layout_presenter: AutoLayoutPresenter
 
-    def start(self, *, model: Path | None, rig: Path | None) -> None:
+    def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
-        if model is not None:
-            self.desk.opener.open(model)
+        for path in files:
+            self.questions.open_dropped(path)
+
+    def open_files(self, files: Sequence[Path]) -> None:
+        """Open what a later start was given, and come to the front."""
+        for path in files:
+            self.questions.open_dropped(path)
+        self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.main.raise_()
+        self.main.activateWindow()
 
 
 def make_window(settings: Settings, theme: Theme) -> WindowParts:

@@ -11,8 +11,8 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     `folder`: a name, empty: in none; `leaf`: the last message of what is shown, None: nothing was said; `system`: the
     system prompt; `preset`: a name, empty for none; `settings`: what the chat sets itself, by the names of
     `SamplingSettings`; `template`: a chat template in place of the model's, empty for that one; `draft`: what is typed
-    and not sent; `forked_from`: the conversation that it was branched off; `deleted_ms`: when it was deleted, until it is
-    purged.
+    and not sent; `forked_from`: the conversation that it was branched off; `deleted_ms`: when it was deleted, until it
+    is purged.
     """
 
     id: str

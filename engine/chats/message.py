@@ -61,7 +61,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
-    """A message. `parent` None: a conversation begins with it. Messages with the same parent are versions of each other.
+    """A message; a conversation begins with one whose `parent` is None. Those with the same parent are versions.
 
     Of an answer: `reasoning` is what was thought before `content`; `model` its name and `model_identity` what tells it
     from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the

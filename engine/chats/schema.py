@@ -1,6 +1,6 @@
 """The tables of kept conversations, and how a database of an earlier version becomes one of this version.
 
-The version is SQLite's `user_version`; each script of `SCRIPTS` leads to the next one and is never changed once shipped.
+The version is SQLite's `user_version`; each script of `SCRIPTS` leads to the next one and stays as it is once shipped.
 Text that is being written comes in as rows of `piece`, so that a long answer is not written anew with each; the text
 index holds a message when nothing is written to it any more.
 """
@@ -19,8 +19,9 @@ _FIRST = (
     """CREATE TABLE message (
         number INTEGER PRIMARY KEY, id TEXT NOT NULL UNIQUE,
         conversation TEXT NOT NULL REFERENCES conversation (id) ON DELETE CASCADE,
-        place INTEGER NOT NULL, parent TEXT, role TEXT NOT NULL, content TEXT NOT NULL, reasoning TEXT NOT NULL, details TEXT NOT NULL,
-        state TEXT NOT NULL, writer TEXT, pinned INTEGER NOT NULL, created_ms INTEGER NOT NULL)""",
+        place INTEGER NOT NULL, parent TEXT, role TEXT NOT NULL, content TEXT NOT NULL,
+        reasoning TEXT NOT NULL, details TEXT NOT NULL, state TEXT NOT NULL, writer TEXT,
+        pinned INTEGER NOT NULL, created_ms INTEGER NOT NULL)""",
     "CREATE INDEX message_by_conversation ON message (conversation, place)",
     "CREATE INDEX message_being_written ON message (writer) WHERE writer IS NOT NULL",
     """CREATE TABLE piece (

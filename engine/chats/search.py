@@ -31,7 +31,8 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
         value = '"' + wanted.replace('"', '""') + '"'
     messages = connection.execute(
         "SELECT conversation.id, conversation.title, message.id, message.content, message.created_ms"
-        " FROM message JOIN conversation ON conversation.id = message.conversation"
+        # in this order: newest messages first, until there are enough
+        " FROM message CROSS JOIN conversation ON conversation.id = message.conversation"
         f" WHERE conversation.deleted_ms IS NULL AND {matches} ORDER BY message.number DESC LIMIT ?",
         (value, limit),
     )

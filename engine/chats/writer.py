@@ -28,7 +28,7 @@ class Writer:
         self._thread.start()
 
     def do(self, job: Job) -> Future[None]:
-        """Have a job done in a transaction. It may be done twice: what a failure took back with others is done again."""
+        """Have a job done in a transaction. It is done again alone where one beside it failed."""
         done: Future[None] = Future()
         if self._closed:
             done.set_exception(ChatError("The conversations are closed; nothing more is kept."))

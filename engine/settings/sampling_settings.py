@@ -1,7 +1,6 @@
 """How the next token is chosen: the samplers of llama.cpp with its own defaults, and what ends an answer.
 
-A value that a chat, a preset or a model does not name is absent there; `engine.settings.sampling_sources` lays them over
-each other. What each field means, and what it may be, is in `engine.settings.sampling_table`.
+What each field means, and what it may be, is in `engine.settings.sampling_table`.
 """
 
 from __future__ import annotations

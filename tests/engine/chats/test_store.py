@@ -14,8 +14,7 @@ from engine.chats.message import Attachment, Message, Timings
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
 from engine.errors import ChatError
-
-WAIT_S = 60.0
+from tests.support.patience import DEADLINE_S
 
 
 @pytest.fixture
@@ -26,9 +25,9 @@ def store(tmp_path: Path) -> Iterator[ChatStore]:
 
 
 def begin(store: ChatStore, *messages: Message, ident: str = "c", title: str = "Title") -> MessageTree:
-    store.save(Conversation(id=ident, title=title, created_ms=1, updated_ms=1)).result(WAIT_S)
+    store.save(Conversation(id=ident, title=title, created_ms=1, updated_ms=1)).result(DEADLINE_S)
     tree = tree_of(messages, messages[-1].id if messages else None)
-    store.apply(ident, MessageTree(), tree).result(WAIT_S)
+    store.apply(ident, MessageTree(), tree).result(DEADLINE_S)
     return tree
 
 
@@ -42,7 +41,7 @@ def talk(prefix: str = "") -> tuple[Message, ...]:
 def test_all_of_a_message_comes_back(store: ChatStore) -> None:
     file = Attachment(id="f", kind="text", name="a.py", mime="text/x-python", sha256="", size_bytes=3, text="abc")
     sha256, kept = store.keep_file(b"abc")
-    kept.result(WAIT_S)
+    kept.result(DEADLINE_S)
     whole = Message(
         id="a",
         role="assistant",
@@ -71,10 +70,10 @@ def test_an_answer_is_kept_while_it_is_written(store: ChatStore) -> None:
     store.apply("c", tree, add(tree, answer))
     store.append("a", reasoning="thought ")
     store.append("a", content="some ")
-    store.append("a", content="words").result(WAIT_S)
+    store.append("a", content="words").result(DEADLINE_S)
     found = store.tree("c").path[-1]
     assert (found.content, found.reasoning, found.state) == ("some words", "thought ", "writing")
-    store.finish("c", msgspec.structs.replace(found, state="done")).result(WAIT_S)
+    store.finish("c", msgspec.structs.replace(found, state="done")).result(DEADLINE_S)
     assert store.tree("c").path[-1] == msgspec.structs.replace(found, state="done")
     assert [hit.message for hit in store.search("some words")] == ["a"]
 
@@ -85,9 +84,9 @@ def test_taking_away_is_undone_in_place(store: ChatStore) -> None:
     longer = edited(longer, "q1", "other", created_ms=1)
     store.apply("c", tree, longer)
     less = without_turn(longer, "a1")
-    store.apply("c", longer, less).result(WAIT_S)
+    store.apply("c", longer, less).result(DEADLINE_S)
     assert store.tree("c") == less
-    store.apply("c", less, longer).result(WAIT_S)
+    store.apply("c", less, longer).result(DEADLINE_S)
     assert store.tree("c") == longer
     assert list(store.tree("c").messages) == list(longer.messages)
 
@@ -96,19 +95,21 @@ def test_a_conversation_is_renamed_pinned_and_deleted_with_undo(store: ChatStore
     begin(store, *talk(), ident="one")
     begin(store, *talk("b"), ident="two")
     first = store.conversations()[-1]
-    store.save(msgspec.structs.replace(first, title="New", pinned=True, folder="Work", draft="h"), first).result(WAIT_S)
+    store.save(msgspec.structs.replace(first, title="New", pinned=True, folder="Work", draft="h"), first).result(
+        DEADLINE_S
+    )
     assert [found.id for found in store.conversations()] == ["one", "two"]
     kept = store.conversation("one")
     assert kept is not None
     assert (kept.title, kept.pinned, kept.folder, kept.draft) == ("New", True, "Work", "h")
-    store.delete("one").result(WAIT_S)
+    store.delete("one").result(DEADLINE_S)
     assert [found.id for found in store.conversations()] == ["two"]
     assert [found.id for found in store.conversations(deleted=True)] == ["one"]
     assert all(hit.conversation == "two" for hit in store.search("trigram"))
-    store.restore("one").result(WAIT_S)
+    store.restore("one").result(DEADLINE_S)
     assert len(store.conversations()) == 2
     store.delete("one")
-    store.purge(1 << 60).result(WAIT_S)
+    store.purge(1 << 60).result(DEADLINE_S)
     assert store.conversation("one") is None
     assert not store.tree("one").messages
 
@@ -118,7 +119,7 @@ def test_two_changes_of_one_conversation_do_not_undo_each_other(store: ChatStore
     seen = store.conversation("c")
     assert seen is not None
     store.save(msgspec.structs.replace(seen, title="Name"), seen)
-    store.save(msgspec.structs.replace(seen, pinned=True), seen).result(WAIT_S)
+    store.save(msgspec.structs.replace(seen, pinned=True), seen).result(DEADLINE_S)
     kept = store.conversation("c")
     assert kept is not None
     assert (kept.title, kept.pinned) == ("Name", True)
@@ -128,7 +129,7 @@ def test_two_changes_of_one_conversation_do_not_undo_each_other(store: ChatStore
 def test_search_finds_any_text_in_any_branch(store: ChatStore, text: str) -> None:
     content = 'Viel über 日本語 and def f(x):\n  return a_b * 100% "q"'
     tree = begin(store, *talk(), Message(id="old", role="user", parent="a1", content=content, created_ms=4))
-    store.apply("c", tree, edited(tree, "old", "nothing here", created_ms=5)).result(WAIT_S)
+    store.apply("c", tree, edited(tree, "old", "nothing here", created_ms=5)).result(DEADLINE_S)
     (hit,) = store.search(text)
     assert hit.message == "old"
     assert hit.snippet[hit.begin : hit.end].casefold() == " ".join(text.casefold().splitlines()) or "\n" in text
@@ -145,7 +146,9 @@ def test_search_of_what_is_not_there_finds_nothing(store: ChatStore, text: str) 
 def test_search_finds_titles_and_forgets_changed_text(store: ChatStore) -> None:
     tree = begin(store, *talk(), title="Grüße an Ada")
     assert [hit.message for hit in store.search("an ada")] == [None]
-    store.apply("c", tree, changed(tree, msgspec.structs.replace(tree.messages["a1"], content="Else."))).result(WAIT_S)
+    store.apply("c", tree, changed(tree, msgspec.structs.replace(tree.messages["a1"], content="Else."))).result(
+        DEADLINE_S
+    )
     assert store.search("letters") == ()
     assert len(store.search("Else")) == 1
 
@@ -155,8 +158,8 @@ def test_a_write_that_cannot_be_done_says_so_and_spoils_no_other(store: ChatStor
     lost = store.append("nobody", content="x")
     other = store.save(Conversation(id="d"))
     with pytest.raises(ChatError, match="cannot be kept"):
-        lost.result(WAIT_S)
-    other.result(WAIT_S)
+        lost.result(DEADLINE_S)
+    other.result(DEADLINE_S)
     assert store.conversation("d") is not None
 
 
@@ -173,9 +176,9 @@ def test_what_is_closed_keeps_and_tells_nothing_more(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.sqlite")
     waiting = store.save(Conversation(id="c"))
     store.close()
-    assert waiting.result(WAIT_S) is None
+    assert waiting.result(DEADLINE_S) is None
     with pytest.raises(ChatError, match="closed"):
-        store.save(Conversation(id="d")).result(WAIT_S)
+        store.save(Conversation(id="d")).result(DEADLINE_S)
     with pytest.raises(ChatError, match="closed"):
         store.conversations()
 
@@ -206,7 +209,7 @@ def test_what_cannot_be_read_is_kept_aside(tmp_path: Path, damage: object, word:
     kept = path.read_bytes()
     again = ChatStore(path)
     try:
-        (aside,) = [found for found in tmp_path.glob("chats-*.sqlite")]
+        (aside,) = list(tmp_path.glob("chats-*.sqlite"))
         assert aside.name in again.notice
         assert word in again.notice
         assert aside.read_bytes() == kept

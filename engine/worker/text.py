@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+from collections.abc import Collection
 from typing import Any
 
 from engine.worker.session import Session
@@ -51,16 +52,22 @@ def _piece(session: Session, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute."""
+    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute,
+    but for those whose names are in `told`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, told: Collection[str] = ()) -> None:
+        self._session = session
+        self._told = frozenset(told)
         self._low: Any = session.engine.low
         self._vocabulary = session.vocabulary
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
-        return self._decoder.decode(self._bytes(token))
+        piece = self._bytes(token)
+        if not piece and self._told and (name := token_text(self._session, token)) in self._told:
+            piece = name.encode()
+        return self._decoder.decode(piece)
 
     def rest(self) -> str:
         """Return what is left of an unfinished character."""

@@ -66,6 +66,7 @@ from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelView, ModelViews
 from app.window.questions import Questions
 from app.window.rig_presenter import RigPresenter
+from app.window.sample_questions import SampleQuestionPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.state_presenter import StatePresenter
 
@@ -269,6 +270,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
         lab=rig.lab,
     )
     views = _make_views(main, desk)
+    SampleQuestionPresenter(opener, views, main)
     auto_layout_presenter = AutoLayoutPresenter(
         desk.auto_layouts, document, rig.live, opener=opener, editor=main.editor, window=main
     )

@@ -11,8 +11,13 @@ APPLICATION = "layerdeck"
 
 
 def demo_path() -> Path:
-    """Return where the window keeps the demo model."""
+    """Return where the window keeps the demo model that it makes up."""
     return user_data_path(APPLICATION, appauthor=False) / "demo.gguf"
+
+
+def fetched_models_path() -> Path:
+    """Return the folder of models that the set-up has fetched (`model_folder` in make.py)."""
+    return user_cache_path(APPLICATION, appauthor=False) / "models"
 
 
 def calibration_path() -> Path:

@@ -155,6 +155,9 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
 
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", type=Path, metavar="PATH")
+    command.add_argument(
+        "--generated", action="store_true", help="the made-up model, also where the one that answers was fetched"
+    )
 
 
 def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
@@ -168,6 +171,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
-    "demo": ("write the demo model", _add_demo_arguments),
+    "demo": ("write a demo model", _add_demo_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
 }

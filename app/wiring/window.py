@@ -17,6 +17,7 @@ from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
+from app.window.sample_questions import SampleQuestionPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
@@ -71,6 +72,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
     views = make_views(main, desk)
+    SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     actions = make_actions(main, desk, questions, views, theme, auto_layout_presenter.show)
     present_searches(main, desk, actions)

@@ -86,7 +86,7 @@ def test_llama_cpps_lines_keep_the_tree_and_the_system_prompt() -> None:
 
 
 def test_lines_have_the_form_that_llama_cpp_reads() -> None:
-    records = [json.loads(line) for line in as_jsonl([(CONVERSATION, tree())]).decode().splitlines()]
+    records = [json.loads(line) for line in as_jsonl([(CONVERSATION, tree())]).splitlines()]
     assert (records[0]["type"], records[0]["harness"]) == ("session", "llama.app")
     messages = [record["message"] for record in records[1:]]
     assert [message["type"] for message in messages[:2]] == ["root", "text"]

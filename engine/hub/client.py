@@ -202,8 +202,9 @@ def _count(value: object) -> int | None:
 
 def _asked(hub: HubSettings, token: str | None, what: str, ask: Callable[[HfApi], Any]) -> Any:
     hub.require_online()
+    api = _api(hub, token)
     with _as_hub_errors(hub, what):
-        return ask(_api(hub, token))
+        return ask(api)
 
 
 def _api(hub: HubSettings, token: str | None) -> HfApi:

@@ -226,11 +226,15 @@ def _make_client() -> httpx2.Client:
     class Bounded(httpx2.Client):
         def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
             request.extensions["timeout"] = httpx2.Timeout(TIMEOUT_S).as_dict()
-            response = super().send(request, **{**options, "stream": True})
+            # The library would try again five times, in this thread and with words of its own.
             try:
-                return _bounded(response)
-            finally:
-                response.close()
+                response = super().send(request, **{**options, "stream": True})
+                try:
+                    return _bounded(response)
+                finally:
+                    response.close()
+            except httpx2.HTTPError as error:
+                raise _line_fault(error, str(request.url)) from error
 
     def refuse(request: httpx2.Request) -> None:
         if not is_safe_url(str(request.url)):
@@ -261,7 +265,6 @@ def _bounded(response: httpx2.Response) -> httpx2.Response:
 
 @contextmanager
 def _as_hub_errors(hub: HubSettings, what: str) -> Iterator[None]:
-    import httpx2
     from huggingface_hub import errors
 
     shown = clean(what)
@@ -282,16 +285,20 @@ def _as_hub_errors(hub: HubSettings, what: str) -> Iterator[None]:
         raise HubError("not_found", f"{shown} has no such version or file; check the address.") from error
     except errors.HfHubHTTPError as error:
         raise fault_of_status(error.response.status_code, error.response.headers, hub.endpoint) from error
-    except httpx2.TimeoutException as error:
-        raise fault_of(TimeoutError(), hub.endpoint) from error
-    except httpx2.ProxyError as error:
-        raise HubError("proxy", f"The proxy did not connect to the hub ({clean(str(error))}).") from error
-    except httpx2.HTTPError as error:
-        raise fault_of(_root_of(error), hub.endpoint) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError(
             "answer", f"What came for {shown} is no answer of a hub ({quote(type(error).__name__)}); check the address."
         ) from error
+
+
+def _line_fault(error: httpx2.HTTPError, url: str) -> HubError:
+    import httpx2
+
+    if isinstance(error, httpx2.TimeoutException):
+        return fault_of(TimeoutError(), url)
+    if isinstance(error, httpx2.ProxyError):
+        return HubError("proxy", f"The proxy did not connect to the hub ({clean(str(error))}).")
+    return fault_of(_root_of(error), url)
 
 
 def _root_of(error: BaseException) -> BaseException:

@@ -56,8 +56,9 @@ class HeaderGrade(StrEnum):
 @dataclass(frozen=True, slots=True)
 class QuantisationFit:
     """The forecast of one quantisation. `n_layers_on_cpu` of `n_layers`; `n_experts_on_cpu`: layers whose experts
-    alone are there; `n_ctx` in tokens; `rows` as a plan has them; `tokens_per_second` slowest and fastest that is
-    predicted. `sentence` is the verdict for people; where it is unknown it says why, and there is no layout.
+    alone are there; `n_ctx` in tokens; `context` as asked for; `rows` as a plan has them; `tokens_per_second`
+    slowest and fastest that is predicted. `sentence` is the verdict for people; where it is unknown it says why, and there is
+    no layout.
     """
 
     quantisation: Quantisation
@@ -69,6 +70,7 @@ class QuantisationFit:
     n_experts_on_cpu: int = 0
     n_ctx: int = 0
     layout: Layout | None = None
+    context: ContextSettings | None = None
     rows: tuple[DeviceRow, ...] = ()
     tokens_per_second: tuple[float, float] | None = None
     explanation: str = ""
@@ -147,6 +149,7 @@ def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, w
         n_experts_on_cpu=experts,
         n_ctx=plan.settings.n_ctx if isinstance(plan.settings.n_ctx, int) else 0,
         layout=found.layout,
+        context=found.context,
         rows=plan.report.rows,
         tokens_per_second=(1 / prediction.worst_s, 1 / prediction.best_s),
         explanation=found.explanation,

@@ -86,7 +86,8 @@ class FileTransfer:
         """
         if self._target.is_file():
             return self._check_what_is_there()
-        part = PartFile(self._target, self._origin(), restart=self._order.restart)
+        order = self._order
+        part = PartFile(self._target, self._origin(), block_bytes=order.block_bytes, restart=order.restart)
         hasher = Hasher(part.read, lambda: prefix_end(part.done))
         try:
             self._require_room(part)
@@ -313,11 +314,11 @@ class FileTransfer:
     # ------------------------------------------------------------------ the end
 
     def _digest(self, hasher: Hasher, part: PartFile) -> str:
-        hasher.wake()
-        while (digest := hasher.finish(TICK_S)) is None:
+        while True:
             self._tell(FileProgress("verify", hasher.hashed_bytes, part.origin.size_bytes))
+            if (digest := hasher.finish(TICK_S)) is not None:
+                return digest
             self._end_if_stopped()
-        return digest
 
     def _compare(self, part: PartFile, digest: str) -> None:
         expected = part.origin.sha256

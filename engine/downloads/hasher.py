@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import sys
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 
 from engine.units import MIB
 
 _READ_BYTES = MIB
+_NICENESS = 5
 
 
 class Hasher:
@@ -58,6 +62,7 @@ class Hasher:
         self._thread.join()
 
     def _run(self) -> None:
+        _step_behind()
         try:
             while True:
                 with self._condition:
@@ -77,3 +82,10 @@ class Hasher:
                 raise OSError("the file became shorter while it was read")
             self._hash.update(data)
             self.hashed_bytes += len(data)
+
+
+def _step_behind() -> None:
+    """Let the threads that fetch have the processor first, where a thread can have a priority of its own."""
+    if sys.platform == "linux":
+        with suppress(OSError):
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICENESS)

@@ -11,10 +11,7 @@ from engine.downloads.faults import ChangedError, OccupiedError, StorageError
 from engine.downloads.journal import Journal, Origin, read_journal
 from engine.downloads.ranges import Ranges, add_range, merge, prefix_end
 from engine.gguf.quoting import quote
-from engine.units import MIB
 
-BLOCK_BYTES = 8 * MIB
-"""At most so many bytes are here that no step of the journal has: what a kill may cost."""
 PART_ENDING = ".part"
 JOURNAL_ENDING = ".part.json"
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -24,7 +21,7 @@ _CAN_PLACE = hasattr(os, "pwrite")
 class PartFile:
     """The bytes that are here of one file. `write` and `read` are for any thread; all else is for one.
 
-    Opening takes up what is here of the same file.
+    Opening takes up what is here of the same file. At most `block_bytes` are here that no step of the journal has.
 
     Raises:
         OccupiedError: another process writes it.
@@ -32,11 +29,12 @@ class PartFile:
         StorageError: it cannot be written there.
     """
 
-    def __init__(self, target: Path, origin: Origin, *, restart: bool = False) -> None:
+    def __init__(self, target: Path, origin: Origin, *, block_bytes: int, restart: bool = False) -> None:
         self.target = target
         self.path = target.with_name(target.name + PART_ENDING)
         self._journal_path = target.with_name(target.name + JOURNAL_ENDING)
         self._lock = threading.Lock()
+        self._block_bytes = block_bytes
         self._unnoted_bytes = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -84,7 +82,7 @@ class PartFile:
                     os.write(self._descriptor, data)
                 self._done = add_range(self._done, first, first + len(data))
                 self._unnoted_bytes += len(data)
-                if self._unnoted_bytes >= BLOCK_BYTES:
+                if self._unnoted_bytes >= self._block_bytes:
                     self._note()
         except OSError as error:
             raise storage_error(error, self.target) from error

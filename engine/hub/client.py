@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from engine.gguf.quoting import clean, quote
 from engine.hub.errors import HubError
@@ -53,6 +53,7 @@ _SHOWN: list[Any] = [
 _TRANSFERRED = ("content-encoding", "content-length", "transfer-encoding")
 """Headers about bytes on the line, which are no longer true of an answer that was read."""
 _once = threading.Lock()
+_Answer = TypeVar("_Answer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,7 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None
 
 
-def _asked(hub: HubSettings, token: str | None, what: str, ask: Callable[[HfApi], Any]) -> Any:
+def _asked(hub: HubSettings, token: str | None, what: str, ask: Callable[[HfApi], _Answer]) -> _Answer:
     hub.require_online()
     api = _api(hub, token)
     with _as_hub_errors(hub, what):

@@ -57,8 +57,8 @@ class HeaderGrade(StrEnum):
 class QuantisationFit:
     """The forecast of one quantisation. `n_layers_on_cpu` of `n_layers`; `n_experts_on_cpu`: layers whose experts
     alone are there; `n_ctx` in tokens; `context` as asked for; `rows` as a plan has them; `tokens_per_second`
-    slowest and fastest that is predicted. `sentence` is the verdict for people; where it is unknown it says why, and there is
-    no layout.
+    slowest and fastest that is predicted. `sentence` is the verdict for people; where it is unknown it says why, and
+    there is no layout.
     """
 
     quantisation: Quantisation

@@ -204,7 +204,8 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
 
     `refs`: small files (path, text) to write at the end. `restart`: what was begun of a file that has changed since is
     thrown away. At most `connections` at a time, each with `segment_bytes`, and one more is tried after `trial_s`.
-    `reserve_bytes` of the disk stay free. `tries` in a row without progress, the second after about `backoff_s`.
+    `block_bytes`: what a kill may cost. `reserve_bytes` of the disk stay free. `tries` in a row without progress, the
+    second after about `backoff_s`.
     """
 
     files: tuple[TransferFile, ...]
@@ -213,6 +214,7 @@ class Download(Request, frozen=True, tag="download", kw_only=True):
     restart: bool = False
     connections: int = 4
     segment_bytes: int = 256 << 20
+    block_bytes: int = 8 << 20
     trial_s: float = 3.0
     reserve_bytes: int = 1 << 30
     tries: int = 5

@@ -35,6 +35,16 @@ def speeds_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
+def downloads_path() -> Path:
+    """Return where the list of downloads is kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "downloads.json"
+
+
+def remote_headers_path() -> Path:
+    """Return the folder with headers of models that are not here."""
+    return user_cache_path(APPLICATION, appauthor=False) / "headers"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

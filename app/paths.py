@@ -29,6 +29,11 @@ def speeds_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
+def library_path() -> Path:
+    """Return where is kept what is known of models: their headers, notes, forecasts."""
+    return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

@@ -135,6 +135,14 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     add_settings_arguments(command)
 
 
+def _add_library_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--folder", type=Path, action="append", default=[], metavar="DIR", help="also look here; may repeat"
+    )
+    command.add_argument("--fit", action="store_true", help="also forecast what each would do on this machine")
+    command.add_argument("--rig", type=Path, metavar="R", help="with --fit: on the devices of this rig file")
+
+
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve", parser_class=Parser)
     lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
@@ -167,6 +175,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan": ("forecast what each device would hold", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
+    "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "demo": ("write the demo model", _add_demo_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.cli import main
 from app.paths import library_path
+from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.stores import model_bytes, projector_bytes, put, put_in_ollama
 
@@ -29,21 +29,15 @@ def own_places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OLLAMA_MODELS", str(tmp_path / "ollama"))
 
 
-def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
-    code = main(["library", *words])
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
-
-
 def document(capsys: pytest.CaptureFixture[str], *words: str) -> Any:
-    code, out, _ = run(capsys, "--json", *words)
-    assert code == 0
-    return json.loads(out)
+    answer = run_here(capsys, "library", "--json", *words)
+    assert answer.code == 0
+    return answer.document
 
 
 def test_nothing_is_no_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert document(capsys) == {"stores": [], "models": [], "problems": []}
-    assert "No models found" in run(capsys)[1]
+    assert "No models found" in run_here(capsys, "library").out
 
 
 def test_models_of_folders_and_stores(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -61,7 +55,7 @@ def test_models_of_folders_and_stores(tmp_path: Path, capsys: pytest.CaptureFixt
     assert (quantisation["quantisation"], quantisation["fit"], quantisation["fault"]) == ("Q8_0", None, None)
     assert bob["quantisations"][0]["copies"] == [{"owner": "Ollama", "parts": [str(blobs["model"])]}]
     assert [store["owner"] for store in found["stores"]] == ["", "Ollama"]
-    text = run(capsys, "--folder", str(folder))[1]
+    text = run_here(capsys, "library", "--folder", str(folder)).out
     assert f"{blobs['model']} (Ollama)" in text
 
 
@@ -78,15 +72,15 @@ def test_fits_on_a_rig_and_what_is_kept(tmp_path: Path, capsys: pytest.CaptureFi
 
 
 def test_a_bad_folder_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capsys, "--json", "--folder", str(tmp_path / "gone"))
-    assert code == 2
-    assert "gone cannot be looked into" in json.loads(out)["error"]["message"]
+    answer = run_here(capsys, "library", "--json", "--folder", str(tmp_path / "gone"))
+    assert answer.code == 2
+    assert "gone cannot be looked into" in answer.error["message"]
 
 
 def test_a_damaged_index_and_a_damaged_model_are_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     put(library_path(), b"no database at all" * 50)
     put(tmp_path / "models/Bad-Q8_0.gguf", model_bytes()[:150])
-    code, out, err = run(capsys, "--folder", str(tmp_path / "models"))
-    assert code == 0
-    assert "library-kept-1.sqlite" in err
-    assert "incomplete" in out
+    answer = run_here(capsys, "library", "--folder", str(tmp_path / "models"))
+    assert answer.code == 0
+    assert "library-kept-1.sqlite" in answer.err
+    assert "incomplete" in answer.out

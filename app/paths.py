@@ -35,7 +35,6 @@ def speeds_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
-<<<<<<< HEAD
 def downloads_path() -> Path:
     """Return where the list of downloads is kept."""
     return user_data_path(APPLICATION, appauthor=False) / "downloads.json"
@@ -44,11 +43,11 @@ def downloads_path() -> Path:
 def remote_headers_path() -> Path:
     """Return the folder with headers of models that are not here."""
     return user_cache_path(APPLICATION, appauthor=False) / "headers"
-=======
+
+
 def library_path() -> Path:
     """Return where is kept what is known of models: their headers, notes, forecasts."""
     return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
->>>>>>> library
 
 
 def log_path() -> Path:

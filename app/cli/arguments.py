@@ -136,7 +136,6 @@ def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
     add_settings_arguments(command)
 
 
-<<<<<<< HEAD
 def _add_search_arguments(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
 
@@ -164,14 +163,14 @@ def _add_download_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--to", type=Path, metavar="DIR", help="folder for it; without it, the Hugging Face cache")
     command.add_argument("--restart", action="store_true", help="begin anew what has changed since its download began")
     command.add_argument("--reserve", type=_size, metavar="SIZE", help="leave so much of the disk free (default 1GiB)")
-=======
+
+
 def _add_library_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--folder", type=Path, action="append", default=[], metavar="DIR", help="also look here; may repeat"
     )
     command.add_argument("--fit", action="store_true", help="also forecast what each would do on this machine")
     command.add_argument("--rig", type=Path, metavar="R", help="with --fit: on the devices of this rig file")
->>>>>>> library
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
@@ -209,13 +208,10 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "plan": ("forecast what each device would hold", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
-<<<<<<< HEAD
     "search": ("look for models on the hub", _add_search_arguments),
     "fit": ("forecast how a model of the hub would fit, before it is downloaded", _add_fit_arguments),
     "download": ("download a model; the same call goes on where it ended", _add_download_arguments),
-=======
     "library": ("list the models that this computer has", _add_library_arguments),
->>>>>>> library
     "rig": ("run RPC workers", _add_rig_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),

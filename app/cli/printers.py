@@ -101,6 +101,8 @@ class TextPrinter:
                     f"prompt {event.prompt_tokens_per_second:.1f} tokens/s, "
                     f"generation {event.generation_tokens_per_second:.1f} tokens/s"
                 )
+                if event.replaced:
+                    self._say(f"layerdeck-cli: {event.replaced}")
             case OutOfMemory() | Failed() | Crashed():
                 self._end_text()
                 self._say(f"layerdeck-cli: {event.message}")

@@ -11,10 +11,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
+from engine.layout.found_names import found_overrides
 from engine.layout.layout import Layout
 from engine.layout.rules import Violation, violations
 from engine.layout.unlisted_layers import count_unlisted_layers
@@ -144,7 +147,10 @@ class Plan:
         """
         if self.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in self.violations))
-        return engine_parameters(self.edit.layout, self.model.n_layers, count_unlisted_layers(self.model))
+        layout = self.edit.layout
+        told = engine_parameters(layout, self.model.n_layers, count_unlisted_layers(self.model))
+        names = (tensor.name for tensor in self.model.tensors)
+        return msgspec.structs.replace(told, overrides=found_overrides(layout, names))
 
     @cached_property
     def key(self) -> Hashable | None:

@@ -340,7 +340,7 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds.
+    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
     """
@@ -353,6 +353,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     generation_seconds: float
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+    replaced: str = ""
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import Greeting, GreetingStatus
+from engine.gguf.quoting import MAX_SENTENCE, clean
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
@@ -58,6 +59,7 @@ def done_event(message: Generated) -> Done:
         prompt_tokens_per_second=_speed(message.evaluated_tokens, message.prompt_seconds),
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
+        replaced=clean(message.replaced, MAX_SENTENCE),
     )
 
 

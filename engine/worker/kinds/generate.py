@@ -27,13 +27,14 @@ def begin(session: Session, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in request.stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    return Generation(session, request, prompt_tokens(session, request.messages, request.prompt))
+    tokens, replaced = prompt_tokens(session, request.messages, request.prompt)
+    return Generation(session, request, tokens, replaced)
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
-    def __init__(self, session: Session, request: Generate, tokens: list[int]) -> None:
+    def __init__(self, session: Session, request: Generate, tokens: list[int], replaced: str = "") -> None:
         super().__init__(request.id, tokens)
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
@@ -43,6 +44,7 @@ class Generation(SequenceTask):
         self._decoder = PieceDecoder(session)
         self._stops = StopTexts(request.stop)
         self._prompt_tokens = len(tokens)
+        self._replaced = replaced
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
         self._begun: float | None = None
@@ -111,4 +113,5 @@ class Generation(SequenceTask):
             generation_seconds=now - begun,
             context_used=0 if self.slot is None else len(self.slot.tokens),
             stop_reason=reason,
+            replaced=self._replaced,
         )

@@ -92,9 +92,24 @@ def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
 
 def code_folders() -> tuple[Path, ...]:
     """Return where this program's code, its libraries and the system's are, which every child of ours reads."""
-    own = (*sys.path, sys.prefix, sys.base_prefix)
+    own = (str(Path(__file__).resolve().parents[1]), *sys.path, sys.prefix, sys.base_prefix)
     system = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/etc")
     return tuple(Path(folder) for folder in dict.fromkeys((*own, *system)) if folder)
+
+
+def system_folders() -> tuple[Path, ...]:
+    """Return where drivers and the engine look for what this machine is and has."""
+    home = Path.home()
+    own = (home / ".local/share/vulkan", home / ".config/vulkan", home / ".drirc")
+    return (Path("/proc"), Path("/sys"), Path("/run"), Path("/var/run"), Path("/tmp/nvidia-mps"), *own)
+
+
+def device_folders() -> tuple[Path, ...]:
+    """Return where drivers write: the devices, and what they keep of programs that they compiled."""
+    home = Path.home()
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
+    kept = (home / ".nv", cache / "nvidia", cache / "mesa_shader_cache", cache / "mesa_shader_cache_db")
+    return (Path("/dev"), *kept)
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

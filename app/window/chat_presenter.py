@@ -12,7 +12,6 @@ from app.models.open_model import OpenModel
 from engine.session.events import Done
 from widgets.chat.chat_pane import ChatPane
 
-
 _log = logging.getLogger("layerdeck.chat")
 
 

@@ -5,6 +5,7 @@ Editor, probe, cache, load, report and command line take a `Plan`, so that each 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
@@ -30,6 +31,7 @@ from engine.plan.report import DeviceRow, FitReport, make_row
 from engine.plan.side_file_rules import side_file_violations
 from engine.settings.context_settings import ContextSettings
 from engine.settings.table import memory_part
+from engine.texts import show
 
 if TYPE_CHECKING:
     from engine.plan.decisions.resolve import Resolved
@@ -173,6 +175,15 @@ class Plan:
             self.edit.side_files,
             self.resolved.projector_device,
         )
+
+    @property
+    def mark(self) -> str:
+        """What tells this plan from others in a log: the model, and a digest of its key and its runs."""
+        layout = self.edit.layout
+        runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
+        digest = hashlib.sha256(repr(self.key).encode("utf-8", "backslashreplace")).hexdigest()[:12]
+        name = show(self.model.paths[0].name, 80)
+        return f"plan {digest} of {name} ({self.model.architecture}), {layout.split_mode}: {show(runs, 200)}"
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:

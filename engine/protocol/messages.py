@@ -53,6 +53,13 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     endpoints: tuple[str, ...] = ()
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """What a child may open besides its own code and the devices: paths to read, and folders to write in."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A no-alloc load; answered by `Probed` or `Failure`."""
 
@@ -60,6 +67,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    reach: Reach | None = None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -78,7 +86,10 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
-    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
+    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`.
+
+    `reach` binds the child for good, as far as the system can do that; None: it may open what we may.
+    """
 
     path: str
     devices: tuple[DeviceRef, ...]
@@ -86,6 +97,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     context: ContextSettings
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
+    reach: Reach | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import Greeting, GreetingStatus
-from engine.gguf.quoting import MAX_SENTENCE, clean
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
 from engine.process.outcome import EndReason, ProcessOutcome, last_words
 from engine.protocol.messages import AllocationFailure, Failure, Generated, LoadedModel, Part
 from engine.session.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Stage
+from engine.texts import show
 from engine.units import format_bytes
 
 _GENERATING = "while generating"
@@ -59,7 +59,7 @@ def done_event(message: Generated) -> Done:
         prompt_tokens_per_second=_speed(message.evaluated_tokens, message.prompt_seconds),
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
-        replaced=clean(message.replaced, MAX_SENTENCE),
+        replaced=show(message.replaced),
     )
 
 

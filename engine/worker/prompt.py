@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
@@ -56,7 +55,6 @@ def chat_text(session: Session, messages: Sequence[ChatMessage]) -> tuple[str, s
             )
         except TemplateError as error:
             replaced = f"The model's chat template is not used, but a plain form that many models know: {error}."
-            print(replaced, file=sys.stderr, flush=True)
         else:
             return text, ""
     return render_plain_chat(messages), replaced

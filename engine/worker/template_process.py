@@ -113,7 +113,7 @@ class TemplateProcess:
 def _argv() -> list[str]:
     if getattr(sys, "frozen", False):
         return [sys.executable, "--worker", "renderer", str(RENDER_BYTES)]
-    return [sys.executable, "-m", "engine.worker.renderer", str(RENDER_BYTES)]
+    return [sys.executable, "-P", "-m", "engine.worker.renderer", str(RENDER_BYTES)]
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

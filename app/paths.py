@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
+import os
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path, user_log_path
 
 APPLICATION = "layerdeck"
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder of ours where it is not there yet, and see that files can be made in it.
+
+    Raises:
+        OSError: where they cannot.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(folder))
 
 
 def demo_path() -> Path:

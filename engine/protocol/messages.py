@@ -55,6 +55,13 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     endpoints: tuple[str, ...] = ()
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """What a child may open besides its own code and the devices: paths to read, and folders to write in."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A no-alloc load; answered by `Probed` or `Failure`."""
 
@@ -62,6 +69,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    reach: Reach | None = None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -80,7 +88,10 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
-    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
+    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`.
+
+    `reach` binds the child for good, as far as the system can do that; None: it may open what we may.
+    """
 
     path: str
     devices: tuple[DeviceRef, ...]
@@ -88,6 +99,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     context: ContextSettings
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
+    reach: Reach | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -405,7 +417,7 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds.
+    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
     """
@@ -418,6 +430,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     generation_seconds: float
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+    replaced: str = ""
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):

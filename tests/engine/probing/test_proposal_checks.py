@@ -87,7 +87,7 @@ def test_what_the_engine_confirms_has_its_numbers(memory: ModelMemory) -> None:
     assert {each.grade for each in found} == {Grade.PROBED}
     assert len(probes.asked) == len(found)
     assert all(row.grade is Grade.PROBED for each in found for row in each.rows)
-    assert found[0].text == "Move layer 8 from CUDA1 to CUDA0"
+    assert [each.text for each in found[:2]] == ["Place layers 0-15 on CUDA0", "Move layer 8 from CUDA1 to CUDA0"]
 
 
 def test_what_the_engine_finds_too_small_is_made_larger(memory: ModelMemory) -> None:
@@ -107,7 +107,7 @@ def test_what_the_engine_finds_too_small_is_made_larger(memory: ModelMemory) -> 
 
 
 def test_what_the_engine_never_confirms_is_left_out(memory: ModelMemory) -> None:
-    probes = PlannedProbes({"CUDA0": 100 * GIB, "CUDA1": 100 * GIB})
+    probes = PlannedProbes({"CUDA0": 100 * GIB, "CUDA1": 100 * GIB, CPU_ID: 100 * GIB})
     found = check(memory, probes, {"CUDA1": 100 * MIB}).run()
     assert found == ()
     assert len(probes.asked) <= 3 * 8

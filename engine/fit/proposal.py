@@ -63,6 +63,12 @@ def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
     return without_duplicates(ordered)
 
 
+def kinds_by_what_they_keep() -> tuple[tuple[ProposalKind, ...], ...]:
+    """Return the kinds in groups that give up equally much, least first."""
+    ranks = sorted(set(_GIVEN_UP.values()))
+    return tuple(tuple(kind for kind in ALL_KINDS if _GIVEN_UP[kind] == rank) for rank in ranks)
+
+
 def without_duplicates(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
     """Return the first of those that lead to one edit: what the search found may be a single move as well."""
     first = {(each.edit, each.unload): each for each in reversed(proposals)}

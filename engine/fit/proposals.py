@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 
-from engine.fit.proposal import ALL_KINDS, Proposal, ProposalKind, by_what_they_keep
+from engine.fit.proposal import ALL_KINDS, Proposal, ProposalKind, by_what_they_keep, kinds_by_what_they_keep
 from engine.fit.proposal_search import ProposalSearch
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.plan.plan import Plan
@@ -48,7 +48,26 @@ def propose(
     return by_what_they_keep(found)[:MAX_PROPOSALS]
 
 
-def propose_by_forecast(plan: Plan, constraints: Constraints = NO_CONSTRAINTS) -> tuple[Proposal, ...]:
+def propose_by_forecast(
+    plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
+) -> tuple[Proposal, ...]:
     """Return changes after which a plan that is forecast not to fit does, before anybody has tried to load it."""
     short = {row.id: row.shortfall_bytes for row in plan.forecast if row.need_bytes and row.shortfall_bytes > 0}
-    return propose(plan, short, constraints=constraints)
+    return propose(plan, short, kinds, constraints)
+
+
+def best_by_forecast(
+    plan: Plan, constraints: Constraints = NO_CONSTRAINTS, kinds: Collection[ProposalKind] = ALL_KINDS
+) -> Proposal | None:
+    """Return the first of these changes; what gives up more is not looked for.
+
+    Raises:
+        CancelledError: `constraints.watch` says that nobody waits any more.
+    """
+    for together in kinds_by_what_they_keep():
+        if constraints.watch is not None:
+            constraints.watch.step()
+        found = propose_by_forecast(plan, constraints, [kind for kind in together if kind in kinds])
+        if found:
+            return found[0]
+    return None

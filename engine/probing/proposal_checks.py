@@ -20,8 +20,6 @@ from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.probing.probe import Probes
 
-LIMIT_S = 6.0
-"""A person waits for the report: what has not been asked by then is shown as estimated."""
 _STRONGER = 2
 """How often a change that the engine finds too small is made larger."""
 
@@ -48,7 +46,7 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
 
 
 class ProposalCheck:
-    """One failed load. `cancel` ends the asking: what is not yet probed stays estimated."""
+    """One failed load. `cancel`, or `limit_s` seconds, end the asking: what is not yet probed stays estimated."""
 
     def __init__(
         self,
@@ -56,7 +54,7 @@ class ProposalCheck:
         missing: Mapping[str, int],
         probes: Probes,
         cancel: CancelToken,
-        limit_s: float = LIMIT_S,
+        limit_s: float,
         constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
         self._plan, self._missing = plan, missing

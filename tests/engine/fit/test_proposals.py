@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Holding, Rig
+from engine.errors import CancelledError
 from engine.fit.proposal import Proposal, ProposalKind
-from engine.fit.proposals import MAX_PROPOSALS, propose, propose_by_forecast
+from engine.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
 from engine.fit.strategies.constraints import Constraints, Pin
 from engine.fit.strategies.watch import Watch
 from engine.gguf.reader import read_model
@@ -239,6 +240,18 @@ def test_what_gives_up_more_comes_later_and_tells_what_it_costs() -> None:
     assert 0 < slower.speed < 1
     assert slower.words == f"{slower.detail} · about {100 * (1 - slower.speed):.0f} % slower · estimated"
     assert "slower" not in of_kind("ubatch", found).words
+
+
+def test_the_best_is_the_first_of_all() -> None:
+    plan = plan_of(memory_of("dense"), THREE_SMALL, THIRDS, CONTEXT)
+    assert best_by_forecast(plan) == propose_by_forecast(plan)[0]
+    on_devices = Constraints(off=frozenset({CPU_ID}))
+    assert best_by_forecast(plan, on_devices) == propose_by_forecast(plan, on_devices)[0]
+    assert best_by_forecast(plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)) is None
+    token = CancelToken()
+    token.cancel()
+    with pytest.raises(CancelledError):
+        best_by_forecast(plan, Constraints(watch=Watch(token)))
 
 
 def test_a_found_layout_takes_no_more_than_the_device_gave() -> None:

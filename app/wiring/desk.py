@@ -70,7 +70,7 @@ class Desk:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
         self.prober.close()
-        self.loader.memory_return.cancel()
+        self.loader.close()
         self.models.close()
         self.rig.close()
         self.settings.sync()
@@ -90,7 +90,7 @@ def make_desk(
     held_memory = HeldMemory(models, live, watchman, parent)
     speeds = SpeedKeeper(live, models, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
-    loader = Loader(models, document, live, settings, auto_layouts.constraints, parent)
+    loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
     desk = Desk(
         settings=settings,

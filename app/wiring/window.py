@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from PySide6.QtCore import Qt
 
 from app.settings import Settings
 from app.theme import Theme
@@ -16,6 +19,7 @@ from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
+from app.window.sample_questions import SampleQuestionPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
@@ -49,12 +53,22 @@ class WindowParts:
     auto_layout_presenter: AutoLayoutPresenter
     library_presenter: LibraryPresenter
 
-    def start(self, *, model: Path | None, rig: Path | None) -> None:
+    def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
+        if self.desk.settings.fault:
+            self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
-        if model is not None:
-            self.desk.opener.open(model)
+        for path in files:
+            self.questions.open_dropped(path)
+
+    def open_files(self, files: Sequence[Path]) -> None:
+        """Open what a later start was given, and come to the front."""
+        for path in files:
+            self.questions.open_dropped(path)
+        self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.main.raise_()
+        self.main.activateWindow()
 
 
 def make_window(settings: Settings, theme: Theme) -> WindowParts:
@@ -64,6 +78,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
     views = make_views(main, desk)
+    SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
     actions = make_actions(

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.downloads.connections import SpanPlan, Trial
+from engine.downloads.connections import Span, SpanPlan, Trial
 from engine.downloads.ranges import Ranges, add_range, first_gap
 from engine.downloads.rate import RateMeter
 
@@ -17,7 +17,7 @@ def test_whatever_connections_come_and_go_every_byte_is_fetched_once(
 ) -> None:
     plan = SpanPlan(segment)
     done: Ranges = ()
-    open_spans = []
+    open_spans: list[Span] = []
     fetched = 0
     for step in range(10_000):
         want = wanted[step % len(wanted)]

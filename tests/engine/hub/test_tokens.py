@@ -19,11 +19,10 @@ MIRROR = HubSettings("https://mirror.example", trusted=False)
 
 
 class _InMemory(keyring.backend.KeyringBackend):
-    priority = 1.0  # type: ignore[assignment]
+    priority = 1.0
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.kept: dict[tuple[str, str], str] = {}
+    def __init__(self, kept: dict[tuple[str, str], str]) -> None:
+        self.kept = kept
 
     def get_password(self, service: str, username: str) -> str | None:
         return self.kept.get((service, username))
@@ -38,7 +37,7 @@ class _InMemory(keyring.backend.KeyringBackend):
 @pytest.fixture
 def backend() -> Iterator[_InMemory]:
     before = keyring.get_keyring()
-    found = _InMemory()
+    found = _InMemory({})
     keyring.set_keyring(found)
     yield found
     keyring.set_keyring(before)
@@ -47,7 +46,7 @@ def backend() -> Iterator[_InMemory]:
 @pytest.fixture
 def no_backend() -> Iterator[None]:
     before = keyring.get_keyring()
-    keyring.set_keyring(keyring.backends.fail.Keyring())
+    keyring.set_keyring(keyring.backends.fail.Keyring())  # type: ignore[no-untyped-call]
     yield
     keyring.set_keyring(before)
 

@@ -165,6 +165,14 @@ def _add_download_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--reserve", type=_size, metavar="SIZE", help="leave so much of the disk free (default 1GiB)")
 
 
+def _add_library_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--folder", type=Path, action="append", default=[], metavar="DIR", help="also look here; may repeat"
+    )
+    command.add_argument("--fit", action="store_true", help="also forecast what each would do on this machine")
+    command.add_argument("--rig", type=Path, metavar="R", help="with --fit: on the devices of this rig file")
+
+
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve", parser_class=Parser)
     lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
@@ -185,6 +193,9 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
 
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", type=Path, metavar="PATH")
+    command.add_argument(
+        "--generated", action="store_true", help="the made-up model, also where the one that answers was fetched"
+    )
 
 
 def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
@@ -200,7 +211,8 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "search": ("look for models on the hub", _add_search_arguments),
     "fit": ("forecast how a model of the hub would fit, before it is downloaded", _add_fit_arguments),
     "download": ("download a model; the same call goes on where it ended", _add_download_arguments),
+    "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
-    "demo": ("write the demo model", _add_demo_arguments),
+    "demo": ("write a demo model", _add_demo_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
 }

@@ -83,6 +83,8 @@ def _run_command(options: Namespace) -> int:
             from app.cli.fit import run_fit as run_command
         case "download":
             from app.cli.download import run_download as run_command
+        case "library":
+            from app.cli.library import run_library as run_command
         case "rig":
             from app.cli.rig import run_rig as run_command
         case "demo":

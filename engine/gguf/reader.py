@@ -142,7 +142,7 @@ def _name(path: Path, metadata: Mapping[str, MetadataValue]) -> str:
     if isinstance(name, str) and clean(name):
         return clean(name, MAX_NAME)
     part = parse_part_name(path.name)
-    return part.stem if part else path.stem
+    return clean(part.stem if part else path.stem, MAX_NAME)
 
 
 def _n_vocab(header: FileHeader, architecture: str, outside: tuple[TensorInfo, ...]) -> int:

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.layout.engine_parameters import EngineParameters
 from engine.settings.context_settings import ContextSettings
+from engine.settings.sampling_settings import SamplingSettings
 
 PROTOCOL_VERSION = 2
 
@@ -54,6 +55,13 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     endpoints: tuple[str, ...] = ()
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """What a child may open besides its own code and the devices: paths to read, and folders to write in."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A no-alloc load; answered by `Probed` or `Failure`."""
 
@@ -61,6 +69,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    reach: Reach | None = None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -79,7 +88,10 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
-    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
+    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`.
+
+    `reach` binds the child for good, as far as the system can do that; None: it may open what we may.
+    """
 
     path: str
     devices: tuple[DeviceRef, ...]
@@ -87,6 +99,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     context: ContextSettings
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
+    reach: Reach | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -106,6 +119,9 @@ class ModelRequest(Request, frozen=True, kw_only=True):
 class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
 
+    `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
+    `begun`: what the answer begins with already, not told again. `thinking`: pairs of texts between which models think;
+    where the prompt ends with the first of one it is told as text. `marks`: control tokens that are told as text.
     Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
     prefix.
     """
@@ -119,6 +135,10 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     top_p: float = 0.95
     min_p: float = 0.05
     stop: tuple[str, ...] = ()
+    sampling: SamplingSettings | None = None
+    begun: str = ""
+    thinking: tuple[tuple[str, str], ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
@@ -132,6 +152,14 @@ class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
 
     text: str
     add_special: bool = True
+
+
+class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
+    """How many tokens a conversation and each of its contents take, and each of some other texts; answered by
+    `Counted`."""
+
+    messages: tuple[ChatMessage, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
@@ -232,7 +260,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
     """Free everything and exit 0."""
 
 
-AnyModelRequest = Generate | Embed | Tokenise | RenderTemplate | SaveSequence | RestoreSequence
+AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 AnyRequest = (
     ListDevices
     | Probe
@@ -389,7 +417,7 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds.
+    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
     """
@@ -402,6 +430,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     generation_seconds: float
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+    replaced: str = ""
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):
@@ -413,6 +442,18 @@ class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
 
     tokens: tuple[int, ...]
     pieces: tuple[str, ...]
+
+
+class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
+    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`: of each alone.
+
+    `n_ctx`: what one request may hold.
+    """
+
+    prompt: int
+    messages: tuple[int, ...]
+    texts: tuple[int, ...]
+    n_ctx: int
 
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
@@ -508,6 +549,7 @@ AnyMessage = (
     | Generated
     | Embedded
     | Tokenised
+    | Counted
     | Rendered
     | SequenceSaved
     | SequenceRestored

@@ -33,7 +33,8 @@ class PartFile:
         self.target = target
         self.path = target.with_name(target.name + PART_ENDING)
         self._journal_path = target.with_name(target.name + JOURNAL_ENDING)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._closed = False
         self._block_bytes = block_bytes
         self._unnoted_bytes = 0
         self._writing_bytes = 0
@@ -62,6 +63,8 @@ class PartFile:
     def learn(self, origin: Origin) -> None:
         """Note what the server said of the file meanwhile."""
         with self._lock:
+            if self._closed:
+                return
             self._journal.close()
             self.origin = origin
             self._journal = Journal(self._journal_path, origin, self._done)
@@ -73,18 +76,23 @@ class PartFile:
             StorageError: where the disk does not take them.
         """
         with self._lock:
+            if self._closed:
+                return  # A connection that was left comes to life: what it brings is nobody's any more.
             # Before the bytes are written, so that at no moment more than a block is here that was not noted.
             if self._unnoted_bytes + len(data) > self._block_bytes:
                 self._note()
             self._unnoted_bytes += len(data)
             self._writing_bytes += len(data)
+        placed = False
         try:
             self._place(first, data)
+            placed = True
         finally:
             with self._lock:
+                if placed:
+                    self._done = add_range(self._done, first, first + len(data))
                 self._writing_bytes -= len(data)
-        with self._lock:
-            self._done = add_range(self._done, first, first + len(data))
+                self._lock.notify_all()
 
     def _place(self, first: int, data: bytes) -> None:
         try:
@@ -119,8 +127,10 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def close(self) -> None:
-        """Note what is here and close; a later transfer goes on with it."""
+        """Note what is here and close; a later transfer goes on with it. Nothing is written any more."""
         with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._writing_bytes)
             try:
                 self._note()
             except StorageError:

@@ -168,3 +168,14 @@ def test_a_full_disk_is_told_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.undo()
     assert part.done == ()
     part.close()
+
+
+def test_a_connection_that_comes_to_life_after_the_end_writes_nothing(tmp_path: Path) -> None:
+    part = _open(tmp_path / "m.gguf")
+    part.write(0, b"x" * 8)
+    part.close()
+    part.write(8, b"y" * 8)
+    part.learn(Origin(url="https://files.example/other.gguf"))
+    again = _open(tmp_path / "m.gguf")
+    assert again.done == ((0, 8),)
+    again.close()

@@ -21,7 +21,7 @@ from engine.memory.compute_graph.building.homes import memory_of
 from engine.memory.compute_graph.devices import backend_devices, backends_of
 from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler
-from engine.memory.compute_graph.ggml.sections import FarReachError
+from engine.memory.compute_graph.ggml.sections import FarReachError, Section
 from engine.memory.compute_graph.ggml.simulation import SectionName, Segment, Simulation, Steps, Stop
 from engine.memory.placement import Placement
 
@@ -79,7 +79,7 @@ class Walk:
         self._lasts = [last for _, last in self._units]
         self._steps: dict[tuple[tuple[str, BackendTraits], ...], Steps] = {}
         self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
-        self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
+        self._known: dict[tuple[SectionName | Section, tuple[Place, ...]], Stop] = {}
 
     def sizes(self, placement: Placement) -> dict[str, Size]:
         """Return the compute buffer of each memory.
@@ -98,12 +98,12 @@ class Walk:
         return self._simulation(placement).moved()
 
     def _simulation(self, placement: Placement) -> Simulation:
+        if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
+            self._steps.clear()
         if self._whole:
             return Simulation([self._whole_segment(placement)])
         if not self._units:
             raise FarReachError
-        if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
-            self._steps.clear()
         return Simulation(list(self._segments(placement)))
 
     def _parts(self, placement: Placement) -> list[Part]:
@@ -119,13 +119,14 @@ class Walk:
     # ------------------------------------------------------------------ segments
 
     def _whole_segment(self, placement: Placement) -> Segment:
-        """Return the whole graph as one section, which has no steps in common with others."""
-        window = self._window(placement, backend_devices(placement), {*placement.entries}, {})
-        pins = {device: place.pin for device, place in window.places.items()}
-        sorts = {place.memory: place.left_out for place in window.places.values()}
-        section = self._chains.whole(self._parts(placement), pins, placement.output_device, placement.overrides, sorts)
-        steps = Steps(window.steps.scheduler, lambda _: section)
-        return Segment(steps, window.memories, (None, Stop(("whole", (), (), (), True, 0), ()), None))
+        """Return the whole graph as one segment, of parts that hold for their place in it only."""
+        devices = backend_devices(placement)
+        window = self._window(placement, devices, {*devices}, self._steps)
+        layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
+        places = [window.places[device] for device in (*layers, placement.output_device)]
+        sections = self._chains.parts(placement.overrides, tuple(place.left_out for place in places))
+        stops = [self._same(section, tuple(places[layer] for layer in section.layers)) for section in sections]
+        return Segment(window.steps, window.memories, (None, *stops, None))
 
     def _segments(self, placement: Placement) -> Iterator[Segment]:
         """Yield the segments of a layout: one for each device, or one for all where a device comes more than once."""
@@ -269,7 +270,7 @@ class Walk:
     def _is_last(self, unit: int) -> bool:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
-    def _same(self, name: SectionName, places: tuple[Place, ...]) -> Stop:
+    def _same(self, name: SectionName | Section, places: tuple[Place, ...]) -> Stop:
         """Return the one stop for these places."""
         return self._known.setdefault((name, places), Stop(name, places))
 

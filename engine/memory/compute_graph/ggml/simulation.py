@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Size, is_shared, look_back, start
+from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth, Size, look_back, start
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
-from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section
+from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
 """See `Chains.section`."""
@@ -46,10 +46,10 @@ class Standing:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop:
-    """A section of the walk: its name, and the places of the layers that it was made with. Two stops are equal only if
-    they are one, which is quicker to find out."""
+    """A section of the walk, or its name, and the places of the layers whose memories it uses. Two stops are equal only
+    if they are one, which is quicker to find out."""
 
-    section: SectionName
+    section: SectionName | Section
     places: tuple[Place, ...]
 
 
@@ -78,8 +78,8 @@ class Steps:
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
-        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, Size]]] = {}
-        self._starts: dict[tuple[Section, ...], int] = {}
+        self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
+        self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
         self._entered: dict[tuple[Steps, Crossing, int], int] = {}
         self._numbers: dict[State, int] = {}
@@ -112,7 +112,9 @@ class Steps:
         """Return the section of a stop on its backends."""
         found = self._bounds.get(stop)
         if found is None:
-            found = self._bounds[stop] = self.scheduler.bind(self._section_of(stop.section), stop.places)
+            section = stop.section if isinstance(stop.section, Section) else self._section_of(stop.section)
+            places = dict(zip(section.layers, stop.places, strict=True))
+            found = self._bounds[stop] = self.scheduler.bind(section, places)
         return found
 
     # ------------------------------------------------------------------ one segment
@@ -192,40 +194,43 @@ class Steps:
         aheads.reverse()
         return aheads, state
 
-    def fill(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[dict[str, Size], int]:
-        """Return the sizes of buffers that nothing is put in any more, and the state of the others."""
-        sizes: dict[str, Size] = {}
+    def fill(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[list[Growth], int]:
+        """Return what is asked of memories, and the state of the buffers behind the last piece."""
+        found: list[Growth] = []
         known = self._fills
         last: tuple[Piece, int] | None = None
         for piece, ahead in zip(pieces, aheads, strict=True):
-            if last is not None and piece is last[0] and ahead == last[1]:
-                continue
-            found = known.get((piece, ahead, state))
-            if found is None:
-                filled, done = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
-                found = known[piece, ahead, state] = self.number(filled), done
-            last = (piece, ahead) if found[0] == state and not found[1] else None
-            state, done = found
-            if done:
-                sizes |= done
-        return sizes, state
+            if last is None or piece is not last[0] or ahead != last[1]:
+                step = known.get((piece, ahead, state))
+                if step is None:
+                    filled, growth = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
+                    step = known[piece, ahead, state] = self.number(filled), growth
+                last = (piece, ahead) if step[0] == state else None
+                state, growth = step
+            found.append(growth)
+        return found, state
 
-    def start(self, assigned: Sequence[Assigned]) -> int:
+    def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
         """Return the buffers before the first section: what the engine places ahead of everything is in them. Those are
-        inputs, which are in the host's memory, wherever their sections are."""
-        sections = tuple(dict.fromkeys(each.bound.section for each in assigned))
+        inputs, which are in the host's memory, wherever their sections are, and what operations fill in place."""
+        by_section = {each.bound.section: each for each in assigned}
+        sections = tuple(
+            [(section, tuple([each.backends[n] for n in section.scratch])) for section, each in by_section.items()]
+        )
         found = self._starts.get(sections)
         if found is None:
             backends = self.scheduler.backends
-            placed: dict[object, tuple[object, bool, str, int]] = {}
+            placed: dict[Key, tuple[Key, bool, str, int]] = {}
             for each in assigned:
                 section = each.bound.section
-                for leaf in section.leafs:
-                    key = section.keys.get(leaf, leaf)
+                for number in section.leafs:
+                    leaf, key = section.tensors[number], section.names[number]
                     if leaf.home is None and key not in placed:
-                        backend = backends[-1 if leaf.is_input else each.backends[leaf]]
+                        assert key is not None
+                        backend = backends[-1 if leaf.is_input else each.backends[number]]
                         placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
-            found = self._starts[sections] = self.number(start(placed.values(), self.scheduler.n_copies))
+            filled, growth = start(placed.values(), self.scheduler.n_copies)
+            found = self._starts[sections] = self.number(filled), growth
         return found
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
@@ -233,8 +238,9 @@ class Steps:
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused
+            tensors = assigned.bound.section.tensors
             found = self._moved[assigned] = frozenset(
-                node.op for node, home in fused if backends[assigned.backends[node]].memory != home
+                tensors[number].op for number, home in fused if backends[assigned.backends[number]].memory != home
             )
         return found
 
@@ -255,16 +261,24 @@ class Simulation:
         assigned = self._assign()
         pieces = self._cut(assigned)
         aheads = self._look_back(pieces)
-        found = {memory: Size(0, 0) for segment in self._segments for memory in segment.memories}
-        first = self._segments[0].steps
-        state = first.start([each for of_segment in assigned for each in of_segment])
+        ends = {memory: 0 for segment in self._segments for memory in segment.memories}
+        kept = dict.fromkeys(ends, 0)
+        state, growth = self._segments[0].steps.start([each for of_segment in assigned for each in of_segment])
+        asked = [growth]
         for place, segment in enumerate(self._segments):
             state = self._entered(place, state) if place else state
-            sizes, state = segment.steps.fill(pieces[place], aheads[place], state)
-            for backend, memory in zip(segment.steps.scheduler.backends, segment.memories, strict=True):
-                if backend.memory in sizes:
-                    found[memory] = sizes[backend.memory]
-        return found
+            growths, state = segment.steps.fill(pieces[place], aheads[place], state)
+            names = dict(zip(segment.steps.names, segment.memories, strict=True))
+            for growth in (*asked, *growths):
+                for memory, end in growth.ends:
+                    ends[names[memory]] = max(ends[names[memory]], end)
+                for memory, size in growth.kept:
+                    kept[names[memory]] += size
+            asked = []
+        n_copies = self._segments[0].steps.scheduler.n_copies
+        return {
+            memory: Size(end + kept[memory], kept[memory] - kept[memory] // n_copies) for memory, end in ends.items()
+        }
 
     def moved(self) -> frozenset[str]:
         """Return which operations do not all end up on the device of their layer.

@@ -164,6 +164,18 @@ def _growth(buffers: dict[str, Buffer], kept: dict[str, int]) -> Growth:
     return Growth(tuple([(memory, found.size_bytes) for memory, found in buffers.items()]), tuple(kept.items()))
 
 
+def joined(growths: Sequence[Growth]) -> Growth:
+    """Return what several sections ask of memories together."""
+    ends: dict[str, int] = {}
+    kept: Counter[str] = Counter()
+    for growth in growths:
+        for memory, end in growth.ends:
+            ends[memory] = max(ends.get(memory, 0), end)
+        for memory, size in growth.kept:
+            kept[memory] += size
+    return Growth(tuple(ends.items()), tuple(kept.items()))
+
+
 class Allocation:
     """Fills buffers with one piece after another."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from engine.memory.compute_graph.ggml.allocator import Ahead, Filled, Held
 from engine.memory.compute_graph.ggml.scheduler import Copy
@@ -12,6 +13,7 @@ from engine.memory.compute_graph.ggml.sections import FarReachError, Key, stands
 Places = tuple[tuple[Key, int], ...]
 """Backends of tensors that a section passes on."""
 State = Places | Ahead | Filled
+_MOST_CROSSINGS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +85,10 @@ class Crossing:
         return Filled(tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers), tuple(held))  # type: ignore[misc]
 
 
-def crossing(names: Sequence[str], memories: Sequence[str], to_names: Sequence[str], to: Sequence[str]) -> Crossing:
+@lru_cache(maxsize=_MOST_CROSSINGS)
+def crossing(
+    names: tuple[str, ...], memories: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
+) -> Crossing:
     """Return the way from a segment, given the names of its memories there and what they really are, to another."""
     numbers = tuple(to.index(memory) if memory in to else -1 for memory in memories)
     return Crossing(

@@ -111,22 +111,17 @@ class Ahead:
 
 def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     """Return what the section before `piece` has to know, given what `piece` has to."""
-    begins = len(piece.spans) > 1
-    names, section = piece.names, piece.section
-    read = {name for name, count in zip(names, piece.reads, strict=True) if count and name is not None}
-    for span in piece.spans[1:]:
-        read.update(copy.root_key for copy, _, _ in span.copies if copy.root_key is not None)
+    begins, section = len(piece.spans) > 1, piece.section
+    passing = [key for key in ahead.read if is_shared(key)]
     if begins:
-        read.update(copy.root_key for copy in ahead.copies if copy.root_key is not None)
-    read.update(key for key in ahead.read if is_shared(key))
-    memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
+        passing += [copy.root_key for copy in ahead.copies if copy.root_key is not None]
+    before = [section.hand_back(key) for key in passing if section.is_known_before(key)]
     copies = [_hand_back(piece, copy) for copy, _, _ in piece.spans[0].copies]
     if not begins:
         copies += [_hand_back(piece, copy) for copy in ahead.copies]
-    handed = (section.hand_back(key) for key in read if section.is_known_before(key))
-    known = {key for key in handed if key is not None}
-    known.update(copy.key for copy in copies)
-    return Ahead(tuple(copies), frozenset(known), ahead.memories | memories)
+    known = piece.handed_back.union([key for key in before if key is not None], [copy.key for copy in copies])
+    memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
+    return Ahead(tuple(copies), known, ahead.memories | memories)
 
 
 def _hand_back(piece: Piece, copy: Copy) -> Copy:
@@ -201,9 +196,9 @@ class _Step:
         self._ahead = ahead
         self._buffers = {memory: Buffer(offsets, sizes) for memory, offsets, sizes in before.buffers}
         self._kept: dict[str, int] = {}
-        self._reads = reads = piece.reads.copy()
-        self._names = piece.names
+        self._reads = reads = [*piece.reads]
         self._slots = piece.slots
+        self._passed = [*piece.passed]
         self._blocks: list[tuple[str, int, int] | None] = [None] * len(reads)
         for key, *block in before.held:
             self._blocks[self._slot(key)] = (block[0], block[1], block[2])  # type: ignore[assignment]
@@ -225,9 +220,11 @@ class _Step:
         found = self._slots.get(key)
         if found is None:
             if self._slots is self._piece.slots:
-                self._slots, self._names = self._slots.copy(), self._names.copy()
+                self._slots = self._slots.copy()
             found = self._slots[key] = len(self._reads)
-            self._names.append(key)
+            passed = self._piece.section.pass_on(key)
+            if passed is not None:
+                self._passed.append((found, passed))
             self._reads.append(0)
             self._blocks.append(None)
         return found
@@ -261,14 +258,11 @@ class _Step:
     def finish(self) -> tuple[Filled, Growth]:
         """Return the buffers for the next section, and what was asked of them."""
         held: list[Held] = []
-        memories, pass_on = self._ahead.memories, self._piece.section.pass_on
-        for slot, name in enumerate(self._names):
+        memories = self._ahead.memories
+        for slot, name in self._passed:
             block = self._blocks[slot]
-            if block is None or name is None or self._reads[slot] <= 0 or block[0] not in memories:
-                continue
-            passed = pass_on(name)
-            if passed is not None:
-                held.append((passed, *block))
+            if block is not None and self._reads[slot] > 0 and block[0] in memories:
+                held.append((name, *block))
         left = {memory: found for memory, found in self._buffers.items() if memory in memories}
         return _filled(left, held), _growth(self._buffers, self._kept)
 

@@ -104,15 +104,17 @@ class Span:
 class Piece:
     """A section cut into spans. What needs a place has a slot: tensors that of their number, copies those behind.
 
-    `reads`: how often each slot is read, and once more what is kept for good; `names`: of each, None where no other
-    section knows it; `slots`: by name.
+    `reads`: how often each slot is read, and once more what is kept for good; `slots`: of what other sections know, by
+    name; `passed`: those that the next one may know, with their names there; `handed_back`: what the nodes and the
+    copies of new splits read, by the names in the section before.
     """
 
     section: Section
-    spans: list[Span]
-    reads: list[int]
-    names: list[Key | None]
+    spans: tuple[Span, ...]
+    reads: tuple[int, ...]
     slots: dict[Key, int]
+    passed: tuple[tuple[int, Key], ...]
+    handed_back: frozenset[Key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +190,7 @@ class Scheduler:
             place = tensors[number].backend
             place = pins.get(place, place)
             if place == -1:
-                place = self._natural(section, number, node.sources, homes, unable[number])
+                place = self._natural(section, number, node.weights, homes, unable[number])
             if place != -1:
                 natural[number] = place
         fused = tuple((number, named.get(memory, memory)) for number, memory in section.fused)
@@ -222,7 +224,7 @@ class Scheduler:
         return -1
 
     def _natural(
-        self, section: Section, number: int, sources: Sequence[int], homes: Sequence[str | None], unable: int
+        self, section: Section, number: int, weights: Sequence[int], homes: Sequence[str | None], unable: int
     ) -> int:
         home = homes[section.roots[number]]
         if home is not None:
@@ -230,10 +232,7 @@ class Scheduler:
         node = section.tensors[number]
         if node.op in ("rope", "flash_attn"):
             return -1
-        for source in sources:
-            if section.tensors[source].is_weight:
-                home = homes[source]
-                break
+        home = homes[weights[0]] if weights else None
         if home is None:
             return -1
         backend = self._first_that_holds(home, unable)
@@ -321,9 +320,8 @@ class Scheduler:
         section, roots = bound.section, bound.section.roots
         current, has_inputs = before.backend, before.has_inputs
         made = set(before.copies)
-        piece = _new_piece(section)
-        spans, reads = piece.spans, piece.reads
-        spans.append(Span(current, is_new=False))
+        slot_of = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
+        spans, reads = [Span(current, is_new=False)], [*section.reads]
         rows, work = self._work(section, current), spans[-1].work
         for number, node in enumerate(section.nodes):
             if node.is_view:
@@ -333,7 +331,7 @@ class Scheduler:
             if (
                 current == -1
                 or backend != current
-                or (has_inputs and self._wants_other_weights(node.sources, current, assigned))
+                or (has_inputs and node.weights and self._wants_other_weights(node.weights, current, assigned))
             ):
                 spans.append(Span(backend, is_new=True))
                 current, has_inputs = backend, False
@@ -343,7 +341,9 @@ class Scheduler:
                 if backends[source] == current or self._reaches(source, current, backends, bound):
                     continue
                 key = _copy_key(bound, source, current)
-                slot = _copy_slot(piece, key)
+                slot = slot_of.setdefault(key, len(reads))
+                if slot == len(reads):
+                    reads.append(0)
                 if key not in made:
                     made.add(key)
                     root = roots[source]
@@ -355,8 +355,11 @@ class Scheduler:
                 reads[slot] += 1
                 slots[place] = slot
             work.append(rows[number] if slots is None else (*rows[number][:2], _alike(section, node, slots), (*slots,)))
-        passed = (section.pass_on(key) for key in made if section.is_known_behind(key))
-        return piece, Cut(current, has_inputs, frozenset(key for key in passed if key is not None))
+        copies = (section.pass_on(key) for key in made if section.is_known_behind(key))
+        return (
+            _piece(section, spans, reads, slot_of),
+            Cut(current, has_inputs, frozenset([key for key in copies if key is not None])),
+        )
 
     def _work(self, section: Section, backend: int) -> list[Work]:
         """Return the work of each node on a backend that needs no copies for it."""
@@ -371,13 +374,10 @@ class Scheduler:
             ]
         return found
 
-    def _wants_other_weights(self, sources: Sequence[int], current: int, assigned: Assigned) -> bool:
+    def _wants_other_weights(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
         backends, bound = assigned.backends, assigned.bound
         return any(
-            bound.section.tensors[source].is_weight
-            and backends[source] != current
-            and not self._reaches(source, current, backends, bound)
-            for source in sources
+            backends[weight] != current and not self._reaches(weight, current, backends, bound) for weight in weights
         )
 
     def _copy_bytes(self, original: Tensor, backend: int) -> int:
@@ -399,10 +399,19 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
                 backends[number] = current
 
 
-def _new_piece(section: Section) -> Piece:
-    reads = [*section.reads]
-    slots = {name: number for number, name in enumerate(section.names) if name and section.roots[number] == number}
-    return Piece(section, [], reads, [*section.names], slots)
+def _piece(section: Section, spans: Sequence[Span], reads: Sequence[int], slots: dict[Key, int]) -> Piece:
+    read = {name for name, slot in slots.items() if reads[slot]}
+    read.update(copy.root_key for span in spans[1:] for copy, _, _ in span.copies if copy.root_key is not None)
+    before = (section.hand_back(key) for key in read if section.is_known_before(key))
+    behind = ((slot, section.pass_on(name)) for name, slot in slots.items())
+    return Piece(
+        section=section,
+        spans=tuple(spans),
+        reads=tuple(reads),
+        slots=slots,
+        passed=tuple([(slot, name) for slot, name in behind if name is not None]),
+        handed_back=frozenset([name for name in before if name is not None]),
+    )
 
 
 def _alike(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
@@ -422,12 +431,3 @@ def _copy_key(bound: Bound, source: int, backend: int) -> Key:
     """Return the name of a copy; tensors that no other section knows have none but their number."""
     name = bound.section.names[source] or (None, source)
     return ("copy", ("weight", bound.homes[source]) if name[0] == "weight" else name, backend)
-
-
-def _copy_slot(piece: Piece, key: Key) -> int:
-    found = piece.slots.get(key)
-    if found is None:
-        found = piece.slots[key] = len(piece.reads)
-        piece.reads.append(0)
-        piece.names.append(key)
-    return found

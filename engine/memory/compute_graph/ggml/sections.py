@@ -7,10 +7,9 @@ that norms are pinned to go by the place of the layer: see `memory_at` and `pin_
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, VIEW_OPS, Graph, Tensor
 
@@ -84,18 +83,18 @@ class FarReachError(Exception):
     """A layer reads what a layer made that is not its neighbour: the graph cannot be taken apart."""
 
 
-@dataclass(frozen=True, slots=True)
-class Node:
+class Node(NamedTuple):
     """One node of a section, by the numbers of its tensors: itself, what it reads, and whether it is only a view.
 
-    `roots`: of what it reads; `alike`: those of its sources whose place its result may take; `is_placed`: whether that
-    has a place of its own.
+    `roots`: of what it reads; `weights`: those of its sources that are weights; `alike`: those whose place its result
+    may take; `is_placed`: whether that has a place of its own.
     """
 
     number: int
     sources: tuple[int, ...]
     is_view: bool
     roots: tuple[int, ...]
+    weights: tuple[int, ...]
     alike: tuple[int, ...]
     is_placed: bool
 
@@ -239,51 +238,52 @@ def number_tensors(
     """Return a section of these tensors; `others`: fields of it that need no numbers."""
     known_before, passed_on = tuple(known_before), tuple(passed_on)
     numbers: dict[Tensor, int] = {}
-    for tensor in (
-        *leafs,
-        *nodes,
-        *(source for node in nodes for source in node.src),
-        *(tensor for tensor, _ in known_before),
-        *(tensor for tensor, _ in passed_on),
-    ):
+    there: list[Tensor] = [*leafs, *nodes]
+    for node in nodes:
+        there += node.src
+    there += [tensor for tensor, _ in (*known_before, *passed_on)]
+    there += [tensor.root for tensor in there if tensor.root is not None]
+    for tensor in there:
         numbers.setdefault(tensor, len(numbers))
-    for tensor in tuple(numbers):
-        if tensor.root is not None:
-            numbers.setdefault(tensor.root, len(numbers))
     tensors = tuple(numbers)
+    roots = tuple([numbers[tensor.root or tensor] for tensor in tensors])
+    numbered = tuple([_number_node(node, numbers, roots) for node in nodes])
+    reads = [int(tensor.is_output) for tensor in tensors]
+    for found in numbered:
+        for root in found.roots:
+            reads[root] += 1
     here = set(nodes)
-    numbered = tuple([_number_node(node, numbers) for node in nodes])
-    read = Counter(root for node in numbered for root in node.roots)
     return Section(
         tensors=tensors,
-        roots=tuple(numbers[tensor.root or tensor] for tensor in tensors),
-        names=tuple(keys.get(tensor) for tensor in tensors),
+        roots=roots,
+        names=tuple([keys.get(tensor) for tensor in tensors]),
         nodes=numbered,
-        operations=tuple(numbers[node] for node in nodes if node.op not in VIEW_OPS),
-        leafs=tuple(numbers[leaf] for leaf in leafs),
-        scratch=tuple(numbers[leaf] for leaf in leafs if leaf.home is None and not leaf.is_input),
-        known_before=tuple((numbers[tensor], key) for tensor, key in known_before),
-        passed_on=tuple((numbers[tensor], key) for tensor, key in passed_on),
-        reads=tuple([tensor.is_output + read[number] for number, tensor in enumerate(tensors)]),
-        fused=tuple((numbers[node], memory) for node, memory in graph.fused if node in here),
+        operations=tuple([node.number for node in numbered if not node.is_view]),
+        leafs=tuple([numbers[leaf] for leaf in leafs]),
+        scratch=tuple([numbers[leaf] for leaf in leafs if leaf.home is None and not leaf.is_input]),
+        known_before=tuple([(numbers[tensor], key) for tensor, key in known_before]),
+        passed_on=tuple([(numbers[tensor], key) for tensor, key in passed_on]),
+        reads=tuple(reads),
+        fused=tuple([(numbers[node], memory) for node, memory in graph.fused if node in here]),
         layers=layers,
         **others,
     )
 
 
-def _number_node(node: Tensor, numbers: Mapping[Tensor, int]) -> Node:
+def _number_node(node: Tensor, numbers: Mapping[Tensor, int], roots: Sequence[int]) -> Node:
+    sources = tuple([numbers[source] for source in node.src])
+    alike: tuple[int, ...] = ()
+    if node.root is None and node.op in INPLACE_OPS:
+        # Views do not qualify.
+        alike = tuple([numbers[source] for source in node.src if source.root is None and is_alike(source, node)])
     return Node(
-        number=numbers[node],
-        sources=tuple([numbers[source] for source in node.src]),
-        is_view=node.op in VIEW_OPS,
-        roots=tuple([numbers[source.root or source] for source in node.src]),
-        alike=tuple(
-            # Views do not qualify.
-            [numbers[source] for source in node.src if source.root is None and is_alike(source, node)]
-            if node.root is None and node.op in INPLACE_OPS
-            else ()
-        ),
-        is_placed=node.root is None,
+        numbers[node],
+        sources,
+        node.op in VIEW_OPS,
+        tuple([roots[source] for source in sources]),
+        tuple([numbers[source] for source in node.src if source.is_weight]),
+        alike,
+        node.root is None,
     )
 
 

@@ -11,6 +11,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
@@ -144,7 +146,10 @@ class Plan:
         """
         if self.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in self.violations))
-        return engine_parameters(self.edit.layout, self.model.n_layers, count_unlisted_layers(self.model))
+        parameters = engine_parameters(self.edit.layout, self.model.n_layers, count_unlisted_layers(self.model))
+        if self.rig.host.fault("extra_buffers") is None:
+            return parameters
+        return msgspec.structs.replace(parameters, extra_buffers=False)
 
     @cached_property
     def key(self) -> Hashable | None:

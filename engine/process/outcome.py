@@ -21,6 +21,7 @@ _SHOWN_STDERR_LINES = 4
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
+_CHECK = " Check this machine (Help menu, or `layerdeck-cli doctor`): that finds out what of the engine works here."
 _TRY_AGAIN = " Try again; if it happens again, try another layout and report this."
 
 
@@ -60,6 +61,12 @@ class ProcessOutcome:
         """The `host:port` that the engine itself named when it gave up, None where it named none."""
         match = _RPC_ENDPOINT.search(self.abort_text) or _RPC_ENDPOINT.search("\n".join(self.stderr_tail))
         return match.group(1).rstrip(".,") if match else None
+
+    @property
+    def is_fault_of_engine(self) -> bool:
+        """Whether it went down by itself, and not by a signal that comes from outside or for a file's sake."""
+        outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
+        return self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
 
     @property
     def sentence(self) -> str:
@@ -109,7 +116,7 @@ class ProcessOutcome:
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
             return " A model file that became shorter while it was mapped does that; check the file."
-        return _TRY_AGAIN
+        return _CHECK
 
     def _last_words(self) -> str:
         if self.abort_text:

@@ -22,6 +22,7 @@ from engine.protocol.messages import (
     Message,
     ModelRequest,
     Probe,
+    Quantise,
     Quit,
     Serve,
     Stop,
@@ -126,6 +127,10 @@ class Worker:
                     return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
+            case Quantise():
+                from engine.worker.quantise import quantise
+
+                return quantise(self._engine, request)
             case MeasureSpeed():
                 from engine.worker.speed import measure_speed
 

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+from collections.abc import Collection
 from typing import Any
 
-from engine.worker.session import Session
+from engine.worker.loaded_context import LoadedContext
 
 PIECE_BYTES = 256
 
 
-def tokenize(session: Session, text: str, *, add_special: bool) -> list[int]:
+def tokenize(session: LoadedContext, text: str, *, add_special: bool) -> list[int]:
     """Return the tokens of `text`, in which names of special tokens count as these.
 
     `add_special` adds what texts of this vocabulary begin with.
@@ -27,19 +28,19 @@ def tokenize(session: Session, text: str, *, add_special: bool) -> list[int]:
         room = -count
 
 
-def token_text(session: Session, token: int) -> str:
+def token_text(session: LoadedContext, token: int) -> str:
     """Return how the vocabulary writes a token, empty for none and for one that a damaged header made up."""
     if not 0 <= token < session.vocabulary_size:
         return ""
     return str(session.engine.low.llama_vocab_get_text(session.vocabulary, token).decode("utf-8", "replace"))
 
 
-def piece_text(session: Session, token: int) -> str:
+def piece_text(session: LoadedContext, token: int) -> str:
     """Return what a token adds to a text, special ones by their names; half a character becomes a mark."""
     return _piece(session, token, special=True).decode("utf-8", "replace")
 
 
-def _piece(session: Session, token: int, *, special: bool) -> bytes:
+def _piece(session: LoadedContext, token: int, *, special: bool) -> bytes:
     size = PIECE_BYTES
     while True:
         buffer = ctypes.create_string_buffer(size)
@@ -51,16 +52,22 @@ def _piece(session: Session, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute."""
+    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute,
+    but for those whose names are in `told`."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: LoadedContext, told: Collection[str] = ()) -> None:
+        self._session = session
+        self._told = frozenset(told)
         self._low: Any = session.engine.low
         self._vocabulary = session.vocabulary
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
-        return self._decoder.decode(self._bytes(token))
+        piece = self._bytes(token)
+        if not piece and self._told and (name := token_text(self._session, token)) in self._told:
+            piece = name.encode()
+        return self._decoder.decode(piece)
 
     def rest(self) -> str:
         """Return what is left of an unfinished character."""

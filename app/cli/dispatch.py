@@ -81,6 +81,8 @@ def _run_command(options: Namespace) -> int:
             from app.cli.rig import run_rig as run_command
         case "demo":
             from app.cli.demo import run_demo as run_command
+        case "doctor":
+            from app.cli.doctor import run_doctor as run_command
         case unknown:
             raise AssertionError(f"the parser let {unknown} through")
     return run_command(options)

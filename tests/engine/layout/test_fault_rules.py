@@ -109,4 +109,4 @@ def test_a_crash_names_what_is_known(model: ModelFile) -> None:
     assert "Known of it: CUDA0: It dies." in known_words(plan_on(model, rig_with(Fault("weights", "It dies.", "Q5_0"))))
     rig = rig_with()
     checked = Rig((replace(rig.devices[0], is_checked=True), SOUND), rig.host)
-    assert "found nothing wrong on CUDA0" in known_words(plan_on(model, checked))
+    assert "found nothing wrong with the engine on CUDA0" in known_words(plan_on(model, checked))

@@ -14,6 +14,7 @@ from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
 from engine.plan.requests import load_request
 from engine.protocol.messages import ChatMessage, Generate, Generated, LoadedModel, LogitDigest, Logits, Piece
+from engine.rigs.engine_checks import TOLERANCE
 from engine.rigs.lab import LabRig
 from engine.session.reports import loaded_event
 from engine.settings.context_settings import ContextSettings
@@ -26,7 +27,7 @@ from tests.support.selection import some
 
 EVERYDAY = ("Q4_0", "Q8_0")
 KINDS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "compute_bytes", "output_bytes")
-CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, threads=1, threads_batch=1)
+CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, threads=1, threads_batch=1, load_mode="mmap")
 QUESTION = ChatMessage(role="user", content="How do plants make food from sunlight?")
 TOKENS = tuple(range(100, 132))
 LAYOUTS = (
@@ -69,7 +70,7 @@ def test_each_type_is_forecast_to_the_byte_and_answers_alike(lab: LabRig, tmp_pa
         ] * len(others)
         copied = _load(child, memory, lab.rig, LAYOUTS[2])
     if copied.has_copies:
-        assert _difference(first.logits, copied.logits) < 0.01
+        assert _difference(first.logits, copied.logits) < TOLERANCE
     else:
         assert (copied.answer, copied.logits) == (first.answer, first.logits)
 

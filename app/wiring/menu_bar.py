@@ -30,6 +30,7 @@ def make_actions(
     views: ModelViews,
     theme: Theme,
     show_auto_layout: Callable[[], None],
+    check_machine: Callable[[], None],
 ) -> Actions:
     """Return the actions of all menus, which are then in the menu bar of `main`."""
     models, notices = desk.models, desk.notices
@@ -51,6 +52,7 @@ def make_actions(
             view_menu(theme, desk.settings, main.reset_docks),
             help_menu(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
+                check_machine=check_machine,
                 open_log=lambda: open_log(notices),
                 show_about=lambda: show_about(main),
             ),

@@ -13,6 +13,7 @@ from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.doctor_presenter import DoctorPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews
@@ -74,7 +75,9 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     views = make_views(main, desk)
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
-    actions = make_actions(main, desk, questions, views, theme, auto_layout_presenter.show)
+    doctor = DoctorPresenter(desk.examiner, main)
+    views.check_requested.connect(doctor.show)
+    actions = make_actions(main, desk, questions, views, theme, auto_layout_presenter.show, doctor.show)
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)

@@ -115,22 +115,26 @@ def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
         usual = Trial(models.get("F16", path))
         yield Case("weights", weight_type, (CPU_ID,), plain, usual, WEIGHT_TOLERANCE)
         yield Case("extra_buffers", weight_type, (CPU_ID,), Trial(path, extra_buffers=True), plain)
-    path = models.get("F16")
-    for cache_type in KV_TYPES if path is not None else ():
-        expected = Trial(path) if host else Trial(path, context=_with_flash(cache_type))
+    source = models.get("F16")
+    if source is None:
+        return
+    for cache_type in KV_TYPES:
+        expected = Trial(source) if host else Trial(source, context=_with_flash(cache_type))
         tolerance = CACHE_TOLERANCE if host else TOLERANCE
-        tried = Trial(path, own, _with_flash(cache_type))
+        tried = Trial(source, own, _with_flash(cache_type))
         yield Case("flash_attention", cache_type, own or (CPU_ID,), tried, expected, tolerance)
 
 
 def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
     """Yield what several devices are needed for: a tensor split over all that are alike."""
     path = models.get("F16")
+    if path is None:
+        return
     alike: dict[str, list[str]] = {}
     for device in rig.devices:
         if device.capabilities.tensor_split and device.kind != "accel":
             alike.setdefault(device.backend, []).append(device.id)
-    for members in alike.values() if path is not None else ():
+    for members in alike.values():
         if 1 < len(members) <= MAX_DEVICES:
             context = _with_flash("f16")
             yield Case(

@@ -65,5 +65,5 @@ def without_names(report: Report, names: Mapping[str, str]) -> Report:
 
 def table(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:
     """Return rows for people: what, where, whether it is well, and what is to be said."""
-    words = {True: "ok", False: "WRONG", None: "?"}
+    words = {True: "ok", False: "WRONG", None: "–"}
     return [(each.name, each.device or "", words[each.ok], each.detail) for each in checks]

@@ -71,7 +71,7 @@ def test_the_document_names_no_person_and_no_computer() -> None:
     (check,) = document(report)["checks"]  # type: ignore[misc]
     assert list(check) == ["name", "device", "ok", "detail", "figures"]
     assert table([Check(name="n", ok=None, detail="d"), Check(name="m", device="CPU", ok=False)]) == [
-        ("n", "", "?", "d"),
+        ("n", "", "–", "d"),
         ("m", "CPU", "WRONG", ""),
     ]
 

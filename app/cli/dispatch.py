@@ -77,6 +77,14 @@ def _run_command(options: Namespace) -> int:
             from app.cli.load import run_load as run_command
         case "embed":
             from app.cli.embed import run_embed as run_command
+        case "search":
+            from app.cli.search import run_search as run_command
+        case "fit":
+            from app.cli.fit import run_fit as run_command
+        case "download":
+            from app.cli.download import run_download as run_command
+        case "library":
+            from app.cli.library import run_library as run_command
         case "rig":
             from app.cli.rig import run_rig as run_command
         case "demo":

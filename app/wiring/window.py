@@ -52,6 +52,8 @@ class WindowParts:
 
     def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
+        if self.desk.settings.fault:
+            self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
         for path in files:

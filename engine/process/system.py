@@ -19,7 +19,8 @@ def worker_argv(role: str = "worker") -> list[str]:
     """
     if getattr(sys, "frozen", False):
         return [sys.executable, "--worker", role]
-    return [sys.executable, "-m", "engine.worker", role]
+    # -P: the folder we were started in is not ours, and what lies there must not pass for a module
+    return [sys.executable, "-P", "-m", "engine.worker", role]
 
 
 def spawn(argv: Sequence[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:

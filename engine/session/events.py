@@ -68,13 +68,17 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
 
 
 class Done(Event, frozen=True, kw_only=True, tag="done"):
-    """End of a generation; speeds in tokens per second."""
+    """End of a generation; speeds in tokens per second.
+
+    `replaced`: why the model's own chat template was not used, empty where it was.
+    """
 
     prompt_tokens: int
     generated_tokens: int
     prompt_tokens_per_second: float
     generation_tokens_per_second: float
     stop_reason: StopReason
+    replaced: str = ""
     request: int | None = None
 
 

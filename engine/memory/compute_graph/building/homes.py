@@ -27,8 +27,8 @@ def homes(overrides: tuple[TensorOverride, ...], left_out: Mapping[str, frozense
     rules = usable_rules(overrides)
 
     def home(facts: WeightFacts, memory: str) -> str:
-        for regex, device in rules:
-            if regex.search(facts.name):
+        for finds, device in rules:
+            if finds(facts.name):
                 return memory_of(device)
         return HOST if facts.name in left_out.get(memory, ()) else memory
 

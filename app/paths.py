@@ -43,6 +43,11 @@ def self_test_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 
+def engine_checks_path() -> Path:
+    """Return where is kept what the engine's check of itself found."""
+    return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
+
+
 def speeds_path() -> Path:
     """Return where is kept how fast devices, links and layouts are."""
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"

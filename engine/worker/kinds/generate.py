@@ -7,10 +7,10 @@ from typing import Literal
 
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
 from engine.worker.begun import with_begun
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
 from engine.worker.sampling import SamplerChain, settings_of
-from engine.worker.session import Session
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder
@@ -18,7 +18,7 @@ from engine.worker.text import PieceDecoder
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
-def begin(session: Session, request: Generate) -> Generation:
+def begin(session: LoadedContext, request: Generate) -> Generation:
     """Return the generation.
 
     Raises:
@@ -35,7 +35,7 @@ def begin(session: Session, request: Generate) -> Generation:
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
-    def __init__(self, session: Session, request: Generate, tokens: list[int], first: str) -> None:
+    def __init__(self, session: LoadedContext, request: Generate, tokens: list[int], first: str) -> None:
         super().__init__(request.id, tokens)
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog

@@ -75,6 +75,8 @@ def _run_command(options: Namespace) -> int:
             from app.cli.plan import run_plan as run_command
         case "load":
             from app.cli.load import run_load as run_command
+        case "chat":
+            from app.cli.chat import run_chat as run_command
         case "embed":
             from app.cli.embed import run_embed as run_command
         case "rig":

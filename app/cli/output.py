@@ -45,8 +45,11 @@ def print_compact(document: object) -> None:
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `cached_tokens`
+    only where there are some."""
     document = _builtins(event)
+    if not document.get("cached_tokens", 1):
+        del document["cached_tokens"]
     if document.get("request", 0) is None:
         del document["request"]
     print_line(_json(document, separators=(",", ":")))

@@ -68,13 +68,14 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
 
 
 class Done(Event, frozen=True, kw_only=True, tag="done"):
-    """End of a generation; speeds in tokens per second."""
+    """End of a generation; speeds in tokens per second. `cached_tokens` of the prompt were not read again."""
 
     prompt_tokens: int
     generated_tokens: int
     prompt_tokens_per_second: float
     generation_tokens_per_second: float
     stop_reason: StopReason
+    cached_tokens: int = 0
     request: int | None = None
 
 

@@ -24,6 +24,8 @@ from engine.session.events import Cancelled
 
 def run_chat(options: Namespace) -> int:
     """List or search what is kept, or load a model and talk."""
+    if options.file is None and not options.list and options.search is None:
+        raise ArgumentError("`chat` needs the FILE.gguf to talk with, or --list or --search.")
     for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
         if text is not None:
             check_text(text, what)
@@ -38,8 +40,6 @@ def run_chat(options: Namespace) -> int:
 
 
 def _talk(store: ChatStore, options: Namespace) -> int:
-    if options.file is None:
-        raise ArgumentError("Name the FILE.gguf to talk with, or give --list or --search.")
     conversation = _conversation(store, options)
     preset = _preset(options.preset or conversation.preset)
     printer: ChatPrinter = JsonChat() if options.json else TextChat()

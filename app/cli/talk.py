@@ -14,7 +14,7 @@ from app.cli.chat_printers import ChatPrinter
 from app.cli.interrupts import on_interrupt
 from app.cli.lines import LineReader
 from engine.chats.answer import AnswerInProgress
-from engine.chats.asking import SYSTEM, answer_request, chat_messages, count_request
+from engine.chats.asking import SYSTEM, answer_request, chat_messages, count_request, messages_by_id
 from engine.chats.context import Overflow, answer_reserve, choose, tokens_of
 from engine.chats.conversation import Conversation
 from engine.chats.kept_state import MIN_TOKENS, KeptStates, key_of, model_identity
@@ -22,7 +22,7 @@ from engine.chats.message import Message, MessageState, Timings, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
 from engine.chats.thinking import Told
-from engine.chats.tree import add, without_branch
+from engine.chats.tree import add
 from engine.errors import ArgumentError, EngineError
 from engine.fit.step_back import layout_words
 from engine.protocol.messages import AnyModelRequest, Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
@@ -250,7 +250,7 @@ class Talk:
         answer = AnswerInProgress(
             self._store, self._conversation.id, message, lambda told, error: self._news.put(_Shown(told, error))
         )
-        request = self._request(answer_request(chat_messages(self._system, shown).values(), self._sampling))
+        request = self._request(answer_request(chat_messages(self._system, shown), self._sampling))
         ending = self._follow(request, answer)
         state: MessageState = "failed" if not isinstance(ending, Done) else "done"
         if isinstance(ending, Done) and ending.stop_reason == "stopped":
@@ -267,8 +267,6 @@ class Talk:
         self._show_rest()
         self._tree = add(before, whole)
         if done is None:
-            if not whole.content:
-                self._tree = before if path[-1].id in before.messages else without_branch(self._tree, whole.id)
             self._end(ending)
             return
         self._printer.done(done, whole)
@@ -279,7 +277,7 @@ class Talk:
         already, said_before = self._left_out, bool(self._left_out)
         while True:
             shown = tuple(message for message in path if message.id not in already)
-            asked = chat_messages(self._system, shown)
+            asked = messages_by_id(self._system, shown)
             counted = self._answer_of(count_request(asked.values()))
             if not isinstance(counted, Counted):
                 return shown

@@ -13,7 +13,12 @@ SYSTEM = ""
 """Stands for the system prompt where there are ids of messages."""
 
 
-def chat_messages(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
+def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, ...]:
+    """Return what a template is given, as `messages_by_id` has it."""
+    return tuple(messages_by_id(system, shown).values())
+
+
+def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
     """Return what a template is given, by message: the system prompt, then what was said, with text of attachments.
 
     Thoughts are left out, and questions whose answer never came: templates want question and answer in turns.

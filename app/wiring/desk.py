@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.library.finder import HubFinder
 from app.library.keeper import LibraryKeeper
 from app.library.stock import Stock
 from app.load.loader import Loader
@@ -59,6 +60,7 @@ class Desk:
     unloader: Unloader
     other_layouts: OtherLayouts
     library: LibraryKeeper
+    finder: HubFinder
 
     @property
     def loading(self) -> Loading:
@@ -74,6 +76,7 @@ class Desk:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
         self.library.close()
+        self.finder.close()
         self.prober.close()
         self.loader.memory_return.cancel()
         self.models.close()
@@ -123,6 +126,16 @@ def make_desk(
             live=live,
             auto_layouts=auto_layouts,
             speeds=speeds,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
+        finder=HubFinder(
+            live=live,
+            models=models,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            settings=settings,
             background=background,
             notices=notices,
             parent=parent,

@@ -30,6 +30,7 @@ from app.wiring.presenters import (
     make_questions,
     make_settings_presenter,
     make_views,
+    present_finder,
     present_layout,
     present_loaded,
     present_rig,
@@ -59,6 +60,7 @@ class WindowParts:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
+        self.desk.finder.go_on()
         for path in files:
             self.questions.open_dropped(path)
 
@@ -81,6 +83,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
+    present_finder(main, desk, library_presenter)
     actions = make_actions(
         main, desk, questions, views, theme, auto_layout_presenter.show, library_presenter.page.toggle
     )

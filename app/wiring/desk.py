@@ -10,6 +10,7 @@ from functools import partial
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.library.finder import HubFinder
 from app.library.keeper import LibraryKeeper
 from app.library.stock import Stock
 from app.load.loader import Loader
@@ -62,6 +63,7 @@ class Desk:
     other_layouts: OtherLayouts
     library: LibraryKeeper
     examiner: Examiner
+    finder: HubFinder
 
     @property
     def loading(self) -> Loading:
@@ -78,6 +80,7 @@ class Desk:
         self.background.close()
         self.library.close()
         self.examiner.close()
+        self.finder.close()
         self.prober.close()
         self.loader.close()
         self.models.close()
@@ -135,6 +138,16 @@ def make_desk(
             parent=parent,
         ),
         examiner=examiner,
+        finder=HubFinder(
+            live=live,
+            models=models,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            settings=settings,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
     )
     _connect_notices(desk)
     for model in models.all:

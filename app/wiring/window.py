@@ -31,6 +31,7 @@ from app.wiring.presenters import (
     make_questions,
     make_settings_presenter,
     make_views,
+    present_finder,
     present_layout,
     present_loaded,
     present_rig,
@@ -60,6 +61,7 @@ class WindowParts:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
+        self.desk.finder.go_on()
         for path in files:
             self.questions.open_dropped(path)
 
@@ -84,6 +86,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     library_presenter = make_library_presenter(main, desk, questions)
     doctor = DoctorPresenter(desk.examiner, main)
     views.check_requested.connect(doctor.show)
+    present_finder(main, desk, library_presenter)
     actions = make_actions(
         main,
         desk,

@@ -65,7 +65,7 @@ def _quieten_logs() -> None:
     logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
 
 
-def _run_command(options: Namespace) -> int:
+def _run_command(options: Namespace) -> int:  # noqa: PLR0912 - one case for each command
     match options.command:
         case "inspect":
             from app.cli.inspect import run_inspect as run_command

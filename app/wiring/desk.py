@@ -10,6 +10,8 @@ from functools import partial
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.library.keeper import LibraryKeeper
+from app.library.stock import Stock
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.reloader import Reloader
@@ -27,6 +29,7 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
+from app.paths import library_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
@@ -58,6 +61,7 @@ class Desk:
     unloader: Unloader
     other_layouts: OtherLayouts
     examiner: Examiner
+    library: LibraryKeeper
 
     @property
     def loading(self) -> Loading:
@@ -73,8 +77,9 @@ class Desk:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
         self.examiner.close()
+        self.library.close()
         self.prober.close()
-        self.loader.memory_return.cancel()
+        self.loader.close()
         self.models.close()
         self.rig.close()
         self.settings.sync()
@@ -94,7 +99,7 @@ def make_desk(
     held_memory = HeldMemory(models, live, watchman, parent)
     speeds = SpeedKeeper(live, models, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
-    loader = Loader(models, document, live, settings, auto_layouts.constraints, parent)
+    loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
@@ -120,6 +125,16 @@ def make_desk(
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         examiner=examiner,
+        library=LibraryKeeper(
+            Stock(library_path()),
+            models=models,
+            live=live,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
     )
     _connect_notices(desk)
     for model in models.all:
@@ -148,6 +163,7 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
+    desk.library.follow(model)
     model.loading.state_changed.connect(on_state_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)

@@ -61,6 +61,7 @@ class FileTransfer:
         self._stop = stop
         self._target = Path(file.target)
         self._plan = SpanPlan(order.segment_bytes)
+        self._read_bytes = min(READ_BYTES, max(1, order.block_bytes // 4))
         self._trial = Trial(order.connections, order.trial_s)
         self._changed = threading.Condition()
         self._faults: list[EngineError] = []
@@ -135,10 +136,10 @@ class FileTransfer:
             while not is_whole(part):
                 self._end_if_stopped()
                 now_s = time.monotonic()
-                self._judge_faults(now_s)
+                failed = self._judge_faults(now_s)
                 if now_s >= self._wait_until_s:
                     self._start_connections(part, hasher)
-                if now_s >= next_tell_s or self._faults:
+                if now_s >= next_tell_s or failed:
                     next_tell_s = now_s + TICK_S
                     self._tell_progress(part)
                 if now_s - last_disk_s >= _DISK_S:
@@ -181,8 +182,11 @@ class FileTransfer:
             # One that waits for a silent server ends with the process, or with its own timeout.
             thread.join(max(0.0, deadline_s - time.monotonic()))
 
-    def _judge_faults(self, now_s: float) -> None:
-        """Wait after failures that pass; raise those that do not, and the one that was one too many."""
+    def _judge_faults(self, now_s: float) -> bool:
+        """Wait after failures that pass; raise those that do not, and the one that was one too many.
+
+        Return whether there were any.
+        """
         with self._changed:
             faults, self._faults = self._faults, []
         for fault in faults:
@@ -197,6 +201,7 @@ class FileTransfer:
             wait_s = self._order.backoff_s * 2 ** (self._n_failed - 1) * random.uniform(0.5, 1.5)
             self._wait_until_s = now_s + max(wait_s, fault.retry_after_s or 0.0)
             self._note = fault.summary()
+        return bool(faults)
 
     def _require_room(self, part: PartFile) -> None:
         size_bytes = part.origin.size_bytes
@@ -239,7 +244,7 @@ class FileTransfer:
         ) as response:
             self._agree(response.head, span, part)
             at = response.head.first
-            while not self._is_over(span) and (data := response.read_some(READ_BYTES)):
+            while not self._is_over(span) and (data := response.read_some(self._read_bytes)):
                 # A server that gives whole files only sends what is here once more.
                 new = data[max(0, span.at - at) :] if at < span.at else data
                 at += len(data)

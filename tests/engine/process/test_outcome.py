@@ -104,6 +104,17 @@ def test_a_crash_carries_signal_or_exit_code() -> None:
     assert (by_signal.signal, by_signal.exit_code, by_code.signal, by_code.exit_code) == (11, None, None, 3)
 
 
+def test_what_is_known_is_told_only_where_the_engine_is_at_fault() -> None:
+    known = "The engine has not been checked on CPU yet."
+    for outcome in (ProcessOutcome(EndReason.ITSELF, signal=11), ProcessOutcome(EndReason.ITSELF, exit_code=3)):
+        message = crash_event(outcome, known).message
+        assert message.endswith(known)
+        assert "Check this machine" in message
+        assert "try again" not in message.lower()
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS):
+        assert known not in crash_event(ProcessOutcome(EndReason.ITSELF, signal=number), known).message
+
+
 def greeting(endpoint: str, status: GreetingStatus) -> dict[str, Greeting]:
     return {endpoint: Greeting(endpoint, status, f"{endpoint} is {status}.")}
 

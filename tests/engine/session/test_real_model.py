@@ -23,7 +23,6 @@ from engine.worker.quantise import FILE_TYPES
 from tests.support.conversation import Conversation
 from tests.support.orders import plan_of
 from tests.support.real_model import quantised
-from tests.support.selection import some
 
 EVERYDAY = ("Q4_0", "Q8_0")
 KINDS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "compute_bytes", "output_bytes")
@@ -34,7 +33,6 @@ LAYOUTS = (
     Layout(30, (Run("RPC0", 0, 9), Run("RPC1", 10, 22), Run("RPC2", 23, 29)), "RPC2"),
     Layout(30, (Run("CPU", 0, 4), Run("RPC1", 5, 11), Run("CPU", 12, 14), Run("RPC0", 15, 29)), "RPC1"),
     Layout(30, (Run("CPU", 0, 29),), "CPU"),
-    Layout(30, (Run("RPC2", 0, 3), Run("CPU", 4, 29)), "CPU"),
 )
 NO_COPIES = Fault("extra_buffers", "Left out for a comparison.")
 
@@ -56,19 +54,23 @@ class Outcome:
 
 @pytest.mark.parametrize(
     "file_type",
-    [name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.exhaustive) for name in FILE_TYPES],
+    [
+        name if name in EVERYDAY else pytest.param(name, marks=pytest.mark.exhaustive)
+        for name in FILE_TYPES
+        if not name.endswith("_S")  # The small ones of a type differ from the middle ones in few tensors.
+    ],
 )
 def test_each_type_is_forecast_to_the_byte_and_answers_alike(lab: LabRig, tmp_path: Path, file_type: str) -> None:
     memory = ModelMemory(read_model(quantised(tmp_path, file_type)))
     plain = Rig(lab.rig.devices, replace(lab.rig.host, faults=(NO_COPIES,)))
     with Conversation() as child:
-        first, *others = [_load(child, memory, plain, layout) for layout in some(LAYOUTS)]
+        first, *others = [_load(child, memory, plain, layout) for layout in LAYOUTS]
         assert len(first.answer.split()) > 5, first.answer
         assert not first.has_copies
         assert [(each.answer, each.logits, each.has_copies) for each in others] == [
             (first.answer, first.logits, False)
         ] * len(others)
-        copied = _load(child, memory, lab.rig, LAYOUTS[2])
+        copied = _load(child, memory, lab.rig, LAYOUTS[-1])
     if copied.has_copies:
         assert _difference(first.logits, copied.logits) < TOLERANCE
     else:
@@ -86,7 +88,7 @@ def _load(child: Conversation, memory: ModelMemory, rig: Rig, layout: Layout) ->
         assert measured == {row.id: getattr(row, kind) for row in loaded.forecast}, (kind, layout)
     digest = child.ask(Logits(tokens=TOKENS))
     assert isinstance(digest, LogitDigest), digest
-    done = child.ask(Generate(id=id(plan), messages=(QUESTION,), max_tokens=16, temperature=0.0, seed=1))
+    done = child.ask(Generate(id=id(plan), messages=(QUESTION,), max_tokens=10, temperature=0.0, seed=1))
     assert isinstance(done, Generated), done
     answer = "".join(each.text for each in child.heard if isinstance(each, Piece))
     return Outcome(answer, digest.sample, has_copies=loaded.devices[-1].weights_bytes > 0)

@@ -45,6 +45,10 @@ class Line:
     centred: bool = False
 
     @property
+    def all_runs(self) -> tuple[Run, ...]:
+        return self.runs
+
+    @property
     def text(self) -> str:
         """The words alone."""
         return "".join(run.text for run in self.runs)
@@ -58,6 +62,11 @@ class Table:
     alignments: tuple[Alignment, ...]
     indent: int = 0
     quote: int = 0
+
+    @property
+    def all_runs(self) -> tuple[Run, ...]:
+        """Those of all cells."""
+        return tuple(run for row in self.rows for cell in row for run in cell)
 
 
 Block = Line | Table

@@ -1,4 +1,4 @@
-r"""The formulas between `\(` and `\)`, `\[` and `\]`: rules for markdown-it beside those that its plugin has for dollars."""
+r"""The formulas between `\(` and `\)`, `\[` and `\]`: rules beside those of the plugin for dollars."""
 
 from __future__ import annotations
 

@@ -208,10 +208,7 @@ class MarkdownDocument(QTextDocument):
     def _lay_out_formulas(self) -> None:
         """Give the formulas their room: pictures are not of the size of their source."""
         for start, block in zip(self._starts, self.blocks, strict=True):
-            runs = (
-                block.runs if isinstance(block, Line) else [run for row in block.rows for cell in row for run in cell]
-            )
-            if any(run.formula for run in runs):
+            if any(run.formula for run in block.all_runs):
                 end = self.characterCount() - 1
                 self.markContentsDirty(start, end - start)
                 return

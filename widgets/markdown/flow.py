@@ -150,7 +150,7 @@ class Flow:
             place += 1
         self._flush_marker()
         for row in rows:
-            row += [()] * (len(alignments) - len(row))
+            row.extend([()] * (len(alignments) - len(row)))
         if len(rows) * len(alignments) <= MAX_CELLS:
             indent, quote = min(len(self._lists), MAX_INDENT), min(self._quote, MAX_INDENT)
             self._blocks.append(

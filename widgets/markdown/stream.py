@@ -1,8 +1,8 @@
 """Markdown that is still being written: finished blocks are parsed once, only the end is parsed again.
 
-Whatever the pieces in which a text comes, the blocks in the end are the same. A block is finished where an empty line and
-then a whole line follow that begin another one: nothing that comes later can change it any more, since definitions of
-links far below are not looked at and formulas hold no empty lines.
+Whatever the pieces in which a text comes, the blocks in the end are the same. A block is finished where an empty line
+and then a whole line follow that begin another one: nothing that comes later can change it any more, since definitions
+of links far below are not looked at and formulas hold no empty lines.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class Styles:
         self._code_font = code_font
 
     def character(self, run: Run, level: int = 0) -> QTextCharFormat:
-        """Return the format of `run` in a heading of `level`, in code (-1) or elsewhere (0). Shared: do not change it."""
+        """Return the format of `run` in a heading of `level`, in code (-1), elsewhere (0). Shared: do not change it."""
         key = (_look(run), level)
         if key not in self._characters:
             self._characters[key] = self._make_character(run, level)

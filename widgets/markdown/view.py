@@ -1,4 +1,4 @@
-"""A message as people read it: rendered Markdown, with buttons on code, links that are asked about, and no scrolling."""
+"""A message as people read it: rendered Markdown with buttons on code, and links that open on a click only."""
 
 from __future__ import annotations
 
@@ -13,11 +13,10 @@ from PySide6.QtGui import (
     QMouseEvent,
     QPainter,
     QPaintEvent,
-    QResizeEvent,
     QTextOption,
     QWheelEvent,
 )
-from PySide6.QtWidgets import QFrame, QMenu, QSizePolicy, QTextEdit, QWidget
+from PySide6.QtWidgets import QFrame, QMenu, QTextEdit, QWidget
 
 from widgets.markdown.code_head import CodeHead
 from widgets.markdown.document import CodePlace
@@ -48,7 +47,6 @@ class MarkdownView(QTextEdit):
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setTabChangesFocus(True)
         self.setDocument(self.live.document)
         self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
@@ -62,8 +60,7 @@ class MarkdownView(QTextEdit):
         self._rules: list[int] = []
         self._pressed_link = ""
         self.live.drawn.connect(self._on_drawn)
-        self.document().documentLayout().documentSizeChanged.connect(self._fit_height)
-        self._fit_height()
+        self.document().documentLayout().documentSizeChanged.connect(self._on_size_changed)
 
     # ------------------------------------------------------------------ text
 
@@ -85,17 +82,18 @@ class MarkdownView(QTextEdit):
 
     # ------------------------------------------------------------------ size
 
-    def _fit_height(self) -> None:
-        margins = self.height() - self.viewport().height()
-        height = math.ceil(self.document().size().height()) + margins
-        if height != self.height():
-            self.setFixedHeight(height)
-            self.height_changed.emit()
+    def fit(self, width: int) -> int:
+        """Lay out for this width and return the height that the text takes then."""
+        if self.document().textWidth() != width:
+            self.document().setTextWidth(width)
+        height = math.ceil(self.document().size().height())
+        self.resize(width, height)
         self._place_heads()
+        return height
 
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit_height()
+    def _on_size_changed(self) -> None:
+        if math.ceil(self.document().size().height()) != self.height():
+            self.height_changed.emit()
 
     # ------------------------------------------------------------------ code and quotes
 
@@ -111,7 +109,7 @@ class MarkdownView(QTextEdit):
             self.code_heads.append(self._make_head(len(self.code_heads)))
         for head, place in zip(self.code_heads, self._code, strict=False):
             head.set_language(place.language)
-        self._fit_height()
+        self._place_heads()
         self.viewport().update()
 
     def _make_head(self, number: int) -> CodeHead:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -67,7 +68,7 @@ def in_pieces(text: str, cuts: list[int]) -> tuple[Block, ...]:
     finished: list[Block] = []
     end: tuple[Block, ...] = ()
     places = [0, *sorted(cut % (len(text) + 1) for cut in cuts), len(text)]
-    for first, last in zip(places, places[1:], strict=False):
+    for first, last in pairwise(places):
         stream.append(text[first:last])
         parsed = stream.parse()
         finished += parsed.finished
@@ -76,13 +77,7 @@ def in_pieces(text: str, cuts: list[int]) -> tuple[Block, ...]:
 
 
 def runs_of(blocks: tuple[Block, ...]) -> list[Run]:
-    return [
-        run
-        for block in blocks
-        for run in (
-            block.runs if isinstance(block, Line) else [run for row in block.rows for cell in row for run in cell]
-        )
-    ]
+    return [run for block in blocks for run in block.all_runs]
 
 
 @given(texts, st.lists(st.integers(0, 2000), max_size=12))

@@ -14,6 +14,7 @@ import msgspec
 
 from engine.layout.engine_parameters import EngineParameters
 from engine.settings.context_settings import ContextSettings
+from engine.settings.sampling_settings import SamplingSettings
 
 PROTOCOL_VERSION = 2
 
@@ -105,6 +106,7 @@ class ModelRequest(Request, frozen=True, kw_only=True):
 class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
 
+    `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
     Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
     prefix.
     """
@@ -118,6 +120,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     top_p: float = 0.95
     min_p: float = 0.05
     stop: tuple[str, ...] = ()
+    sampling: SamplingSettings | None = None
 
 
 class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):

@@ -38,7 +38,7 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     dry_multiplier: float = 0.0
     dry_base: float = 1.75
     dry_allowed_length: int = 2
-    dry_penalty_last_n: int = -1
+    dry_penalty_last_n: int = 64
     dry_breakers: tuple[str, ...] = DRY_BREAKERS
     mirostat: Mirostat = "off"
     mirostat_tau: float = 5.0

@@ -6,9 +6,9 @@ import time
 from typing import Literal
 
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
-from engine.worker.outcome import failure
+from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
-from engine.worker.sampling import SamplerChain
+from engine.worker.sampling import SamplerChain, settings_of
 from engine.worker.session import Session
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
@@ -25,7 +25,7 @@ def begin(session: Session, request: Generate) -> Generation:
     """
     if not session.makes_text:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
-    if "" in request.stop:
+    if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
     return Generation(session, request, prompt_tokens(session, request.messages, request.prompt))
 
@@ -38,10 +38,11 @@ class Generation(SequenceTask):
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
         self._room = session.context_tokens
-        self._most = request.max_tokens
-        self._sampler = SamplerChain(session.engine, session.context, request)
+        settings = settings_of(request)
+        self._most = settings.max_tokens
+        self._sampler = SamplerChain(session, settings, tokens)
         self._decoder = PieceDecoder(session)
-        self._stops = StopTexts(request.stop)
+        self._stops = StopTexts(settings.stop)
         self._prompt_tokens = len(tokens)
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
@@ -69,7 +70,11 @@ class Generation(SequenceTask):
             self._begun = time.perf_counter()
         if self._generated == self._most:
             return self._end("length", answers)
-        token = self._sampler.sample(place)
+        try:
+            token = self._sampler.sample(place)
+        except EndOfRequest as end:
+            answers.append(end.word_of(self.id))
+            return False
         if self._is_end(self._vocabulary, token):
             return self._end("end_of_text", answers)
         self._generated += 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
@@ -14,6 +15,8 @@ from app.models.open_models import OpenModels
 from app.notices import Notice
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
+from engine.fit.strategies.constraints import Constraints
+from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan
 from engine.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
@@ -30,7 +33,8 @@ class _Wanted:
 
 
 class Loader(QObject):
-    """One load at a time. Calls return at once."""
+    """One load at a time. Calls return at once. `constraints_of` tells what is pinned of a model, and which devices are
+    off: that holds for layouts that are tried or proposed in the place of the one that was asked for."""
 
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
@@ -41,6 +45,7 @@ class Loader(QObject):
         document: LayoutDocument,
         keeper: LiveRig,
         settings: Settings,
+        constraints_of: Callable[[ModelFile], Constraints],
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -48,6 +53,7 @@ class Loader(QObject):
         self._document = document
         self._keeper = keeper
         self._settings = settings
+        self._constraints_of = constraints_of
         self._asked: _Wanted | None = None
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
@@ -147,8 +153,11 @@ class Loader(QObject):
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
         learns = wanted.plan.report.probe_only is None and not wanted.room.victims
-        retry = RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0)
-        wanted.model.loading.load(LoadOrder(plan, retry), forecast_is_whole=learns)
+        wanted.model.loading.load(LoadOrder(plan, self._retry(plan)), forecast_is_whole=learns)
+
+    def _retry(self, plan: Plan) -> RetryPolicy:
+        constraints = self._constraints_of(plan.model).kept_by(plan.edit.layout)
+        return RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0, constraints)
 
     def _obstacle(self, plan: Plan) -> str:
         """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""

@@ -181,8 +181,8 @@ class Loading(QObject):
         before, self.snapshot = self.snapshot, snapshot
         # Changed before anybody is told: nobody is to meet a ready model that holds nothing.
         state_before, self.state = self.state, _state_of(snapshot)
-        if snapshot.loaded is not before.loaded:
-            self._show_loaded(snapshot.loaded)
+        if _loaded_of(snapshot) is not _loaded_of(before):
+            self._show_loaded(_loaded_of(snapshot))
         if self.state is state_before:
             return
         if self.state is ModelState.EMPTY:
@@ -236,6 +236,11 @@ class Loading(QObject):
     def _set_lost(self, order: LoadOrder | None) -> None:
         self._lost = order
         self.lost_changed.emit(order is not None)
+
+
+def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
+    """What is loaded and stays: what is being unloaded is no reason not to load it again."""
+    return None if snapshot.is_unloading else snapshot.loaded
 
 
 def _state_of(snapshot: Snapshot) -> ModelState:

@@ -136,10 +136,10 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
             "Turn on offloading of the KV cache where there is room.",
         )
     trained = model.hyper_parameter("context_length")
-    if isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < context.n_ctx // context.n_seq_max:
+    if isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < context.n_ctx_each:
         yield Advice(
             "context_above_training",
-            f"The context of {context.n_ctx} tokens is longer than the {trained} that the model was trained with.",
+            f"The context of {context.n_ctx_each} tokens is longer than the {trained} that the model was trained with.",
             f"Answers get worse behind {trained} tokens; a shorter context also saves memory.",
         )
     window = model.hyper_parameter("attention.sliding_window")

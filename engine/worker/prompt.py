@@ -6,22 +6,22 @@ import sys
 from collections.abc import Sequence
 
 from engine.protocol.messages import ChatMessage
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
-from engine.worker.session import Session
 from engine.worker.text import token_text, tokenize
 
 
-def prompt_tokens(session: Session, messages: Sequence[ChatMessage], prompt: str) -> list[int]:
+def prompt_tokens(loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str) -> list[int]:
     """Return the tokens of a conversation, or of raw text where there is none.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
     """
-    text = chat_text(session, messages)[0] if messages else prompt
-    begin = token_text(session, session.engine.low.llama_vocab_bos(session.vocabulary))
+    text = chat_text(loaded, messages)[0] if messages else prompt
+    begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
     # a template that writes the first token itself must not get a second one
-    tokens = tokenize(session, text, add_special=not (begin and text.startswith(begin)))
-    room = session.context_tokens
+    tokens = tokenize(loaded, text, add_special=not (begin and text.startswith(begin)))
+    room = loaded.context_tokens
     if not tokens:
         raise failure("argument", "The prompt is empty; write something.")
     if len(tokens) >= room:
@@ -33,21 +33,21 @@ def prompt_tokens(session: Session, messages: Sequence[ChatMessage], prompt: str
     return tokens
 
 
-def chat_text(session: Session, messages: Sequence[ChatMessage]) -> tuple[str, str]:
+def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage]) -> tuple[str, str]:
     """Return a conversation by the model's template, and why a plain form took its place, if it did for a fault."""
     # imported with the first conversation: a template engine is a lot to import for raw text
     from engine.worker.chat_template import TemplateError, render_chat, render_plain_chat
 
-    low = session.engine.low
-    template = low.llama_model_chat_template(session.model, None)
+    low = loaded.engine.low
+    template = low.llama_model_chat_template(loaded.model, None)
     replaced = ""
     if template:
         try:
             text = render_chat(
                 template.decode("utf-8", "replace"),
                 messages,
-                beginning_of_text=token_text(session, low.llama_vocab_bos(session.vocabulary)),
-                end_of_text=token_text(session, low.llama_vocab_eos(session.vocabulary)),
+                beginning_of_text=token_text(loaded, low.llama_vocab_bos(loaded.vocabulary)),
+                end_of_text=token_text(loaded, low.llama_vocab_eos(loaded.vocabulary)),
             )
         except TemplateError as error:
             replaced = f"The model's chat template is not used: {error}."

@@ -16,11 +16,11 @@ from engine.protocol.messages import (
     Tokenise,
 )
 from engine.worker.kinds import embed, generate, render_template, restore_sequence, save_sequence, tokenise
-from engine.worker.session import Session
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.slots import Slots
 from engine.worker.tasks import Task
 
-KINDS: Mapping[type[ModelRequest], Callable[[Session, Slots, Any], Task | LastWord]] = {
+KINDS: Mapping[type[ModelRequest], Callable[[LoadedContext, Slots, Any], Task | LastWord]] = {
     Generate: lambda session, _slots, request: generate.begin(session, request),
     Embed: lambda session, _slots, request: embed.begin(session, request),
     Tokenise: lambda session, _slots, request: tokenise.answer(session, request),
@@ -31,7 +31,7 @@ KINDS: Mapping[type[ModelRequest], Callable[[Session, Slots, Any], Task | LastWo
 """What begins a request: it gives the answer at once, or work for the decode loop."""
 
 
-def begin(session: Session, slots: Slots, request: ModelRequest) -> Task | LastWord:
+def begin(session: LoadedContext, slots: Slots, request: ModelRequest) -> Task | LastWord:
     """Begin a request.
 
     Raises:

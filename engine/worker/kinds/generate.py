@@ -6,10 +6,10 @@ import time
 from typing import Literal
 
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
 from engine.worker.sampling import SamplerChain, settings_of
-from engine.worker.session import Session
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder
@@ -17,7 +17,7 @@ from engine.worker.text import PieceDecoder
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
-def begin(session: Session, request: Generate) -> Generation:
+def begin(session: LoadedContext, request: Generate) -> Generation:
     """Return the generation.
 
     Raises:
@@ -33,7 +33,7 @@ def begin(session: Session, request: Generate) -> Generation:
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
-    def __init__(self, session: Session, request: Generate, tokens: list[int]) -> None:
+    def __init__(self, session: LoadedContext, request: Generate, tokens: list[int]) -> None:
         super().__init__(request.id, tokens)
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog

@@ -22,6 +22,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
+from widgets.layout_editor.moves import PinToggle
 
 DEADLINE_MS = 60_000
 N_LAYERS = 8
@@ -83,6 +84,21 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     assert desk.document.edit == loaded.edit
     desk.document.undo_group.undo()
     assert desk.document.edit == asked
+
+
+def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
+    desk.settings.step_back(True)
+    desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
+    desk.auto_layouts.toggle_pin(PinToggle((6, 7)))
+    # Moved by hand since: that one is released.
+    desk.document.replace(replace(ASKED, layout=ASKED.layout.assign(7, "CPU")), "test")
+    desk.loader.load()
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    loaded = desk.loading.loaded
+    assert loaded is not None
+    places = loaded.edit.layout.assignment()
+    assert [places[layer] for layer in (0, 1, 6, 7)] == ["RPC0", "RPC0", "RPC0", "CPU"]
+    assert "CPU" in places[2:6]
 
 
 def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBot) -> None:

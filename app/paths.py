@@ -29,6 +29,11 @@ def speeds_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
+def chats_path() -> Path:
+    """Return where conversations are kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.chats.archive import ChatArchive
+from app.chats.shelf import ChatShelf
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.reloader import Reloader
@@ -26,10 +28,13 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
+from app.paths import chats_path
 from app.rig.calibrator import Calibrator
 from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
+from app.worker import Worker
+from widgets.markdown.typesetter import Typesetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,9 @@ class Desk:
     speeds: SpeedKeeper
     unloader: Unloader
     other_layouts: OtherLayouts
+    archive: ChatArchive
+    shelf: ChatShelf
+    typesetter: Typesetter
 
     @property
     def loading(self) -> Loading:
@@ -72,6 +80,7 @@ class Desk:
         self.prober.close()
         self.loader.memory_return.cancel()
         self.models.close()
+        self.archive.close()
         self.rig.close()
         self.settings.sync()
 
@@ -92,6 +101,7 @@ def make_desk(
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
     loader = Loader(models, document, live, settings, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
+    archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
         background=background,
@@ -112,6 +122,9 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
+        archive=archive,
+        shelf=ChatShelf(archive, models, settings, parent),
+        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)
     for model in models.all:

@@ -9,6 +9,7 @@ from pathlib import Path
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
+from app.window.arrangement import Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
@@ -23,6 +24,7 @@ from app.wiring.presenters import (
     make_questions,
     make_settings_presenter,
     make_views,
+    present_chats,
     present_layout,
     present_loaded,
     present_rig,
@@ -48,6 +50,7 @@ class WindowParts:
     def start(self, *, model: Path | None, rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
         self.model_presenter.show_recent_models()
+        self.desk.archive.start()
         self.desk.rig.start(rig)
         if model is not None:
             self.desk.opener.open(model)
@@ -61,7 +64,9 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     questions = make_questions(main, desk)
     views = make_views(main, desk)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
-    actions = make_actions(main, desk, questions, views, theme, auto_layout_presenter.show)
+    arranger = Arranger(main, settings)
+    actions = make_actions(main, desk, questions, views, theme, auto_layout_presenter.show, arranger)
+    present_chats(main, desk, views, arranger)
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)
@@ -72,6 +77,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     _connect_window(main, desk, questions)
     _connect_theme(main, views, theme)
     main.restore()
+    arranger.restore()
     return WindowParts(
         main, desk, actions, views, questions, theme, model_presenter, settings_presenter, auto_layout_presenter
     )

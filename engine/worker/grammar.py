@@ -11,7 +11,7 @@ from typing import Any
 
 from engine.settings.sampling_settings import SamplingSettings
 from engine.worker.outcome import failure
-from engine.worker.session import Session
+from engine.worker.loaded_context import LoadedContext
 
 MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
@@ -48,7 +48,7 @@ def grammar_text(settings: SamplingSettings) -> str:
 class Grammar:
     """The grammar of one request. To be freed."""
 
-    def __init__(self, session: Session, text: str) -> None:
+    def __init__(self, session: LoadedContext, text: str) -> None:
         self._low = session.engine.low
         self._session = session
         session.log.begin_computation(lambda _failed: None)

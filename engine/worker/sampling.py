@@ -10,7 +10,7 @@ from typing import Any
 from engine.protocol.messages import Generate
 from engine.settings.sampling_settings import SamplingSettings
 from engine.worker.grammar import Grammar, grammar_text
-from engine.worker.session import Session
+from engine.worker.loaded_context import LoadedContext
 
 MIN_KEEP = 1
 MIROSTAT_TOKENS = 100
@@ -36,7 +36,7 @@ class SamplerChain:
     Penalties look at `tokens` of the prompt too.
     """
 
-    def __init__(self, session: Session, settings: SamplingSettings, tokens: Sequence[int]) -> None:
+    def __init__(self, session: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:
         self._low = session.engine.low
         self._context = session.context
         self._sample = self._low.llama_sampler_sample
@@ -63,7 +63,7 @@ class SamplerChain:
             return self._grammar.sample(self._chain, place)
         return int(self._sample(self._chain, self._context, place))
 
-    def _look_at(self, tokens: Sequence[int], session: Session, settings: SamplingSettings) -> None:
+    def _look_at(self, tokens: Sequence[int], session: LoadedContext, settings: SamplingSettings) -> None:
         """Have penalties know the end of the prompt."""
         windows = [settings.penalty_last_n] if _penalises(settings) else []
         windows += [settings.dry_penalty_last_n] if settings.dry_multiplier else []
@@ -71,7 +71,7 @@ class SamplerChain:
         for token in tokens[-window:] if window else ():
             self._low.llama_sampler_accept(self._chain, token)
 
-    def _samplers(self, session: Session, settings: SamplingSettings) -> list[Any]:
+    def _samplers(self, session: LoadedContext, settings: SamplingSettings) -> list[Any]:
         low = self._low
         seed = int.from_bytes(os.urandom(4), "little") if settings.seed is None else settings.seed & 0xFFFFFFFF
         if settings.mirostat != "off" and settings.temperature > 0:
@@ -102,13 +102,13 @@ class SamplerChain:
             else low.llama_sampler_init_dist(seed),
         ]
 
-    def _mirostat(self, session: Session, settings: SamplingSettings, seed: int) -> Any:
+    def _mirostat(self, session: LoadedContext, settings: SamplingSettings, seed: int) -> Any:
         low, tau, eta = self._low, settings.mirostat_tau, settings.mirostat_eta
         if settings.mirostat == "1":
             return low.llama_sampler_init_mirostat(session.vocabulary_size, seed, tau, eta, MIROSTAT_TOKENS)
         return low.llama_sampler_init_mirostat_v2(seed, tau, eta)
 
-    def _dry(self, session: Session, settings: SamplingSettings) -> Any:
+    def _dry(self, session: LoadedContext, settings: SamplingSettings) -> Any:
         breakers = [text.encode("utf-8", "replace") for text in settings.dry_breakers]
         return self._low.llama_sampler_init_dry(
             session.vocabulary,
@@ -125,5 +125,5 @@ def _penalises(settings: SamplingSettings) -> bool:
     return settings.repeat_penalty != 1 or settings.presence_penalty != 0 or settings.frequency_penalty != 0
 
 
-def _window(tokens: int, session: Session) -> int:
+def _window(tokens: int, session: LoadedContext) -> int:
     return min(session.context_tokens, tokens) if tokens >= 0 else session.context_tokens

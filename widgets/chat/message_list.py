@@ -41,6 +41,7 @@ class MessageList(QAbstractScrollArea):
         self.setProperty("role", "messages")
         self.verticalScrollBar().setSingleStep(2 * LINE_PX)
         self._messages: list[ShownMessage] = []
+        self._places: dict[str, int] = {}
         self._late: dict[str, list[tuple[str, str]]] = {}
         """What came of a message since its value was given."""
         self._bubbles: dict[str, Bubble] = {}
@@ -77,6 +78,7 @@ class MessageList(QAbstractScrollArea):
             self._drop(gone)
         self._late.clear()
         self._messages = list(messages)
+        self._places = {each.id: place for place, each in enumerate(messages)}
         self._heights = [before.get(each.id) or self._guess(each) for each in messages]
         self._measured &= wanted
         for message in messages:
@@ -87,7 +89,7 @@ class MessageList(QAbstractScrollArea):
 
     def update_message(self, message: ShownMessage) -> None:
         """Show another state of a message that is there."""
-        place = self._place_of(message.id)
+        place = self._places.get(message.id)
         if place is None:
             return
         self._late.pop(message.id, None)
@@ -110,7 +112,7 @@ class MessageList(QAbstractScrollArea):
 
     def show_message(self, message: str) -> None:
         """Scroll to a message."""
-        place = self._place_of(message)
+        place = self._places.get(message)
         if place is not None:
             self._follows = False
             self.verticalScrollBar().setValue(self._offsets[place])
@@ -186,14 +188,12 @@ class MessageList(QAbstractScrollArea):
 
     def _move(self, value: int, height: int) -> None:
         left = max((self.viewport().width() - self._width()) // 2, MARGIN_PX)
-        for place, message in enumerate(self._messages):
-            bubble = self._bubbles.get(message.id)
-            if bubble is None:
-                continue
+        for message, bubble in list(self._bubbles.items()):
+            place = self._places[message]
             top, bottom = self._offsets[place] - value, self._offsets[place + 1] - value
             if bottom < -height * KEPT_SCREENS or top > height * (1 + KEPT_SCREENS):
                 if not bubble.isAncestorOf(self.focusWidget() or self):
-                    self._drop(message.id)
+                    self._drop(message)
                 continue
             bubble.move(left, top)
             bubble.setVisible(bottom > 0 and top < height)
@@ -240,12 +240,6 @@ class MessageList(QAbstractScrollArea):
         text = message.text + "".join(text for text, _ in late)
         thinking = message.thinking + "".join(thinking for _, thinking in late)
         return replace(message, text=text, thinking=thinking)
-
-    def _place_of(self, message: str) -> int | None:
-        # What changes is nearly always at the end.
-        return next(
-            (place for place in reversed(range(len(self._messages))) if self._messages[place].id == message), None
-        )
 
     # ------------------------------------------------------------------ events
 

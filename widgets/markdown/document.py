@@ -10,7 +10,7 @@ from PySide6.QtCore import QObject, Qt, QUrl
 from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument, QTextTable
 
 from widgets.markdown.blocks import Block, Line, Run, Table
-from widgets.markdown.formulas import FORMULA_TYPE, SOURCE, FormulaObject, Formulas
+from widgets.markdown.formulas import FORMULA_TYPE, SOURCE, FormulaKey, FormulaObject, Formulas
 from widgets.markdown.styles import EDGE, Styles
 
 OBJECT = "\N{OBJECT REPLACEMENT CHARACTER}"
@@ -36,6 +36,27 @@ class CodePlace:
         return "".join(parts)
 
 
+@dataclass(frozen=True, slots=True)
+class QuotePlace:
+    """A quoted line: which of the document's blocks, and in how many lists and quotes it is."""
+
+    block: int
+    indent: int
+    levels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decorations:
+    """What is painted behind and beside text; `rules` are the document's blocks that are lines across."""
+
+    code: tuple[CodePlace, ...] = ()
+    quotes: tuple[QuotePlace, ...] = ()
+    rules: tuple[int, ...] = ()
+
+    def __add__(self, other: Decorations) -> Decorations:
+        return Decorations(self.code + other.code, self.quotes + other.quotes, self.rules + other.rules)
+
+
 class MarkdownDocument(QTextDocument):
     """Blocks as text that can be selected. Nothing is loaded from anywhere."""
 
@@ -46,9 +67,10 @@ class MarkdownDocument(QTextDocument):
         self._styles = styles
         self._formula_object = FormulaObject(formulas, self)
         self.documentLayout().registerHandler(FORMULA_TYPE, self._formula_object)
-        formulas.drawn.connect(self._lay_out_formulas)
+        formulas.drawn.connect(self._lay_out_formula)
         self._finished: list[Block] = []
         self._open_end: tuple[Block, ...] = ()
+        self._finished_decorations = Decorations()
         self._starts: list[int] = []
         """Where each block begins, in characters."""
 
@@ -72,6 +94,7 @@ class MarkdownDocument(QTextDocument):
         """Show nothing."""
         self.clear()
         self._finished, self._open_end, self._starts = [], (), []
+        self._finished_decorations = Decorations()
 
     def update_blocks(self, finished: Sequence[Block], open_end: Sequence[Block]) -> None:
         """Add blocks that are `finished`, which takes the place of the open end; then the new open end."""
@@ -82,40 +105,34 @@ class MarkdownDocument(QTextDocument):
             same += 1
         if same < max(len(before), len(wanted)):
             self._write(kept + same, wanted[same:])
-        self._finished += finished
+        if finished:
+            self._finished_decorations += self._decorations(kept, finished)
+            self._finished += finished
         self._open_end = tuple(open_end)
 
-    def code_places(self) -> list[CodePlace]:
-        """Return where code stands, from top to bottom."""
-        places: list[CodePlace] = []
+    @property
+    def decorations(self) -> Decorations:
+        """Where the view paints more than text."""
+        return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
+
+    def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:
+        code: list[CodePlace] = []
+        quotes: list[QuotePlace] = []
+        rules: list[int] = []
         lines: list[Line] = []
-        first = 0
-        for number, block in enumerate(self.blocks):
-            if not isinstance(block, Line) or block.kind != "code":
+        for block, start in zip(blocks, self._starts[place:], strict=False):
+            if block.quote:
+                quotes.append(QuotePlace(self.findBlock(start).blockNumber(), block.indent, block.quote))
+            if isinstance(block, Table):
                 continue
-            if block.begins:
-                lines = []
-                first = self.findBlock(self._starts[number]).blockNumber()
-            lines.append(block)
-            if block.ends:
-                places.append(CodePlace(first, first + len(lines) + 1, block.language, tuple(lines)))
-        return places
-
-    def rules(self) -> list[int]:
-        """Return the document's blocks that are lines across."""
-        return [
-            self.findBlock(start).blockNumber()
-            for start, block in zip(self._starts, self.blocks, strict=True)
-            if isinstance(block, Line) and block.kind == "rule"
-        ]
-
-    def quotes(self) -> list[tuple[int, int, int]]:
-        """Return the quoted lines: the document's block, levels of lists and levels of quotes."""
-        return [
-            (self.findBlock(start).blockNumber(), block.indent, block.quote)
-            for start, block in zip(self._starts, self.blocks, strict=True)
-            if block.quote
-        ]
+            if block.kind == "rule":
+                rules.append(self.findBlock(start).blockNumber())
+            if block.kind == "code":
+                lines = [block] if block.begins else [*lines, block]
+                if block.ends:
+                    last = self.findBlock(start).blockNumber() + 1 + (len(lines) == 1)
+                    code.append(CodePlace(last - len(lines) - 1, last, block.language, tuple(lines)))
+        return Decorations(tuple(code), tuple(quotes), tuple(rules))
 
     def text_between(self, first: int, last: int) -> str:
         """Return the words between two places, formulas as their source."""
@@ -137,6 +154,10 @@ class MarkdownDocument(QTextDocument):
             block = block.next()
         return "\n".join(parts)
 
+    def _is_table(self, place: int) -> bool:
+        kept = len(self._finished)
+        return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
+
     def _write(self, place: int, blocks: Sequence[Block]) -> None:
         """Replace all from the block at `place` on."""
         cursor = QTextCursor(self)
@@ -145,13 +166,13 @@ class MarkdownDocument(QTextDocument):
             cursor.setPosition(self._starts[place])
             cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
             cursor.removeSelectedText()
-            if not blocks and place and not isinstance(self.blocks[place - 1], Table):
+            if not blocks and place and not self._is_table(place - 1):
                 cursor.deletePreviousChar()
             fresh = True
         else:
             cursor.movePosition(QTextCursor.MoveOperation.End)
             # After a table Qt has made the block that follows it.
-            fresh = place == 0 or isinstance(self.blocks[place - 1], Table)
+            fresh = place == 0 or self._is_table(place - 1)
         del self._starts[place:]
         for block in blocks:
             fresh = self._write_block(cursor, block, fresh=fresh)
@@ -205,13 +226,13 @@ class MarkdownDocument(QTextDocument):
                 inside.setBlockFormat(_CELL_FORMATS[alignment])
                 self._write_runs(inside, runs, bold=row == 0)
 
-    def _lay_out_formulas(self) -> None:
-        """Give the formulas their room: pictures are not of the size of their source."""
-        for start, block in zip(self._starts, self.blocks, strict=True):
-            if any(run.formula for run in block.all_runs):
-                end = self.characterCount() - 1
+    def _lay_out_formula(self, key: FormulaKey) -> None:
+        """Give a formula its room: a picture is not of the size of its source."""
+        for number, block in enumerate(self.blocks):
+            if any(run.formula and run.text == key.source for run in block.all_runs):
+                start = self._starts[number]
+                end = self._starts[number + 1] if number + 1 < len(self._starts) else self.characterCount() - 1
                 self.markContentsDirty(start, end - start)
-                return
 
 
 def _cell_format(alignment: str) -> QTextBlockFormat:

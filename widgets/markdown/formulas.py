@@ -48,8 +48,8 @@ class Formula:
 class Formulas(QObject):
     """Pictures of formulas: those that are there, and those that are being made."""
 
-    drawn = Signal()
-    """Some that were asked for are there, or will never be."""
+    drawn = Signal(FormulaKey)
+    """One that was asked for is there, or will never be."""
 
     _made = Signal(object)
 
@@ -90,7 +90,7 @@ class Formulas(QObject):
         while len(self._kept) > MAX_KEPT:
             oldest, _ = self._kept.popitem(last=False)
             self._renderers.pop(oldest, None)
-        self.drawn.emit()
+        self.drawn.emit(key)
 
 
 def make_formula(key: FormulaKey) -> Formula | None:

@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject, Signal
 from widgets.common.palette import DARK, Palette
 from widgets.markdown.document import MarkdownDocument
 from widgets.markdown.formulas import Formulas, Submit
+from widgets.markdown.stream import parse_whole
 from widgets.markdown.styles import Styles
 
 
@@ -21,6 +22,10 @@ class Typesetter(QObject):
         self.formulas = Formulas(draw, self)
         self._styles: Styles | None = None
         self._palette = DARK
+
+    def warm_up(self) -> None:
+        """Load what parsing needs, before anybody waits for it."""
+        self.parse(_parse_something)
 
     @property
     def palette(self) -> Palette:
@@ -42,3 +47,7 @@ class Typesetter(QObject):
     def make_document(self, parent: QObject) -> MarkdownDocument:
         """Return an empty document, owned by `parent`."""
         return MarkdownDocument(self.styles, self.formulas, parent)
+
+
+def _parse_something() -> None:
+    parse_whole("*a*")

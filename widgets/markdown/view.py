@@ -19,7 +19,7 @@ from PySide6.QtGui import (
 from PySide6.QtWidgets import QFrame, QMenu, QTextEdit, QWidget
 
 from widgets.markdown.code_head import CodeHead
-from widgets.markdown.document import CodePlace
+from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown
 from widgets.markdown.parse import is_safe_link
 from widgets.markdown.styles import CODE_HEAD_PX, CODE_INSET_PX, INDENT_PX, QUOTE_PX
@@ -55,9 +55,7 @@ class MarkdownView(QTextEdit):
         )
         self.viewport().setMouseTracking(True)
         self.code_heads: list[CodeHead] = []
-        self._code: list[CodePlace] = []
-        self._quotes: list[tuple[int, int, int]] = []
-        self._rules: list[int] = []
+        self._painted = Decorations()
         self._pressed_link = ""
         self.live.drawn.connect(self._on_drawn)
         self.document().documentLayout().documentSizeChanged.connect(self._on_size_changed)
@@ -98,29 +96,27 @@ class MarkdownView(QTextEdit):
     # ------------------------------------------------------------------ code and quotes
 
     def _on_drawn(self) -> None:
-        self._code = self.live.document.code_places()
-        self._quotes = self.live.document.quotes()
-        self._rules = self.live.document.rules()
-        while len(self.code_heads) > min(len(self._code), MAX_CODE_HEADS):
+        self._painted = self.live.document.decorations
+        while len(self.code_heads) > min(len(self._painted.code), MAX_CODE_HEADS):
             head = self.code_heads.pop()
             head.hide()
             head.deleteLater()
-        while len(self.code_heads) < min(len(self._code), MAX_CODE_HEADS):
+        while len(self.code_heads) < min(len(self._painted.code), MAX_CODE_HEADS):
             self.code_heads.append(self._make_head(len(self.code_heads)))
-        for head, place in zip(self.code_heads, self._code, strict=False):
+        for head, place in zip(self.code_heads, self._painted.code, strict=False):
             head.set_language(place.language)
         self._place_heads()
         self.viewport().update()
 
     def _make_head(self, number: int) -> CodeHead:
         head = CodeHead(self.viewport())
-        head.copy_requested.connect(lambda: QGuiApplication.clipboard().setText(self._code[number].text))
+        head.copy_requested.connect(lambda: QGuiApplication.clipboard().setText(self._painted.code[number].text))
         head.save_requested.connect(lambda: self._save(number))
         head.show()
         return head
 
     def _save(self, number: int) -> None:
-        place = self._code[number]
+        place = self._painted.code[number]
         self.save_requested.emit(place.text, place.language)
 
     def _code_rect(self, place: CodePlace) -> QRectF:
@@ -133,7 +129,7 @@ class MarkdownView(QTextEdit):
         return QRectF(left, top.top(), width, bottom.bottom() - top.top())
 
     def _place_heads(self) -> None:
-        for head, place in zip(self.code_heads, self._code, strict=False):
+        for head, place in zip(self.code_heads, self._painted.code, strict=False):
             rect = self._code_rect(place)
             head.setGeometry(round(rect.left()), round(rect.top()), round(rect.width()), round(CODE_HEAD_PX) - 2)
 
@@ -144,7 +140,7 @@ class MarkdownView(QTextEdit):
         shown = QRectF(event.rect())
         painter.setPen(QColor(palette.line))
         painter.setBrush(QColor(palette.card))
-        for place in self._code:
+        for place in self._painted.code:
             rect = self._code_rect(place)
             if rect.intersects(shown):
                 painter.drawRoundedRect(rect.adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
@@ -156,13 +152,13 @@ class MarkdownView(QTextEdit):
         layout = self.document().documentLayout()
         painter.setPen(Qt.PenStyle.NoPen)
         painter.setBrush(QColor(self._typesetter.palette.line))
-        for number in self._rules:
+        for number in self._painted.rules:
             rect = layout.blockBoundingRect(self.document().findBlockByNumber(number))
             painter.drawRect(QRectF(rect.left(), rect.center().y(), rect.width(), 1))
-        for number, indent, levels in self._quotes:
-            rect = layout.blockBoundingRect(self.document().findBlockByNumber(number))
-            for level in range(levels):
-                left = indent * INDENT_PX + level * QUOTE_PX + 2
+        for quote in self._painted.quotes:
+            rect = layout.blockBoundingRect(self.document().findBlockByNumber(quote.block))
+            for level in range(quote.levels):
+                left = quote.indent * INDENT_PX + level * QUOTE_PX + 2
                 painter.drawRect(QRectF(left, rect.top() - 3, 3, rect.height() + 6))
 
     # ------------------------------------------------------------------ mouse

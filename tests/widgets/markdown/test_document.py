@@ -96,7 +96,7 @@ def test_nothing_is_loaded(typesetter: Typesetter, address: str) -> None:
 def test_code_is_copied_as_it_was_written(typesetter: Typesetter) -> None:
     code = "a = 1\n\n" + "x" * 5_000 + "\n    b"
     document = drawn(typesetter, f"| t |\n|---|\n\n```py\n{code}\n```\nafter\n\n    indented\n", [40])
-    assert [(place.text, place.language) for place in document.code_places()] == [(code, "py"), ("indented", "")]
+    assert [(place.text, place.language) for place in document.decorations.code] == [(code, "py"), ("indented", "")]
 
 
 def test_a_selection_is_copied_with_the_source_of_formulas(typesetter: Typesetter) -> None:

@@ -70,6 +70,8 @@ QT_PACKAGES = (
 """What the libraries and the xcb platform plugin in PySide6-Essentials link to and do not bring along."""
 TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
 """End-to-end tests drive the real window by mouse in an X server of their own."""
+BUNDLE_PACKAGES = ("appstream", "binutils", "desktop-file-utils", "lintian", "shared-mime-info", "xdg-utils")
+"""What the application is made with and checked by, on Debian."""
 BACKEND_PACKAGES = {"vulkan": ("glslc", "libvulkan-dev", "spirv-headers")}
 QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
 """Names to look for where there is no Debian package database."""
@@ -353,11 +355,8 @@ def require_system(*, tests: bool, backend: str) -> None:
     """Install or name the system packages that are missing."""
     has_compiler = sys.platform == "win32" or find_compiler() is not None
     has_venv = importlib.util.find_spec("ensurepip") is not None
-    if sys.platform == "linux" and shutil.which("dpkg-query") and shutil.which("apt-get"):
-        wanted = wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv)
-        listed = output_of(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Provides}\n"]) or ""
-        if missing := missing_packages(wanted, listed):
-            install_packages(missing)
+    if has_debian_packages():
+        require_packages(wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv))
         return
     if not has_compiler:
         remedy = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang++"
@@ -366,6 +365,18 @@ def require_system(*, tests: bool, backend: str) -> None:
         raise SetupError("This Python has no ensurepip module; install Python's venv package, then start again.")
     if sys.platform == "linux":
         name_missing_libraries(tests=tests)
+
+
+def has_debian_packages() -> bool:
+    """Say whether packages can be looked up and installed by Debian's names."""
+    return sys.platform == "linux" and bool(shutil.which("dpkg-query") and shutil.which("apt-get"))
+
+
+def require_packages(wanted: Iterable[str]) -> None:
+    """Install those Debian packages of `wanted` that are missing, or name them."""
+    listed = output_of(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Provides}\n"]) or ""
+    if missing := missing_packages(wanted, listed):
+        install_packages(missing)
 
 
 def name_missing_libraries(*, tests: bool) -> None:
@@ -729,6 +740,16 @@ def run_follow(arguments: Sequence[str]) -> int:
     return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
 
 
+def run_bundle(_arguments: Sequence[str]) -> int:
+    """Make the application that needs no Python in `dist/`: a folder, a tarball and, on Debian, a package."""
+    set_up(tests=False)
+    if has_debian_packages():
+        require_packages(BUNDLE_PACKAGES)
+    python = str(venv_program("python"))
+    call([python, "-m", "pip", "install", "--quiet", "--editable", f"{ROOT}[bundle]"], "PyInstaller could not be had.")
+    return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
+
+
 def run_setup(_arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
     set_up(tests=False, force=True)
@@ -741,6 +762,7 @@ COMMANDS = {
     "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
+    "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
 

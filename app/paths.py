@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path, user_log_path
@@ -37,3 +38,9 @@ def chats_path() -> Path:
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"
+
+
+def instance_name() -> str:
+    """Return the name under which this user's window listens for later starts; another home is another user."""
+    home = str(user_data_path(APPLICATION, appauthor=False).absolute())
+    return f"{APPLICATION}-{hashlib.sha256(home.encode(errors='surrogateescape')).hexdigest()[:16]}"

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from engine.chats.conversation import Conversation
-from engine.chats.message import Message
+from engine.chats.message import Message, Role
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add, tree_of
 
@@ -73,7 +73,7 @@ def _fill(path: Path, count: int) -> None:
             text = " ".join(draw.choices(words, k=WORDS_OF_MESSAGE))
             if (number, place) == (7, 1):
                 text += " a needle in a haystack 日本語 z9"
-            role = "user" if place % 2 == 0 else "assistant"
+            role: Role = "user" if place % 2 == 0 else "assistant"
             messages.append(
                 Message(id=f"{ident}.{place}", role=role, content=text, parent=messages[-1].id if messages else None)
             )

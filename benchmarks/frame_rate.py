@@ -108,7 +108,7 @@ def load(window: WindowParts, path: Path, answers: int) -> None:
     from engine.settings.context_settings import ContextSettings
 
     desk = window.desk
-    window.start(model=path, rig=None)
+    window.start(files=[path], rig=None)
     wait_for(lambda: desk.document.edit is not None)
     desk.document.set_context(ContextSettings(n_ctx=N_CTX).with_requests(answers))
     desk.loader.load()

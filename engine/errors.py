@@ -77,7 +77,7 @@ class RigError(PlacedError):
 class ChatError(EngineError):
     """Kept conversations, presets, or a file of them, that cannot be read or written."""
 
-    kind = "chat"
+    kind = "argument"
 
 
 class ModelFileError(EngineError):

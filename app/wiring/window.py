@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+
+from PySide6.QtCore import Qt
 
 from app.settings import Settings
 from app.theme import Theme
@@ -47,13 +50,21 @@ class WindowParts:
     settings_presenter: SettingsPresenter
     auto_layout_presenter: AutoLayoutPresenter
 
-    def start(self, *, model: Path | None, rig: Path | None) -> None:
+    def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
         self.model_presenter.show_recent_models()
         self.desk.archive.start()
         self.desk.rig.start(rig)
-        if model is not None:
-            self.desk.opener.open(model)
+        for path in files:
+            self.questions.open_dropped(path)
+
+    def open_files(self, files: Sequence[Path]) -> None:
+        """Open what a later start was given, and come to the front."""
+        for path in files:
+            self.questions.open_dropped(path)
+        self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.main.raise_()
+        self.main.activateWindow()
 
 
 def make_window(settings: Settings, theme: Theme) -> WindowParts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -28,7 +29,7 @@ def text(value: str) -> str:
 def conversation_value(field: str, value: object) -> object:
     """Return the value of one field as its column has it."""
     if field == "settings":
-        return msgspec.json.encode(value).decode()
+        return _document(value)
     return text(value) if isinstance(value, str) else value
 
 
@@ -47,7 +48,7 @@ def message_values(message: Message, conversation: str, writer: str) -> dict[str
         "role": message.role,
         "content": text(message.content),
         "reasoning": text(message.reasoning),
-        "details": text(msgspec.json.encode(details).decode()),
+        "details": _document(details),
         "state": message.state,
         "writer": writer if message.state == "writing" else None,
         "pinned": message.pinned,
@@ -76,6 +77,11 @@ def read_message(
 
 def read_attachment(row: sqlite3.Row | Sequence[Any]) -> Attachment:
     return Attachment(**dict(zip(ATTACHMENT_FIELDS, row, strict=True)))
+
+
+def _document(value: object) -> str:
+    """Return JSON; unlike msgspec's own it may be of text that UTF-8 cannot have, which comes from files of others."""
+    return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
 def _settings(document: str) -> dict[str, object]:

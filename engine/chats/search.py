@@ -36,7 +36,10 @@ def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, 
         f" WHERE conversation.deleted_ms IS NULL AND {matches} ORDER BY message.number DESC LIMIT ?",
         (value, limit),
     )
-    return tuple(_hit(*row, wanted) for row in [*titles, *messages][:limit])
+    return tuple(
+        _hit(conversation, title, message, content, created_ms, wanted)
+        for conversation, title, message, content, created_ms in [*titles, *messages][:limit]
+    )
 
 
 def _hit(conversation: str, title: str, message: str | None, text: str, created_ms: int, wanted: str) -> Hit:

@@ -256,4 +256,4 @@ class ChatStore:
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:
-    connection.execute(statement, values)
+    connection.execute(statement, [rows.text(value) if isinstance(value, str) else value for value in values])

@@ -107,6 +107,8 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
 
     `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
+    `begun`: what the answer begins with already, not told again. `thinking`: pairs of texts between which models think;
+    where the prompt ends with the first of one it is told as text. `marks`: control tokens that are told as text.
     Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
     prefix.
     """
@@ -121,6 +123,9 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     min_p: float = 0.05
     stop: tuple[str, ...] = ()
     sampling: SamplingSettings | None = None
+    begun: str = ""
+    thinking: tuple[tuple[str, str], ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
@@ -134,6 +139,14 @@ class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
 
     text: str
     add_special: bool = True
+
+
+class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
+    """How many tokens a conversation and each of its contents take, and each of some other texts; answered by
+    `Counted`."""
+
+    messages: tuple[ChatMessage, ...] = ()
+    texts: tuple[str, ...] = ()
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
@@ -196,7 +209,7 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
     """Free everything and exit 0."""
 
 
-AnyModelRequest = Generate | Embed | Tokenise | RenderTemplate | SaveSequence | RestoreSequence
+AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 AnyRequest = (
     ListDevices | Probe | Load | AnyModelRequest | Serve | Logits | DeviceMemoryQuery | MeasureSpeed | Stop | Quit
 )
@@ -369,6 +382,18 @@ class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
     pieces: tuple[str, ...]
 
 
+class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
+    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`: of each alone.
+
+    `n_ctx`: what one request may hold.
+    """
+
+    prompt: int
+    messages: tuple[int, ...]
+    texts: tuple[int, ...]
+    n_ctx: int
+
+
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
     """`replaced`: why the model's own template was not used; empty where it was, or where there is none."""
 
@@ -431,6 +456,7 @@ AnyMessage = (
     | Generated
     | Embedded
     | Tokenised
+    | Counted
     | Rendered
     | SequenceSaved
     | SequenceRestored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import ctypes
+from collections.abc import Collection
 from typing import Any
 
 from engine.worker.loaded_context import LoadedContext
@@ -51,16 +52,22 @@ def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
 
 
 class PieceDecoder:
-    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute."""
+    """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute,
+    but for those whose names are in `told`."""
 
-    def __init__(self, loaded: LoadedContext) -> None:
+    def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:
+        self._loaded = loaded
+        self._told = frozenset(told)
         self._low: Any = loaded.engine.low
         self._vocabulary = loaded.vocabulary
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
-        return self._decoder.decode(self._bytes(token))
+        piece = self._bytes(token)
+        if not piece and self._told and (name := token_text(self._loaded, token)) in self._told:
+            piece = name.encode()
+        return self._decoder.decode(piece)
 
     def rest(self) -> str:
         """Return what is left of an unfinished character."""

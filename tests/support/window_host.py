@@ -157,7 +157,7 @@ def main() -> None:
 
     threading.Thread(target=listen, daemon=True).start()
     window.main.show()
-    window.start(model=Path(model) if model else None, rig=Path(rig) if rig else None)
+    window.start(files=[Path(model)] if model else [], rig=Path(rig) if rig else None)
     application.exec()
     signals.close()
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.protocol.messages import (
+    CountTokens,
     Embed,
     Generate,
     LastWord,
@@ -15,7 +16,15 @@ from engine.protocol.messages import (
     SaveSequence,
     Tokenise,
 )
-from engine.worker.kinds import embed, generate, render_template, restore_sequence, save_sequence, tokenise
+from engine.worker.kinds import (
+    count_tokens,
+    embed,
+    generate,
+    render_template,
+    restore_sequence,
+    save_sequence,
+    tokenise,
+)
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.slots import Slots
 from engine.worker.tasks import Task
@@ -24,6 +33,7 @@ KINDS: Mapping[type[ModelRequest], Callable[[LoadedContext, Slots, Any], Task | 
     Generate: lambda session, _slots, request: generate.begin(session, request),
     Embed: lambda session, _slots, request: embed.begin(session, request),
     Tokenise: lambda session, _slots, request: tokenise.answer(session, request),
+    CountTokens: lambda session, _slots, request: count_tokens.answer(session, request),
     RenderTemplate: lambda session, _slots, request: render_template.answer(session, request),
     SaveSequence: save_sequence.answer,
     RestoreSequence: lambda session, _slots, request: restore_sequence.begin(session, request),

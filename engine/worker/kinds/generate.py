@@ -6,6 +6,7 @@ import time
 from typing import Literal
 
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
+from engine.worker.begun import with_begun
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
@@ -27,13 +28,14 @@ def begin(session: LoadedContext, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    return Generation(session, request, prompt_tokens(session, request.messages, request.prompt))
+    prompt = prompt_tokens(session, request.messages, request.prompt)
+    return Generation(session, request, *with_begun(session, request, prompt))
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
-    def __init__(self, session: LoadedContext, request: Generate, tokens: list[int]) -> None:
+    def __init__(self, session: LoadedContext, request: Generate, tokens: list[int], first: str) -> None:
         super().__init__(request.id, tokens)
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
@@ -41,7 +43,8 @@ class Generation(SequenceTask):
         settings = settings_of(request)
         self._most = settings.max_tokens
         self._sampler = SamplerChain(session, settings, tokens)
-        self._decoder = PieceDecoder(session)
+        self._decoder = PieceDecoder(session, request.marks)
+        self._first = first
         self._stops = StopTexts(settings.stop)
         self._prompt_tokens = len(tokens)
         self._cached = self._evaluated = self._generated = 0
@@ -68,6 +71,8 @@ class Generation(SequenceTask):
     def take_logits(self, place: int, answers: list[Message]) -> bool:
         if self._begun is None:
             self._begun = time.perf_counter()
+            if self._first:
+                answers.append(Piece(request=self.id, text=self._first))
         if self._generated == self._most:
             return self._end("length", answers)
         try:

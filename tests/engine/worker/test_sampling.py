@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 
+import msgspec
 import pytest
 
 from engine.protocol.messages import Failure, Generate, Generated, Load, LoadedModel, Piece
@@ -27,9 +28,8 @@ def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawChild]:
         yield child
 
 
-def said(child: RawChild, prompt: str = "Once", **settings: object) -> str:
-    sampling = SamplingSettings(**{**{key: getattr(FREE, key) for key in FREE.__struct_fields__}, **settings})  # type: ignore[arg-type]
-    done = child.ask(Generate(prompt=prompt, sampling=sampling))
+def said(child: RawChild, **settings: object) -> str:
+    done = child.ask(Generate(prompt="Once", sampling=msgspec.structs.replace(FREE, **settings)))
     assert isinstance(done, Generated), done
     return "".join(message.text for message in child.heard if isinstance(message, Piece))
 

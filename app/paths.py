@@ -35,6 +35,11 @@ def chats_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
 
 
+def presets_path() -> Path:
+    """Return where presets of conversations are kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "presets.json"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

@@ -37,6 +37,7 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         version=versions.index(message.id) + 1,
         versions=len(versions),
         is_open=is_open,
+        can_continue=role == "assistant" and message.stop_reason != "end_of_text" and bool(message.content),
     )
 
 

@@ -6,21 +6,25 @@ Which conversation that is can change at any time. An answer goes on in the one 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.chat_keeper import ChatKeeper, NoKeeper
-from app.models.chat_words import layout_words, prompt_messages, title_of
+from app.models.chat_words import layout_words, title_of
 from app.models.loading import AnswerLost, Loading, ModelState
+from engine.chats.asking import answer_request, chat_messages
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message, MessageState, Timings, new_id, now_ms
+from engine.chats.presets import Preset
+from engine.chats.thinking import Splitter, Told, begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.errors import EngineError
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import ChatMessage, Generate
 from engine.session.events import Done, Token
+from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
 
 KEEP_INTERVAL_MS = 30
 """Tokens that come faster are kept, and painted, together."""
@@ -51,10 +55,33 @@ class _Answer:
     tree: MessageTree
     message: Message
     request: int | None = None
+    splitter: Splitter = field(default_factory=Splitter)
     content: list[str] = field(default_factory=list)
-    waiting: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    waiting: list[Told] = field(default_factory=list)
+    """What was told and is not kept yet."""
     asked_s: float = 0.0
     first_s: float | None = None
+    thought_s: float | None = None
+    """When the answer itself began, where there was a thought before."""
+    goes_on: bool = False
+    """It was stopped only to answer now: what it thought so far is enough."""
+
+    def take(self, text: str) -> Told:
+        """Tell thought and answer apart."""
+        told = self.splitter.add(text)
+        self._note(told)
+        return told
+
+    def rest(self) -> None:
+        """Take what was held back at the end of the text."""
+        self._note(self.splitter.rest())
+
+    def _note(self, told: Told) -> None:
+        self.reasoning.append(told.reasoning)
+        self.content.append(told.content)
+        if self.splitter.marks is not None and not self.splitter.is_thinking and self.thought_s is None:
+            self.thought_s = time.monotonic()
 
 
 def new_chat() -> Chat:
@@ -87,6 +114,8 @@ class Conversation(QObject):
         self.keeper: ChatKeeper = NoKeeper()
         self.chat = new_chat()
         self.tree = MessageTree()
+        self.presets: Mapping[str, Preset] = {}
+        """Those that there are, by name."""
         self._is_kept = False
         self._answer: _Answer | None = None
         self._returned: str | None = None
@@ -106,6 +135,24 @@ class Conversation(QObject):
     def is_empty(self) -> bool:
         """Whether nothing was said."""
         return not self.tree.messages and self._answer is None
+
+    @property
+    def preset(self) -> Preset | None:
+        """The preset of what is shown; None without one."""
+        return self.presets.get(self.chat.preset)
+
+    @property
+    def system(self) -> str:
+        """The system prompt: the conversation's own, else that of its preset."""
+        preset = self.preset
+        return self.chat.system or ("" if preset is None else preset.system)
+
+    @property
+    def sampling(self) -> Sampling:
+        """How tokens are chosen, and where each value comes from."""
+        model, preset = self._loading.model, self.preset
+        of_model = {} if model is None else model_sampling(model.metadata)
+        return sampling_of(of_model, {} if preset is None else preset.settings, self.chat.settings)
 
     @property
     def is_answering(self) -> bool:
@@ -128,8 +175,8 @@ class Conversation(QObject):
 
     def begin(self, chat: Chat | None = None) -> None:
         """Show a new conversation; the one before stays where it is kept."""
-        system = self.chat.system
-        self.chat, self.tree = chat or msgspec.structs.replace(new_chat(), system=system), MessageTree()
+        shown = self.chat
+        self.chat, self.tree = chat or _like(shown), MessageTree()
         self._is_kept, self._returned = False, None
         self._show()
 
@@ -172,6 +219,21 @@ class Conversation(QObject):
         """Ask a question with other words, as a branch."""
         if self._can_ask():
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
+
+    def go_on(self, message: str) -> None:
+        """Go on where an answer ended before its end."""
+        known = self.tree.messages[message]
+        if known.role == "assistant" and self._can_ask():
+            thinking = bool(known.reasoning) and not known.content
+            begun = begun_answer(known.reasoning, known.content, None, thinking=thinking)
+            self._continue(select(self.tree, message), known, begun)
+
+    def answer_now(self) -> None:
+        """End the thought of the answer that is being written, and have it answer with what there is."""
+        answer = self._answer
+        if answer is not None and answer.splitter.is_thinking and not answer.goes_on:
+            answer.goes_on = True
+            self._loading.stop_answer()
 
     def step_version(self, message: str, step: int) -> None:
         """Show the version of a message before or after this one."""
@@ -230,7 +292,6 @@ class Conversation(QObject):
         loading = self._loading
         assert loading.model is not None
         self._returned = None
-        asked = prompt_messages(tree.path, self.chat.system)
         message = Message(
             id=new_id(),
             role="assistant",
@@ -238,24 +299,33 @@ class Conversation(QObject):
             parent=tree.leaf,
             model=loading.model.name,
             layout="" if loading.loaded is None else layout_words(loading.loaded.edit.layout),
+            settings=changed_settings(self.sampling.settings),
             state="writing",
             created_ms=now_ms(),
         )
         if not self.chat.title:
-            self.change_chat(msgspec.structs.replace(self.chat, title=title_of(asked[-1].content)))
+            self.change_chat(msgspec.structs.replace(self.chat, title=title_of(tree.path[-1].content)))
         elif not self._is_kept:
             self._keep_chat()
-        before, self.tree = self.tree, add(tree, message)
-        self._answer = _Answer(self.chat.id, self.tree, message, asked_s=time.monotonic())
-        self.keeper.apply(self.chat.id, before, self.tree)
+        self._begin(add(tree, message), message)
+
+    def _continue(self, tree: MessageTree, message: Message, begun: str) -> None:
+        """Have a message that is there go on from `begun`."""
+        writing = msgspec.structs.replace(message, state="writing", note="", stop_reason="")
+        self._begin(changed(tree, writing), writing, begun)
+
+    def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
+        before, self.tree = self.tree, tree
+        answer = self._answer = _Answer(self.chat.id, tree, message, asked_s=time.monotonic())
+        answer.splitter.add(begun)
+        answer.content.append(message.content)
+        answer.reasoning.append(message.reasoning)
+        self.keeper.apply(self.chat.id, before, tree)
         self.shown_changed.emit()
         self.answer_started.emit(message.model)
-        self._generate(asked)
-
-    def _generate(self, messages: tuple[ChatMessage, ...]) -> None:
-        assert self._answer is not None
+        asked = chat_messages(self.system, tree.path_to(message.parent))
         try:
-            self._answer.request = self._loading.generate(Generate(messages=messages))
+            answer.request = self._loading.generate(answer_request(asked, self.sampling.settings, begun=begun))
         except EngineError as error:
             self._fail(error.summary())
 
@@ -267,8 +337,9 @@ class Conversation(QObject):
             return
         if answer.first_s is None:
             answer.first_s = time.monotonic()
-        answer.content.append(event.text)
-        answer.waiting.append(event.text)
+        told = answer.take(event.text)
+        if told.content or told.reasoning:
+            answer.waiting.append(told)
         if not self._timer.isActive():
             self._timer.start()
         self.answer_text.emit(event.text)
@@ -277,17 +348,20 @@ class Conversation(QObject):
         answer = self._answer
         if answer is None or not answer.waiting:
             return
-        text = "".join(answer.waiting)
+        text = "".join(told.content for told in answer.waiting)
+        thinking = "".join(told.reasoning for told in answer.waiting)
         answer.waiting.clear()
-        piece = Piece(answer.message.id, text)
-        self.keeper.append(piece.message, text, "", lambda: self._paint(answer, piece))
+        piece = Piece(answer.message.id, text, thinking)
+        self.keeper.append(piece.message, text, thinking, lambda: self._paint(answer, piece))
 
     def _paint(self, answer: _Answer, piece: Piece) -> None:
         """Show what is kept; of an answer that is over all of it is shown at once."""
         if answer is not self._answer:
             return
         message = answer.tree.messages[piece.message]
-        answer.message = msgspec.structs.replace(message, content=message.content + piece.text)
+        answer.message = msgspec.structs.replace(
+            message, content=message.content + piece.text, reasoning=message.reasoning + piece.thinking
+        )
         self._put(answer, answer.message)
         if answer.chat == self.chat.id:
             self.piece_kept.emit(piece)
@@ -301,18 +375,28 @@ class Conversation(QObject):
         answer = self._answer
         if answer is None or event.request != answer.request:
             return
-        first_s = None if answer.first_s is None else answer.first_s - answer.asked_s
+        answer.rest()
         timings = Timings(
             prompt_tokens=event.prompt_tokens,
             generated_tokens=event.generated_tokens,
             prompt_seconds=_seconds(event.prompt_tokens, event.prompt_tokens_per_second),
             generation_seconds=_seconds(event.generated_tokens, event.generation_tokens_per_second),
-            first_token_seconds=first_s,
+            first_token_seconds=_between(answer.asked_s, answer.first_s),
+            thinking_seconds=_between(answer.first_s, answer.thought_s),
         )
         state: MessageState = "stopped" if event.stop_reason == "stopped" else "done"
         self._finish(state, stop_reason=event.stop_reason, timings=timings)
+        if answer.goes_on and state == "stopped":
+            thought = self.tree.messages.get(answer.message.id)
+            if thought is not None and answer.chat == self.chat.id:
+                begun = begun_answer(thought.reasoning, "", answer.splitter.marks)
+                QTimer.singleShot(0, self, lambda: self._answer_now(thought, begun))
         self.answer_finished.emit(event)
         self.context_use_changed.emit(ContextUse(self._loading.snapshot.context_used or 0, self._context_size))
+
+    def _answer_now(self, thought: Message, begun: str) -> None:
+        if thought.id in self.tree.messages and self._can_ask():
+            self._continue(self.tree, thought, begun)
 
     def _on_answer_lost(self, lost: AnswerLost) -> None:
         if self._answer is not None and lost.request == self._answer.request:
@@ -322,8 +406,10 @@ class Conversation(QObject):
         """What came of the answer stays, and the question can be asked again."""
         answer = self._answer
         assert answer is not None
+        answer.rest()
         question = answer.tree.messages.get(answer.message.parent or "")
-        self._finish("interrupted" if answer.content else "failed", note=sentence)
+        has_words = any(answer.content) or any(answer.reasoning)
+        self._finish("interrupted" if has_words else "failed", note=sentence)
         if question is not None and answer.chat == self.chat.id:
             self._returned = question.id
             self.question_returned.emit(question.content)
@@ -338,6 +424,7 @@ class Conversation(QObject):
         message = msgspec.structs.replace(
             answer.message,
             content="".join(answer.content),
+            reasoning="".join(answer.reasoning),
             state=state,
             note=note,
             stop_reason=stop_reason,
@@ -374,5 +461,16 @@ class Conversation(QObject):
         self.context_use_changed.emit(ContextUse(used, None if loaded is None else self._context_size))
 
 
+def _like(chat: Chat) -> Chat:
+    """Return a new conversation with the prompt and settings of another one."""
+    return msgspec.structs.replace(
+        new_chat(), system=chat.system, preset=chat.preset, settings=chat.settings, template=chat.template
+    )
+
+
 def _seconds(tokens: int, per_second: float) -> float | None:
     return tokens / per_second if per_second else None
+
+
+def _between(begin_s: float | None, end_s: float | None) -> float | None:
+    return None if begin_s is None or end_s is None else end_s - begin_s

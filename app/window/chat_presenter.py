@@ -115,6 +115,10 @@ class ChatPresenter(QObject):
                 conversation.edit(action.message, action.text)
             case "regenerate":
                 conversation.regenerate(action.message)
+            case "continue":
+                conversation.go_on(action.message)
+            case "answer_now":
+                conversation.answer_now()
             case "branch":
                 conversation.branch(action.message)
             case "older":

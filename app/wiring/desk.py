@@ -10,6 +10,7 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.chats.archive import ChatArchive
+from app.chats.preset_book import PresetBook
 from app.chats.shelf import ChatShelf
 from app.load.loader import Loader
 from app.load.prober import Prober
@@ -28,7 +29,7 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import chats_path
+from app.paths import chats_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.watchman import Watchman
 from app.settings import Settings
@@ -62,6 +63,7 @@ class Desk:
     other_layouts: OtherLayouts
     archive: ChatArchive
     shelf: ChatShelf
+    presets: PresetBook
     typesetter: Typesetter
 
     @property
@@ -124,6 +126,7 @@ def make_desk(
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, parent),
+        presets=PresetBook(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)

@@ -10,6 +10,7 @@ from app.window.actions import Actions
 from app.window.arrangement import Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
+from app.window.chat_settings_presenter import ChatSettingsPresenter
 from app.window.code_saver import CodeSaver
 from app.window.layout_presenter import LayoutPresenter
 from app.window.load_presenter import LoadPresenter
@@ -46,6 +47,7 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
         view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
         LoadPresenter(

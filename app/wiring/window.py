@@ -54,6 +54,8 @@ class WindowParts:
         """Look for devices and open what the command line names."""
         self.model_presenter.show_recent_models()
         self.desk.archive.start()
+        self.desk.presets.start()
+        self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         for path in files:
             self.questions.open_dropped(path)

@@ -83,6 +83,8 @@ class Bubble(QWidget):
         if thinking:
             self.thinking.append(thinking)
         if text:
+            if self.thinking.text and not self.view.text:
+                self.thinking.show_note("Thoughts", is_open=False)
             self.view.live.append(text)
 
     def fit(self, width: int) -> int:
@@ -193,6 +195,6 @@ class Bubble(QWidget):
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         box = QRectF(0.5, 0.5, self.width() - 1, self.height() - BELOW_PX + 3)
         painter.setPen(QColor(palette.accent) if self.hasFocus() else Qt.PenStyle.NoPen)
-        painter.setBrush(QColor(palette.card if self.message.role == "user" else palette.panel))
+        painter.setBrush(QColor(palette.card) if self.message.role == "user" else Qt.BrushStyle.NoBrush)
         painter.drawRoundedRect(box, 8, 8)
         painter.end()

@@ -9,11 +9,21 @@ from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent, QTextCursor
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QProgressBar, QPushButton, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QProgressBar,
+    QPushButton,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from widgets.chat.context_meter import ContextMeter, ContextPart
 from widgets.chat.message_list import MessageList
 from widgets.chat.prompt_edit import PromptEdit
+from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
@@ -36,7 +46,6 @@ class ChatPane(QWidget):
     new_requested = Signal()
     reload_requested = Signal()
     list_toggled = Signal()
-    settings_toggled = Signal(bool)
     draft_changed = Signal(str)
     acted = Signal(MessageAction)
     link_opened = Signal(str)
@@ -57,6 +66,10 @@ class ChatPane(QWidget):
         self._draft_timer.timeout.connect(self.flush_draft)
 
         self.message_list = MessageList(typesetter)
+        self.settings_panel = SettingsPanel()
+        self._middle = QStackedWidget()
+        self._middle.addWidget(self.message_list)
+        self._middle.addWidget(self.settings_panel)
         self.prompt_edit = PromptEdit()
         self.send_button = QPushButton("Send")
         self.stop_button = QPushButton("Stop")
@@ -204,11 +217,15 @@ class ChatPane(QWidget):
             return
         self._is_answering = True
         self.show_draft("")
+        self.settings_button.setChecked(False)
         self.offer_undo(False)
         self._refresh()
         self.message_list.scroll_to_end()
         self.send_requested.emit(text)
         self.flush_draft()
+
+    def _on_settings(self, shown: bool) -> None:
+        self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
 
     def _on_typed(self) -> None:
         self._refresh()
@@ -267,7 +284,7 @@ class ChatPane(QWidget):
         layout.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, MARGIN_PX)
         layout.setSpacing(MARGIN_PX)
         layout.addLayout(heading)
-        layout.addWidget(self.message_list, 1)
+        layout.addWidget(self._middle, 1)
         layout.addLayout(middle)
 
     def _connect(self) -> None:
@@ -279,7 +296,7 @@ class ChatPane(QWidget):
         for button in (self.new_button, self.banner_new_button):
             button.clicked.connect(self.new_requested.emit)
         self.list_button.clicked.connect(self.list_toggled.emit)
-        self.settings_button.toggled.connect(self.settings_toggled.emit)
+        self.settings_button.toggled.connect(self._on_settings)
         self.reload_button.clicked.connect(self.reload_requested.emit)
         self.undo_button.clicked.connect(self.undo_requested.emit)
         self.message_list.acted.connect(self.acted)

@@ -15,6 +15,8 @@ class ChatView(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self.setProperty("role", "chat")
+        self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.conversations = ConversationList()
         self.panes = QStackedWidget()
         self._splitter = QSplitter(Qt.Orientation.Horizontal)

@@ -38,7 +38,7 @@ class MessageList(QAbstractScrollArea):
         self.setAccessibleName("Conversation")
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setProperty("role", "messages")
+        self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(2 * LINE_PX)
         self._messages: list[ShownMessage] = []
         self._places: dict[str, int] = {}

@@ -156,6 +156,15 @@ class Settings:
         self._store.setValue("window/arrangement", name)
 
     @property
+    def drops_oldest_turns(self) -> bool:
+        """Whether a full context leaves out the oldest turns, rather than to refuse the question."""
+        return self._store.value("chat/drop_oldest", "true") == "true"
+
+    def drop_oldest_turns(self, wanted: bool) -> None:
+        """Keep whether a full context leaves out the oldest turns."""
+        self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
+
+    @property
     def last_chat(self) -> str:
         """The conversation that was shown last."""
         return str(self._store.value("chat/last", ""))

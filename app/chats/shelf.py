@@ -103,8 +103,15 @@ class ChatShelf(QObject):
             self._archive.restore(known)
             self.open(known.id)
 
+    def drop_oldest_turns(self, wanted: bool) -> None:
+        """Say whether a full context leaves out the oldest turns, rather than to refuse the question."""
+        self._settings.drop_oldest_turns(wanted)
+        for model in self._models.all:
+            model.conversation.overflow = "drop" if wanted else "stop"
+
     def _follow(self, model: OpenModel) -> None:
         model.conversation.keeper = self._archive
+        model.conversation.overflow = "drop" if self._settings.drops_oldest_turns else "stop"
         model.conversation.chat_changed.connect(self._tell_current)
 
     def _tell_current(self) -> None:

@@ -14,8 +14,10 @@ from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.chat_words import layout_words, title_of
+from app.models.context_fit import ContextQuestion, may_be_too_long, shown_path
 from app.models.loading import AnswerLost, Loading, ModelState
 from engine.chats.asking import answer_request, chat_messages
+from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message, MessageState, Timings, new_id, now_ms
 from engine.chats.presets import Preset
@@ -23,7 +25,8 @@ from engine.chats.thinking import Splitter, Told, begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.errors import EngineError
 from engine.plan.preview import LoadedLayout
-from engine.session.events import Done, Token
+from engine.protocol.messages import Counted
+from engine.session.events import Answered, Done, Token
 from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
 
 KEEP_INTERVAL_MS = 30
@@ -54,6 +57,11 @@ class _Answer:
     chat: str
     tree: MessageTree
     message: Message
+    begun: str = ""
+    """What it goes on from."""
+    counting: tuple[int, ContextQuestion] | None = None
+    """The number under which the model counts what it would read, before it is asked."""
+    note: str = ""
     request: int | None = None
     splitter: Splitter = field(default_factory=Splitter)
     content: list[str] = field(default_factory=list)
@@ -116,6 +124,10 @@ class Conversation(QObject):
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
         """Those that there are, by name."""
+        self.overflow: Overflow = "drop"
+        """What to do when the context is full."""
+        self._left_out: frozenset[str] = frozenset()
+        """Messages of what is shown that the model is not shown any more."""
         self._is_kept = False
         self._answer: _Answer | None = None
         self._returned: str | None = None
@@ -126,6 +138,7 @@ class Conversation(QObject):
         self._timer.timeout.connect(self._keep_waiting)
         loading.bridge.token.connect(self._on_token)
         loading.answered.connect(self._on_answered)
+        loading.bridge.answered.connect(self._on_counted)
         loading.answer_lost.connect(self._on_answer_lost)
         loading.loaded_changed.connect(self._on_loaded_changed)
 
@@ -168,6 +181,7 @@ class Conversation(QObject):
     def open(self, chat: Chat, tree: MessageTree) -> None:
         """Show a conversation that is kept."""
         self.chat, self._is_kept, self._returned = chat, True, None
+        self._left_out = frozenset()
         answer = self._answer
         # What is being written here is further than what was read.
         self.tree = answer.tree if answer is not None and answer.chat == chat.id else tree
@@ -178,6 +192,7 @@ class Conversation(QObject):
         shown = self.chat
         self.chat, self.tree = chat or _like(shown), MessageTree()
         self._is_kept, self._returned = False, None
+        self._left_out = frozenset()
         self._show()
 
     def clear(self) -> None:
@@ -316,18 +331,42 @@ class Conversation(QObject):
 
     def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
         before, self.tree = self.tree, tree
-        answer = self._answer = _Answer(self.chat.id, tree, message, asked_s=time.monotonic())
+        answer = self._answer = _Answer(self.chat.id, tree, message, begun, asked_s=time.monotonic())
         answer.splitter.add(begun)
         answer.content.append(message.content)
         answer.reasoning.append(message.reasoning)
         self.keeper.apply(self.chat.id, before, tree)
         self.shown_changed.emit()
         self.answer_started.emit(message.model)
-        asked = chat_messages(self.system, tree.path_to(message.parent))
+        self._ask_model(answer, tree.path_to(message.parent))
+
+    def _ask_model(self, answer: _Answer, path: tuple[Message, ...], *, is_counted: bool = False) -> None:
+        question = ContextQuestion(self.system, path, self._left_out)
+        asked = chat_messages(self.system, shown_path(path, self._left_out))
         try:
-            answer.request = self._loading.generate(answer_request(asked, self.sampling.settings, begun=begun))
+            if not is_counted and may_be_too_long(asked, self._context_size):
+                answer.counting = self._loading.ask(question.request), question
+            else:
+                request = answer_request(asked, self.sampling.settings, begun=answer.begun)
+                answer.request = self._loading.generate(request)
         except EngineError as error:
             self._fail(error.summary())
+
+    def _on_counted(self, event: Answered) -> None:
+        answer = self._answer
+        if answer is None or answer.counting is None or answer.counting[0] != event.request:
+            return
+        (_, question), answer.counting = answer.counting, None
+        if not isinstance(event.answer, Counted):
+            self._fail("The conversation could not be counted; send it again.")
+            return
+        fit = question.fit(event.answer, self.overflow, self.sampling.settings.max_tokens)
+        if fit.decision != "fits":
+            self._fail(f"{fit.sentence()} The context has {event.answer.n_ctx} tokens.")
+            return
+        self._left_out = frozenset(fit.left_out)
+        answer.note = fit.sentence()
+        self._ask_model(answer, question.path, is_counted=True)
 
     # ------------------------------------------------------------------ what comes
 
@@ -385,7 +424,7 @@ class Conversation(QObject):
             thinking_seconds=_between(answer.first_s, answer.thought_s),
         )
         state: MessageState = "stopped" if event.stop_reason == "stopped" else "done"
-        self._finish(state, stop_reason=event.stop_reason, timings=timings)
+        self._finish(state, note=answer.note, stop_reason=event.stop_reason, timings=timings)
         if answer.goes_on and state == "stopped":
             thought = self.tree.messages.get(answer.message.id)
             if thought is not None and answer.chat == self.chat.id:
@@ -399,7 +438,8 @@ class Conversation(QObject):
             self._continue(self.tree, thought, begun)
 
     def _on_answer_lost(self, lost: AnswerLost) -> None:
-        if self._answer is not None and lost.request == self._answer.request:
+        answer = self._answer
+        if answer is not None and lost.request in (answer.request, answer.counting and answer.counting[0]):
             self._fail(lost.sentence)
 
     def _fail(self, sentence: str) -> None:

@@ -95,11 +95,20 @@ class ChatPresenter(QObject):
 
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.set_answering(False)
-        self._pane.set_context_full(event.stop_reason == "context_full")
+        is_full = event.stop_reason == "context_full" and self._conversation.overflow == "stop"
+        self._pane.set_context_full(is_full)
 
     def _on_context_use(self, use: ContextUse) -> None:
-        parts = None if use.used is None else [ContextPart("conversation", use.used)]
-        self._pane.show_context(parts, use.total)
+        self._pane.show_context(None if use.used is None else self._parts(use.used), use.total)
+
+    def _parts(self, used: int) -> list[ContextPart]:
+        """Return what takes the tokens; the share of the system prompt by its length."""
+        conversation = self._conversation
+        system = len(conversation.system)
+        whole = system + sum(len(message.content) for message in conversation.tree.path)
+        of_system = round(used * system / whole) if whole and used else 0
+        parts = [ContextPart("system prompt, about", of_system, "kv")] if of_system else []
+        return [*parts, ContextPart("history", used - of_system, "weights")]
 
     # ------------------------------------------------------------------ from the pane
 

@@ -23,6 +23,9 @@ DOCK_STATE_VERSION = 1
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
 MIN_REPORT_HEIGHT = 136
+EMPTY_REPORT_HEIGHT = 48
+QWIDGETSIZE_MAX = (1 << 24) - 1
+"""Qt's own, for no limit."""
 REPORT_SHARE = 0.27
 """Of the window's height, on roomy ones."""
 SCREEN_ROOM = QSize(16, 40)
@@ -72,6 +75,7 @@ class MainWindow(QMainWindow):
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
         self.setCentralWidget(central)
+        self.reports.setMaximumHeight(EMPTY_REPORT_HEIGHT)
         bar = QToolBar("Settings")
         bar.setObjectName("settings")
         bar.setMovable(False)
@@ -121,9 +125,18 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
         roomy = self.height() >= ROOMY_HEIGHT
-        report_height = round(self.height() * REPORT_SHARE) if roomy else MIN_REPORT_HEIGHT
         self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
-        self.resizeDocks([docks["report"]], [report_height], Qt.Orientation.Vertical)
+        self.resizeDocks([docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    def open_report(self) -> None:
+        """Give the report its room: there is something to say. Before the first load the editor has it."""
+        if self.reports.maximumHeight() == EMPTY_REPORT_HEIGHT:
+            self.reports.setMaximumHeight(QWIDGETSIZE_MAX)
+            self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    @property
+    def _report_height(self) -> int:
+        return round(self.height() * REPORT_SHARE) if self.height() >= ROOMY_HEIGHT else MIN_REPORT_HEIGHT
 
     def show_chat_alone(self, alone: bool) -> None:
         """Give the chat the whole window, with the devices in one line above it; or give it back."""

@@ -135,12 +135,20 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def chat_menu(shelf: ChatShelf, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
+def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
     """Conversations."""
     return "&Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
+        SEPARATOR,
+        Switch(
+            "drop_oldest_turns",
+            "Leave Out the &Oldest Turns When the Context Is Full",
+            settings.drops_oldest_turns,
+            shelf.drop_oldest_turns,
+            tip="They stay in the conversation; the model is not shown them any more",
+        ),
         SEPARATOR,
         Command("delete_chat", "&Delete This Conversation", delete),
         Command("undo_delete_chat", "&Bring Back What Was Deleted", shelf.undo_delete),

@@ -59,7 +59,9 @@ def make_actions(
                 calibrator=desk.calibrator,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
-            chat_menu(desk.shelf, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat),
+            chat_menu(
+                desk.shelf, desk.settings, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat
+            ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks),
             help_menu(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),

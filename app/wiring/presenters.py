@@ -49,6 +49,7 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
         ChatPresenter(model, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
+        model.loading.state_changed.connect(main.open_report)
         view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
         LoadPresenter(
             model,

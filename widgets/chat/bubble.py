@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QWidget
+from PySide6.QtWidgets import QApplication, QWidget
 
 from widgets.chat.edit_box import EditBox
 from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
@@ -36,6 +36,7 @@ class Bubble(QWidget):
         self.thinking = ThinkingBox(typesetter, self)
         self.view = MarkdownView(typesetter, self)
         self.edit_box: EditBox | None = None
+        self._is_pointed_at = False
         self._note = plain_label("", "dim", wrap=True)
         self._note.setParent(self)
         self._note.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -172,17 +173,25 @@ class Bubble(QWidget):
             return
         button.click()
 
+    def show_actions(self) -> None:
+        """Offer what can be done while the pointer or the keyboard is here."""
+        focused = QApplication.focusWidget()
+        has_keyboard = focused is not None and (focused is self or self.isAncestorOf(focused))
+        self.head.set_active(self._is_pointed_at or has_keyboard)
+
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)
-        self.head.set_active(True)
+        self._is_pointed_at = True
+        self.show_actions()
 
     def leaveEvent(self, event: QEvent) -> None:
         super().leaveEvent(event)
-        self.head.set_active(self.hasFocus())
+        self._is_pointed_at = False
+        self.show_actions()
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         super().focusInEvent(event)
-        self.head.set_active(True)
+        self.show_actions()
         self.update()
 
     def focusOutEvent(self, event: QFocusEvent) -> None:

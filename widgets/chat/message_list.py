@@ -9,7 +9,7 @@ from itertools import accumulate
 
 from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QAbstractScrollArea, QWidget
+from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
 from widgets.chat.bubble import Bubble
 from widgets.chat.shown import MessageAction, ShownMessage
@@ -54,6 +54,9 @@ class MessageList(QAbstractScrollArea):
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._place)
         self.verticalScrollBar().valueChanged.connect(self._on_scrolled)
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        application.focusChanged.connect(self._on_focus_changed)
 
     # ------------------------------------------------------------------ values
 
@@ -199,7 +202,13 @@ class MessageList(QAbstractScrollArea):
             bubble.setVisible(bottom > 0 and top < height)
 
     def _anchor(self, value: int) -> tuple[int, int]:
-        place = max(bisect_right(self._offsets, value) - 1, 0)
+        """Return what is to stay where it is: the first message in sight whose height is known."""
+        first = place = max(bisect_right(self._offsets, value) - 1, 0)
+        bottom = value + self.viewport().height()
+        while place < len(self._messages) and self._messages[place].id not in self._measured:
+            place += 1
+        if place >= len(self._messages) or self._offsets[place] >= bottom:
+            place = first
         return place, value - self._offsets[min(place, len(self._offsets) - 1)]
 
     def _value_of(self, anchor: tuple[int, int]) -> int:
@@ -264,6 +273,10 @@ class MessageList(QAbstractScrollArea):
     def _on_scrolled(self, value: int) -> None:
         self._follows = value >= self.verticalScrollBar().maximum() - NEAR_END_PX
         self._place()
+
+    def _on_focus_changed(self) -> None:
+        for bubble in self._bubbles.values():
+            bubble.show_actions()
 
     def _on_height_changed(self) -> None:
         if not self._is_placing:

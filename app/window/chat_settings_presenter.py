@@ -12,7 +12,7 @@ from engine.chats.presets import MAX_NAME_CHARACTERS, Preset
 from engine.settings.sampling_sources import usable_settings
 from engine.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.settings_panel import SettingChange, SettingRow
+from widgets.chat.settings_panel import SettingChange, SettingRow, SettingsPanel
 
 
 class ChatSettingsPresenter(QObject):
@@ -23,23 +23,29 @@ class ChatSettingsPresenter(QObject):
         self._conversation = model.conversation
         self._book = book
         self._window = window
-        panel = self._panel = pane.settings_panel
+        self._panel: SettingsPanel | None = None
         model.conversation.chat_changed.connect(self._show)
         model.loading.loaded_changed.connect(self._show)
         book.changed.connect(self._show)
+        pane.settings_made.connect(self._on_made)
+
+    def _on_made(self, panel: SettingsPanel) -> None:
+        self._panel = panel
         panel.system_changed.connect(self._on_system)
         panel.preset_chosen.connect(self._on_preset)
         panel.preset_save_requested.connect(self._on_save)
-        panel.preset_delete_requested.connect(lambda: book.delete(self._conversation.chat.preset))
+        panel.preset_delete_requested.connect(self._on_delete)
         panel.value_changed.connect(self._on_value)
         self._show()
 
     def _show(self) -> None:
-        conversation = self._conversation
+        panel, conversation = self._panel, self._conversation
+        if panel is None:
+            return
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
-        self._panel.show_system(chat.system, "" if preset is None else preset.system)
-        self._panel.show_presets(list(self._book.presets), chat.preset)
-        self._panel.show_values(
+        panel.show_system(chat.system, "" if preset is None else preset.system)
+        panel.show_presets(list(self._book.presets), chat.preset)
+        panel.show_values(
             {
                 setting.key: SettingRow(
                     setting.kind.text_of(getattr(sampling.settings, setting.key)),
@@ -71,11 +77,15 @@ class ChatSettingsPresenter(QObject):
                 settings[change.key] = setting.kind.typed(change.text)
             except ValueError as error:
                 fault = f"{setting.label}: {error}. The value before it holds."
-        self._panel.show_fault(fault)
+        if self._panel is not None:
+            self._panel.show_fault(fault)
         if fault:
             self._show()
         else:
             self._conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
+
+    def _on_delete(self) -> None:
+        self._book.delete(self._conversation.chat.preset)
 
     def _on_save(self) -> None:
         dialog = QInputDialog(self._window)

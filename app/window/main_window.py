@@ -66,7 +66,7 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------------ structure
 
     def _place_widgets(self) -> None:
-        central = QWidget()
+        central = self._central = QWidget()
         column = self._column = QVBoxLayout(central)
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(8)
@@ -146,7 +146,7 @@ class MainWindow(QMainWindow):
             place.insertWidget(position, widget)
             widget.setVisible(shown)
         self.device_strip.set_line(alone)
-        self.centralWidget().setVisible(not alone)
+        self._central.setVisible(not alone)
         chat = self.docks["chat"]
         if alone:
             self.docks["models"].hide()

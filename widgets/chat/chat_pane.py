@@ -46,6 +46,7 @@ class ChatPane(QWidget):
     new_requested = Signal()
     reload_requested = Signal()
     list_toggled = Signal()
+    settings_made = Signal(SettingsPanel)
     draft_changed = Signal(str)
     acted = Signal(MessageAction)
     link_opened = Signal(str)
@@ -66,10 +67,10 @@ class ChatPane(QWidget):
         self._draft_timer.timeout.connect(self.flush_draft)
 
         self.message_list = MessageList(typesetter)
-        self.settings_panel = SettingsPanel()
+        self.settings_panel: SettingsPanel | None = None
+        """Made when it is first looked at: it has many parts."""
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
-        self._middle.addWidget(self.settings_panel)
         self.prompt_edit = PromptEdit()
         self.send_button = QPushButton("Send")
         self.stop_button = QPushButton("Stop")
@@ -225,6 +226,10 @@ class ChatPane(QWidget):
         self.flush_draft()
 
     def _on_settings(self, shown: bool) -> None:
+        if self.settings_panel is None:
+            self.settings_panel = SettingsPanel()
+            self._middle.addWidget(self.settings_panel)
+            self.settings_made.emit(self.settings_panel)
         self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
 
     def _on_typed(self) -> None:

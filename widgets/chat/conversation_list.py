@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QKeyEvent
@@ -239,6 +240,9 @@ class ConversationList(QWidget):
             menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
             menu.popup(self.list_widget.viewport().mapToGlobal(position))
 
+    def _move(self, chat: str, folder: str) -> None:
+        self.moved.emit(ChatChange(chat, folder))
+
     def menu_for(self, item: QListWidgetItem) -> QMenu:
         """Return the menu of a conversation; the caller shows it."""
         chat = next((each for each in self._chats if each.id == item.data(ID_ROLE)), None)
@@ -250,7 +254,7 @@ class ConversationList(QWidget):
         folders = menu.addMenu("Move to folder")
         for folder in self.folders():
             name = folder.replace("&", "&&")
-            folders.addAction(name, lambda folder=folder: self.moved.emit(ChatChange(chat.id, folder)))
+            folders.addAction(name, partial(self._move, chat.id, folder))
         folders.addAction("New folder…", lambda: self.folder_requested.emit(chat.id))
         if chat.folder:
             folders.addAction("No folder", lambda: self.moved.emit(ChatChange(chat.id, "")))

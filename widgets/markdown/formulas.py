@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QByteArray, QObject, QRectF, QSizeF, Qt, Signal
+from PySide6.QtCore import QByteArray, QObject, QRect, QRectF, QSizeF, Qt, Signal
 from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument, QTextFormat
 from PySide6.QtSvg import QSvgRenderer
 
@@ -98,12 +98,13 @@ def make_formula(key: FormulaKey) -> Formula | None:
     if _depth(key.source) > MAX_DEPTH:
         return None
     # Takes a third of a second, and most conversations hold no formula.
-    import ziamath
+    from ziamath.config import config
+    from ziamath.zmath import Latex
 
     # Qt draws plain paths only, not symbols that are used again.
-    ziamath.config.svg2 = False
+    config.svg2 = False
     try:
-        drawn = ziamath.Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
+        drawn = Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
         width, height = drawn.getsize()
         return Formula(drawn.svg().encode(), width + 2, height + 2, max(-drawn.getyofst(), 0.0) + 1)
     except Exception as error:  # Whatever a parser of strangers' words comes upon: it is shown as text then.
@@ -150,9 +151,14 @@ class FormulaObject(QPyTextObject):
         return QSizeF(formula.width * scale, 2 * max(above, formula.depth) * scale)
 
     def drawObject(
-        self, painter: QPainter, rect: QRectF, document: QTextDocument, _position: int, text_format: QTextFormat
+        self,
+        painter: QPainter,
+        place: QRectF | QRect,
+        document: QTextDocument,
+        _position: int,
+        text_format: QTextFormat,
     ) -> None:
-        key = key_of(text_format)
+        key, rect = key_of(text_format), QRectF(place)
         formula = self._formulas.get(key)
         if formula is None:
             painter.setFont(text_format.toCharFormat().font())
@@ -161,5 +167,5 @@ class FormulaObject(QPyTextObject):
             return
         scale = min(1.0, rect.width() / formula.width)
         top = rect.center().y() - (formula.height - formula.depth) * scale
-        place = QRectF(rect.left(), top, formula.width * scale, formula.height * scale)
-        self._formulas.renderer(key, formula).render(painter, place)
+        picture = QRectF(rect.left(), top, formula.width * scale, formula.height * scale)
+        self._formulas.renderer(key, formula).render(painter, picture)

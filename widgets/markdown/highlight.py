@@ -66,7 +66,7 @@ def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
     length = 0
     for token_type, value in lexer.get_tokens(text):
         length += len(value)
-        kind = next((kind for known, kind in _KINDS if token_type in known), "")
+        kind = next((kind for known, kind in _KINDS if token_type in known), "")  # type: ignore[comparison-overlap]
         for number, part in enumerate(value.split("\n")):
             if number:
                 lines.append([])

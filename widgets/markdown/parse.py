@@ -36,7 +36,7 @@ def _parser() -> MarkdownIt:
     parser.use(tasklists_plugin)
     parser.use(bracket_math)
     parser.core.ruler.at("inline", _bounded_inline)
-    parser.validateLink = is_safe_link  # type: ignore[method-assign]
+    parser.validateLink = is_safe_link  # type: ignore[method-assign, assignment]
     if parser.linkify is not None:
         parser.linkify.set({"fuzzy_email": False})
     return parser

@@ -142,6 +142,7 @@ def test_the_input_grows_to_a_few_lines(pane: ChatPane) -> None:
 def test_settings_say_where_they_come_from_and_what_is_typed_is_told(qtbot: QtBot, pane: ChatPane) -> None:
     pane.settings_button.click()
     panel = pane.settings_panel
+    assert panel is not None
     assert panel.isVisible()
     panel.show_values({each.key: SettingRow(each.kind.text_of(each.default), "default", False) for each in SAMPLING})
     field = panel.fields["temperature"]

@@ -91,6 +91,7 @@ class ConversationList(QWidget):
         self.search_edit.setClearButtonEnabled(True)
         self.list_widget = QListWidget()
         self.list_widget.setAccessibleName("Conversations")
+        self.list_widget.setProperty("role", "chats")
         self.list_widget.setUniformItemSizes(False)
         self.list_widget.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list_widget.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

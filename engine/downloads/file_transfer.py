@@ -49,16 +49,23 @@ class FileProgress:
 class FileTransfer:
     """Fetches one file, going on where an earlier transfer of it ended. `run` is called once, by one thread.
 
-    `tell` is called twice a second while `run` lasts; `stop` is set by others to end it.
+    `tell` is called twice a second while `run` lasts; `stop` is set by others to end it. `later_bytes`: what is still
+    missing of files that come after this one, so that a disk with no room for all of them is told at the start.
     """
 
     def __init__(
-        self, file: TransferFile, order: Download, tell: Callable[[FileProgress], None], stop: threading.Event
+        self,
+        file: TransferFile,
+        order: Download,
+        tell: Callable[[FileProgress], None],
+        stop: threading.Event,
+        later_bytes: int = 0,
     ) -> None:
         self._file = file
         self._order = order
         self._tell = tell
         self._stop = stop
+        self._later_bytes = later_bytes
         self._target = Path(file.target)
         self._plan = SpanPlan(order.segment_bytes)
         self._read_bytes = min(READ_BYTES, max(1, order.block_bytes // 4))
@@ -205,11 +212,11 @@ class FileTransfer:
 
     def _require_room(self, part: PartFile) -> None:
         size_bytes = part.origin.size_bytes
-        missing = 0 if size_bytes is None else size_bytes - count_bytes(part.done)
+        missing = self._later_bytes + (0 if size_bytes is None else size_bytes - count_bytes(part.done))
         free = shutil.disk_usage(self._target.parent).free
         if free - missing < self._order.reserve_bytes:
             raise StorageError(
-                f"The disk has {format_bytes(free)} free and {self._target.name} still needs {format_bytes(missing)} "
+                f"The disk has {format_bytes(free)} free and the download still needs {format_bytes(missing)} "
                 f"({format_bytes(self._order.reserve_bytes)} stay free). Make room, or choose another folder."
             )
 

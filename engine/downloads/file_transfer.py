@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -250,6 +251,8 @@ class FileTransfer:
             timeout_s=self._order.timeout_s,
         ) as response:
             self._agree(response.head, span, part)
+            if response.head.status == HTTPStatus.OK and not self._is_worth(span):
+                return
             at = response.head.first
             while not self._is_over(span) and (data := response.read_some(self._read_bytes)):
                 # A server that gives whole files only sends what is here once more.
@@ -271,6 +274,11 @@ class FileTransfer:
             if not self._is_over(span):
                 self._end_early(span, part)
 
+    def _is_worth(self, span: Span) -> bool:
+        """Return whether to read the whole file from a server that gives no parts: where nobody else does so."""
+        with self._changed:
+            return not span.at or self._plan.n_taken == 1
+
     def _is_over(self, span: Span) -> bool:
         return self._giving_up or (span.end is not None and span.at >= span.end)
 
@@ -289,7 +297,7 @@ class FileTransfer:
             HubError: what comes is not what was asked for.
         """
         origin = part.origin
-        if head.first > span.at or (head.first != span.at and head.status != 200):
+        if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):
             raise HubError("answer", f"{self._target.name}: other bytes came than were asked for.")
         if self._file.sha256 is not None:
             changed = head.etag is not None and is_sha256(head.etag) and head.etag != self._file.sha256
@@ -306,7 +314,7 @@ class FileTransfer:
         if None not in (origin.size_bytes, head.size_bytes) and origin.size_bytes != head.size_bytes:
             raise HubError("answer", f"{self._target.name}: the server speaks of a file of another size.")
         with self._changed:
-            if head.status == 200 and span.at:
+            if head.status == HTTPStatus.OK:
                 self._trial.settle()
             if origin.size_bytes is None or origin.etag is None:
                 size_bytes = origin.size_bytes if head.size_bytes is None else head.size_bytes

@@ -295,11 +295,12 @@ class LibraryKeeper(QObject):
         """Find the named layouts and presets of a model."""
         self._run("Finding layouts", lambda: self._stock.documents(marks), self.documents_found.emit)
 
-    def keep_document(self, path: Path, document: KeptDocument) -> None:
-        """Keep a layout or a preset of the model at `path` under its name."""
+    def keep_document(self, path: Path, document: KeptDocument, marks: Iterable[str]) -> None:
+        """Keep a layout or a preset of the model at `path` under its name; `marks`: of the entry that is shown."""
 
         def done(_none: None) -> None:
             self._notices.say(f"Kept {document.name}.")
+            self.find_documents(marks)
 
         self._run("Keeping a layout", lambda: self._stock.keep_for(path, document), done)
 

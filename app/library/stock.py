@@ -37,13 +37,15 @@ _TELL_LARGE_EVERY_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Shelf:
-    """The library at one moment. `problems`: what could not be looked into. `aside`: an index that was not usable."""
+    """The library at one moment. `problems`: what could not be looked into. `aside`: an index that was not usable.
+    `is_looked`: the stores were looked into since the window was opened."""
 
     models: tuple[Listed, ...] = ()
     folders: tuple[Path, ...] = ()
     problems: tuple[str, ...] = ()
     n_files: int = 0
     aside: str = ""
+    is_looked: bool = False
 
 
 class Stock:
@@ -59,6 +61,7 @@ class Stock:
         self._facts: dict[Path, Facts] = {}
         self._fits: dict[str, Fit] = {}
         self._rig_key = ""
+        self._is_looked = False
 
     def close(self) -> None:
         """Close the index; steps that are under way fail."""
@@ -99,6 +102,7 @@ class Stock:
             tuple(problem.sentence for problem in census.problems),
             len(census.files),
             "" if index.set_aside is None else str(index.set_aside),
+            self._is_looked,
         )
 
     def look(self) -> Changes:
@@ -107,7 +111,7 @@ class Stock:
         census, changes = look(index, (*folder_stores(index.folders()), *self._stores()))
         facts = current_facts(census, index.facts())
         with self._lock:
-            self._census, self._facts = census, facts
+            self._census, self._facts, self._is_looked = census, facts, True
         return changes
 
     def is_stale(self) -> bool:

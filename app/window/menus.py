@@ -138,7 +138,7 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def view_menu(theme: Theme, settings: Settings, reset_docks: _Do) -> Menu:
+def view_menu(theme: Theme, settings: Settings, reset_docks: _Do, show_library: _Do) -> Menu:
     """How the window looks."""
 
     def choose(name: ThemeName) -> None:
@@ -146,6 +146,8 @@ def view_menu(theme: Theme, settings: Settings, reset_docks: _Do) -> Menu:
         theme.set_name(name)
 
     return "&View", (
+        Command("library", "&Library", show_library, "Ctrl+4", tip="All models of this computer, and how they fit"),
+        SEPARATOR,
         Command("theme_light", "&Light", lambda: choose("light")),
         Command("theme_dark", "&Dark", lambda: choose("dark")),
         Command("theme_system", "As the &System", lambda: choose("system")),
@@ -164,10 +166,16 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
     return "&Help", (
         Command("keys", "&Keys", show_keys, _Key.HelpContents),
+        Command(
+            "check_machine",
+            "&Check This Machine…",
+            check_machine,
+            tip="Devices, the engine on each of them, forecasts and speeds: a table, and a file to send",
+        ),
         Command("log", "Open the &Log Folder", open_log),
         Command("about", "&About Layerdeck", show_about),
     )

@@ -5,10 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.library.finder import HubFinder
+from app.library.keeper import LibraryKeeper
+from app.library.stock import Stock
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.reloader import Reloader
@@ -26,7 +30,9 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
+from app.paths import library_path
 from app.rig.calibrator import Calibrator
+from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
@@ -55,6 +61,9 @@ class Desk:
     speeds: SpeedKeeper
     unloader: Unloader
     other_layouts: OtherLayouts
+    library: LibraryKeeper
+    examiner: Examiner
+    finder: HubFinder
 
     @property
     def loading(self) -> Loading:
@@ -69,8 +78,11 @@ class Desk:
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.library.close()
+        self.examiner.close()
+        self.finder.close()
         self.prober.close()
-        self.loader.memory_return.cancel()
+        self.loader.close()
         self.models.close()
         self.rig.close()
         self.settings.sync()
@@ -90,8 +102,11 @@ def make_desk(
     held_memory = HeldMemory(models, live, watchman, parent)
     speeds = SpeedKeeper(live, models, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
-    loader = Loader(models, document, live, settings, auto_layouts.constraints, parent)
+    loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
+    examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
+    examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
+    examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     desk = Desk(
         settings=settings,
         background=background,
@@ -112,12 +127,37 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
+        library=LibraryKeeper(
+            Stock(library_path()),
+            models=models,
+            live=live,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
+        examiner=examiner,
+        finder=HubFinder(
+            live=live,
+            models=models,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            settings=settings,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
     )
     _connect_notices(desk)
     for model in models.all:
         _connect_model(desk, model)
     models.added.connect(lambda model: _connect_model(desk, model))
     return desk
+
+
+def _held_endpoints(models: OpenModels) -> list[str]:
+    return [endpoint for model in models.held for endpoint in model.endpoints]
 
 
 def _connect_notices(desk: Desk) -> None:
@@ -136,6 +176,7 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
+    desk.library.follow(model)
     model.loading.state_changed.connect(on_state_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)

@@ -9,7 +9,9 @@ from app.models.open_model import OpenModel
 from app.window.actions import Actions
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
+from app.window.find_presenter import FindPresenter
 from app.window.layout_presenter import LayoutPresenter
+from app.window.library_presenter import LibraryPresenter
 from app.window.load_presenter import LoadPresenter
 from app.window.loaded_presenter import LoadedPresenter
 from app.window.main_window import MainWindow
@@ -65,6 +67,25 @@ def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresen
     return AutoLayoutPresenter(
         desk.auto_layouts, desk.document, desk.rig.live, opener=desk.opener, editor=main.editor, window=main
     )
+
+
+def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -> LibraryPresenter:
+    """Return what shows the library."""
+    return LibraryPresenter(
+        desk.library,
+        opener=desk.opener,
+        document=desk.document,
+        layouts=desk.layouts,
+        live=desk.rig.live,
+        settings=desk.settings,
+        open_file=questions.open_model,
+        main=main,
+    )
+
+
+def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
+    """Connect the Find tab of the library."""
+    FindPresenter(desk.finder, desk.library, library.page, main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:

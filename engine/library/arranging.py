@@ -34,7 +34,7 @@ def arrange(models: Sequence[Listed], wanted: Wanted) -> tuple[Listed, ...]:
     """Return what is wanted of `models`, in the wanted order; what cannot be told stands last."""
     words = wanted.text.casefold().split()
     kept = [model for model in models if _is_wanted(model, wanted, words)]
-    kept.sort(key=lambda model: (model.entry.title.casefold(), model.entry.key))
+    kept.sort(key=lambda model: (model.sort_name, model.entry.key))
     if wanted.order != "name":
         kept.sort(key=_KEYS[wanted.order])
         last = [model for model in kept if _KEYS[wanted.order](model)[0]]
@@ -68,7 +68,7 @@ def _parameters(model: Listed) -> int:
 
 
 _KEYS: dict[Order, Callable[[Listed], tuple[bool, Any]]] = {
-    "name": lambda model: (False, model.entry.title.casefold()),
+    "name": lambda model: (False, model.sort_name),
     "size": lambda model: (False, model.chosen.size_bytes),
     "fit": lambda model: (model.fit is None, (model.fit_rank, -_speed(model))),
     # The best first where it is not turned round.

@@ -23,7 +23,7 @@ class Copy:
     parts: tuple[FoundFile, ...]
     missing: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def first(self) -> FoundFile:
         return self.parts[0]
 

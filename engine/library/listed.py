@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,6 +11,7 @@ from engine.library.entry import Entry, Quantisation
 from engine.library.fit import Fit
 from engine.library.notes import NO_NOTES, Notes
 
+_NUMBER = re.compile(r"(\d{1,15})", re.ASCII)
 _ORDER = {"devices": 0, "split": 1, "cpu": 1, "disk": 2, "unknown": 3, "no": 4}
 
 
@@ -48,6 +50,17 @@ class Listed:
     def fit_rank(self) -> int:
         """What sorts by how well it fits, the best first."""
         return _ORDER[self.fit.kind] if self.fit is not None else 3
+
+    def prepare(self) -> None:
+        """Work out what searching and sorting ask for, in a thread that has time."""
+        _ = self.sort_name, self.search_text, self.fit, self.entry.key, self.entry.capabilities
+
+    @cached_property
+    def sort_name(self) -> tuple[tuple[int, str], ...]:
+        """What sorts by name as people do: numbers by their size."""
+        # Texts and numbers take turns.
+        parts = enumerate(_NUMBER.split(self.entry.title.casefold()))
+        return tuple((int(part), "") if at % 2 else (0, part) for at, part in parts)
 
     @cached_property
     def search_text(self) -> str:

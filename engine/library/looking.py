@@ -74,8 +74,11 @@ def read_facts_of(
 def list_models(
     files: Sequence[FoundFile], facts: FactsOf, notes: Mapping[str, Notes], fits: Mapping[str, Fit]
 ) -> tuple[Listed, ...]:
-    """Return the rows of the list."""
-    return tuple(listed(entry, notes, fits) for entry in group(files, facts))
+    """Return the rows of the list, with what a window asks of them at every key worked out."""
+    models = tuple(listed(entry, notes, fits) for entry in group(files, facts))
+    for model in models:
+        model.prepare()
+    return models
 
 
 def check_folder(path: Path) -> Path:

@@ -71,14 +71,22 @@ def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -
     Raises:
         LibraryError: naming the file that stayed, and those before it that went.
     """
-    if send is None:
-        from send2trash import send2trash as send
+    move = send or _send2trash()
     for index, path in enumerate(paths):
         try:
-            send(str(path))
+            move(str(path))
         except OSError as error:
             gone = f" {index} other files are in the trash already." if index else ""
             raise LibraryError(f"{path.name} could not be moved to the trash ({error}).{gone}") from error
+
+
+def _send2trash() -> Callable[[str], None]:
+    from send2trash import send2trash
+
+    def send(path: str) -> None:
+        send2trash(path)
+
+    return send
 
 
 def _side_files_alone(

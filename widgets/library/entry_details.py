@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtWidgets import (
     QCheckBox,
     QFormLayout,
@@ -30,6 +30,7 @@ from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
 from widgets.library.quantisation_list import QuantisationList
 
 _NOTES_HEIGHT = 72
+_BADGE_HEIGHT = 18
 _BADGES = {"good": "badge-good", "bad": "badge-bad"}
 
 
@@ -45,6 +46,7 @@ class EntryDetails(QScrollArea):
         super().__init__(parent)
         self._model: Listed | None = None
         self._chosen = ""
+        self._content = QWidget()
         self.title_label = ElidedLabel("", "title")
         self.favourite_button = QPushButton("☆ Favourite")
         self.fit_badge = QLabel()
@@ -75,7 +77,7 @@ class EntryDetails(QScrollArea):
         if is_other:
             self._keep_notes()
         self._model = model
-        self.widget().setVisible(model is not None)
+        self._content.setVisible(model is not None)
         if model is None:
             return
         self.title_label.setText(model.entry.title)
@@ -125,15 +127,28 @@ class EntryDetails(QScrollArea):
         while self.facts.rowCount():
             self.facts.removeRow(0)
         for name, value in rows:
-            self.facts.addRow(plain_label(name, "dim"), plain_label(value, wrap=True))
+            self.facts.addRow(plain_label(name, "dim"), ElidedLabel(value))
+
+    @property
+    def wish(self) -> OpenWish | None:
+        """What opening means now; None where nothing can be opened."""
+        model, each = self._model, self.quantisation
+        if model is None or each is None or not self.open_button.isEnabled():
+            return None
+        projector = model.entry.side_file("projector", each) if self.projector_box.isChecked() else None
+        return OpenWish(each.copy.path, None if projector is None else projector.file.path)
 
     def open(self) -> None:
         """Ask for the chosen quantisation to be opened."""
-        model, each = self._model, self.quantisation
-        if model is None or each is None or not self.open_button.isEnabled():
-            return
-        projector = model.entry.side_file("projector", each) if self.projector_box.isChecked() else None
-        self.open_requested.emit(OpenWish(each.copy.path, None if projector is None else projector.file.path))
+        wish = self.wish
+        if wish is not None:
+            self.open_requested.emit(wish)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Keep notes once people leave them."""
+        if watched is self.notes_edit and event.type() is QEvent.Type.FocusOut:
+            self._keep_notes()
+        return super().eventFilter(watched, event)
 
     def toggle_favourite(self) -> None:
         """Ask for the mark to be set, or taken off."""
@@ -175,13 +190,13 @@ class EntryDetails(QScrollArea):
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName("Details of the model")
-        content = QWidget()
-        column = QVBoxLayout(content)
+        column = QVBoxLayout(self._content)
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(8)
         self.favourite_button.setProperty("role", "flat")
         self.open_button.setProperty("role", "primary")
         self.fit_badge.setProperty("role", "badge-dim")
+        self.fit_badge.setMinimumHeight(_BADGE_HEIGHT)
         self.places_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
         self.tags_edit.setPlaceholderText("Tags, with commas between them")
         self.tags_edit.setAccessibleName("Tags")
@@ -196,8 +211,8 @@ class EntryDetails(QScrollArea):
         self._side_heading = plain_label("Beside it", "strong")
         column.addLayout(_row(self.title_label, self.favourite_button, stretch=0))
         column.addLayout(_row(self.fit_badge))
-        for widget in (self.fit_label, self.fault_label, self.quantisations):
-            column.addWidget(widget)
+        for below in (self.fit_label, self.fault_label, self.quantisations):
+            column.addWidget(below)
         column.addLayout(_row(self.open_button, self.projector_box, None, self.trash_button))
         column.addLayout(self.facts)
         for widget in (
@@ -206,7 +221,7 @@ class EntryDetails(QScrollArea):
         ):  # fmt: skip
             column.addWidget(widget)
         column.addStretch(1)
-        self.setWidget(content)
+        self.setWidget(self._content)
 
 
 def _row(*widgets: QWidget | None, stretch: int | None = None) -> QLayout:

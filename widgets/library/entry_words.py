@@ -10,7 +10,7 @@ from engine.library.listed import Listed
 from engine.units import format_bytes
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
-_COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _FAIR, "disk": _BAD, "no": _BAD, "unknown": _DIM}
+_COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}
 _SIDE_WORDS = {
     "projector": "Projector",
     "draft": "Draft model",

@@ -6,11 +6,12 @@ from dataclasses import replace
 
 from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
 from engine.library.arranging import ALL, Wanted
 from engine.library.capabilities import CAPABILITIES
 from engine.units import GIB
+from widgets.common.wrap_layout import WrapLayout
 
 _ORDERS = (
     ("name", "By name"), ("fit", "By fit"), ("speed", "By speed"), ("used", "Last used"),
@@ -109,14 +110,11 @@ class LibraryFilters(QWidget):
         self.tag_box.addItem("Any tag")
         self.tag_box.setAccessibleName("Tag")
         self.tag_box.hide()
-        row = QHBoxLayout()
-        row.setSpacing(6)
+        row = WrapLayout(spacing=6)
         for widget in (self.order_box, self.turn_button, self.fit_box, self.size_box, self.tag_box):
             row.addWidget(widget)
-        row.addSpacing(6)
         for button in (*self.capability_buttons.values(), self.favourite_button):
             row.addWidget(button)
-        row.addStretch(1)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)

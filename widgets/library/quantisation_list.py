@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent
 from PySide6.QtWidgets import QHeaderView, QTreeWidget, QTreeWidgetItem, QWidget
 
@@ -14,6 +14,7 @@ from widgets.common.palette import DARK, Palette
 from widgets.library.entry_words import fit_of
 
 _MOST_ROWS = 8
+ROW_HEIGHT = 26
 
 
 class QuantisationList(QTreeWidget):
@@ -40,7 +41,7 @@ class QuantisationList(QTreeWidget):
 
     @property
     def current(self) -> Quantisation | None:
-        row = self.indexOfTopLevelItem(self.currentItem()) if self.currentItem() is not None else -1
+        row = self.currentIndex().row()
         return self._quantisations[row] if 0 <= row < len(self._quantisations) else None
 
     def apply_palette(self, palette: Palette) -> None:
@@ -61,15 +62,15 @@ class QuantisationList(QTreeWidget):
                 fit = model.fit_of(each)
                 speed = "" if fit is None or each.fault else speed_words(fit).removesuffix(" tokens/s")
                 item = QTreeWidgetItem([each.label or "unknown", format_bytes(each.size_bytes), words, speed])
+                item.setSizeHint(0, QSize(0, ROW_HEIGHT))
                 item.setToolTip(3, "Tokens per second, slowest to fastest")
                 self._colours.append(colour)
                 self.addTopLevelItem(item)
             labels = [each.label for each in self._quantisations]
-            self.setCurrentItem(self.topLevelItem(labels.index(wanted) if wanted in labels else 0))
+            self.setCurrentIndex(self.model().index(labels.index(wanted) if wanted in labels else 0, 0))
         self._paint()
         rows = min(len(self._quantisations), _MOST_ROWS)
-        row_height = max(self.sizeHintForRow(0), self.fontMetrics().lineSpacing() + 6)
-        self.setFixedHeight(self.header().sizeHint().height() + rows * row_height + 6)
+        self.setFixedHeight(self.header().sizeHint().height() + rows * ROW_HEIGHT + 6)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         if event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter):

@@ -69,8 +69,8 @@ class StarterPanel(QWidget):
     def _card(self, starter: Starter) -> QFrame:
         card = QFrame()
         card.setProperty("role", "card")
-        button = QPushButton("Find")
-        button.setAccessibleName(f"Find {starter.name}")
+        button = QPushButton("Get it")
+        button.setAccessibleName(f"Get {starter.name}")
         button.setToolTip(starter.address)
         button.clicked.connect(lambda: self.starter_chosen.emit(starter))
         self.cards.append(button)

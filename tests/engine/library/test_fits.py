@@ -38,8 +38,8 @@ RIG = Rig((CARD,), HOST)
 @pytest.fixture(scope="module")
 def seven(tmp_path_factory: pytest.TempPathFactory) -> ModelFile:
     path = tmp_path_factory.mktemp("fit") / "Seven-Q4_K_M.gguf"
-    shape = {"n_layers": 32, "n_embd": 4096, "n_head": 32, "n_head_kv": 8, "n_ff": 14336, "n_vocab": 32000}
-    return read_model(write_header_only(path, **shape))
+    write_header_only(path, n_layers=32, n_embd=4096, n_head=32, n_head_kv=8, n_ff=14336, n_vocab=32000)
+    return read_model(path)
 
 
 def fit_on(model: ModelFile, card_bytes: int, host_bytes: int = 50 * GIB) -> Fit:

@@ -16,7 +16,7 @@ from engine.downloads.view import JobState, JobView
 from engine.hub.addresses import HubAddress, WebAddress
 from engine.hub.client import list_repo
 from engine.hub.listing import Quantisation, RepoListing
-from engine.hub.settings import HubSettings
+from engine.hub.settings import PUBLIC_ENDPOINT, HubSettings, hub_settings
 from engine.hub.tokens import TokenStore
 from engine.protocol.messages import Download
 
@@ -89,7 +89,9 @@ class Downloads(QObject):
 
     def _token_of(self, endpoint: str) -> str | None:
         # Called in the queue's thread: a keyring may ask people.
-        return self._tokens.find(HubSettings(endpoint, trusted=HubSettings().endpoint == endpoint))
+        named = hub_settings()
+        trusted = endpoint == PUBLIC_ENDPOINT or (endpoint == named.endpoint and named.trusted)
+        return self._tokens.find(HubSettings(endpoint, trusted=trusted))
 
     def _on_told(self, jobs: tuple[JobView, ...]) -> None:
         before = {job.id: job.state for job in self.jobs}

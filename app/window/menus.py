@@ -166,10 +166,16 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
     return "&Help", (
         Command("keys", "&Keys", show_keys, _Key.HelpContents),
+        Command(
+            "check_machine",
+            "&Check This Machine…",
+            check_machine,
+            tip="Devices, the engine on each of them, forecasts and speeds: a table, and a file to send",
+        ),
         Command("log", "Open the &Log Folder", open_log),
         Command("about", "&About Layerdeck", show_about),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QStackedWidget
 
 from app.models.open_model import OpenModel
@@ -25,6 +25,9 @@ class ModelView:
 
 class ModelViews(QObject):
     """Makes a view for each model that is opened, has `present` connect it, and shows that of the current one."""
+
+    check_requested = Signal()
+    """A report tells of a crash, and somebody wants to know what of the engine works here."""
 
     def __init__(
         self,
@@ -63,6 +66,7 @@ class ModelViews(QObject):
     def _add(self, model: OpenModel) -> None:
         view = self._views[model] = ModelView(ChatPane(), LoadReport())
         view.report.apply_palette(self._palette)
+        view.report.check_requested.connect(self.check_requested)
         self._chats.addWidget(view.chat)
         self._reports.addWidget(view.report)
         self._present(model, view)

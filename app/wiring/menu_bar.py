@@ -29,8 +29,10 @@ def make_actions(
     questions: Questions,
     views: ModelViews,
     theme: Theme,
+    *,
     show_auto_layout: Callable[[], None],
     show_library: Callable[[], None],
+    check_machine: Callable[[], None],
 ) -> Actions:
     """Return the actions of all menus, which are then in the menu bar of `main`."""
     models, notices = desk.models, desk.notices
@@ -52,6 +54,7 @@ def make_actions(
             view_menu(theme, desk.settings, main.reset_docks, show_library),
             help_menu(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
+                check_machine=check_machine,
                 open_log=lambda: open_log(notices),
                 show_about=lambda: show_about(main),
             ),

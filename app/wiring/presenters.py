@@ -9,6 +9,7 @@ from app.models.open_model import OpenModel
 from app.window.actions import Actions
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
+from app.window.find_presenter import FindPresenter
 from app.window.layout_presenter import LayoutPresenter
 from app.window.library_presenter import LibraryPresenter
 from app.window.load_presenter import LoadPresenter
@@ -77,10 +78,14 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
         layouts=desk.layouts,
         live=desk.rig.live,
         settings=desk.settings,
-        notices=desk.notices,
         open_file=questions.open_model,
         main=main,
     )
+
+
+def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
+    """Connect the Find tab of the library."""
+    FindPresenter(desk.finder, desk.library, library.page, main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:

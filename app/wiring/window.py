@@ -13,6 +13,7 @@ from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.doctor_presenter import DoctorPresenter
 from app.window.library_page import LibraryPage
 from app.window.library_presenter import LibraryPresenter
 from app.window.main_window import MainWindow
@@ -30,6 +31,7 @@ from app.wiring.presenters import (
     make_questions,
     make_settings_presenter,
     make_views,
+    present_finder,
     present_layout,
     present_loaded,
     present_rig,
@@ -59,6 +61,7 @@ class WindowParts:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
+        self.desk.finder.go_on()
         for path in files:
             self.questions.open_dropped(path)
 
@@ -81,8 +84,18 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
+    doctor = DoctorPresenter(desk.examiner, main)
+    views.check_requested.connect(doctor.show)
+    present_finder(main, desk, library_presenter)
     actions = make_actions(
-        main, desk, questions, views, theme, auto_layout_presenter.show, library_presenter.page.toggle
+        main,
+        desk,
+        questions,
+        views,
+        theme,
+        show_auto_layout=auto_layout_presenter.show,
+        show_library=library_presenter.page.toggle,
+        check_machine=doctor.show,
     )
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)

@@ -68,6 +68,21 @@ def library_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
 
 
+def chats_path() -> Path:
+    """Return where conversations are kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
+
+
+def presets_path() -> Path:
+    """Return where presets are kept, for people to edit."""
+    return user_data_path(APPLICATION, appauthor=False) / "presets.json"
+
+
+def kept_states_path() -> Path:
+    """Return the folder of what models hold of conversations."""
+    return user_cache_path(APPLICATION, appauthor=False) / "states"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

@@ -10,6 +10,10 @@ from functools import partial
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.chats.archive import ChatArchive
+from app.chats.preset_book import PresetBook
+from app.chats.shelf import ChatShelf
+from app.library.finder import HubFinder
 from app.library.keeper import LibraryKeeper
 from app.library.stock import Stock
 from app.load.loader import Loader
@@ -29,12 +33,14 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import library_path
+from app.paths import chats_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
+from app.worker import Worker
+from widgets.markdown.typesetter import Typesetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +66,13 @@ class Desk:
     speeds: SpeedKeeper
     unloader: Unloader
     other_layouts: OtherLayouts
-    examiner: Examiner
     library: LibraryKeeper
+    examiner: Examiner
+    finder: HubFinder
+    archive: ChatArchive
+    shelf: ChatShelf
+    presets: PresetBook
+    typesetter: Typesetter
 
     @property
     def loading(self) -> Loading:
@@ -76,11 +87,13 @@ class Desk:
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
-        self.examiner.close()
         self.library.close()
+        self.examiner.close()
+        self.finder.close()
         self.prober.close()
         self.loader.close()
         self.models.close()
+        self.archive.close()
         self.rig.close()
         self.settings.sync()
 
@@ -104,6 +117,7 @@ def make_desk(
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
+    archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
         background=background,
@@ -124,7 +138,6 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        examiner=examiner,
         library=LibraryKeeper(
             Stock(library_path()),
             models=models,
@@ -135,6 +148,21 @@ def make_desk(
             notices=notices,
             parent=parent,
         ),
+        examiner=examiner,
+        finder=HubFinder(
+            live=live,
+            models=models,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            settings=settings,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
+        archive=archive,
+        shelf=ChatShelf(archive, models, settings, parent),
+        presets=PresetBook(presets_path(), models, background, notices, parent),
+        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)
     for model in models.all:

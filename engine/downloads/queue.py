@@ -15,10 +15,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.downloads.faults import StorageError
-from engine.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
+from engine.downloads.job import QUEUE_VERSION, Job, QueueFile
 from engine.downloads.part_file import discard_part
 from engine.downloads.rate import RateMeter
 from engine.downloads.transfer import Transfer, TransferEnd
+from engine.downloads.view import JobState, JobView
 from engine.errors import EngineError, PlacedError
 from engine.json_file import read_kept, write_kept
 from engine.protocol.messages import Download, DownloadProgress

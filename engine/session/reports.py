@@ -60,6 +60,7 @@ def done_event(message: Generated) -> Done:
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
         replaced=show(message.replaced),
+        cached_tokens=message.cached_tokens,
     )
 
 

@@ -61,6 +61,26 @@ class DeviceCard(QFrame):
         return self._device
 
     @property
+    def alert(self) -> CardAlert:
+        """What is wrong with the device; empty where nothing is."""
+        return self._alert
+
+    @property
+    def used_bytes(self) -> int | None:
+        """What is used by the last reading."""
+        return None if self._last is None else self._last.used_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return device_total_bytes(self._device, self._last)
+
+    @property
+    def used_share(self) -> float | None:
+        """What is used of the whole, 0 to 1."""
+        used, total = self.used_bytes, self.total_bytes
+        return None if used is None or not total else used / total
+
+    @property
     def used_text(self) -> str:
         return self._used_label.text()
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.downloads.job import Job, JobState, JobView, hub_job
+from engine.downloads.job import Job, hub_job
 from engine.downloads.queue import DownloadQueue
+from engine.downloads.view import JobState, JobView
 from engine.hub.client import list_repo
 from engine.hub.settings import hub_settings
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server

@@ -22,6 +22,7 @@ from widgets.devices.readings import (
     CardAlert,
     device_subtitle,
     device_total_bytes,
+    faults_text,
     overhead_text,
     row_tool_tip,
     status_line,
@@ -183,6 +184,7 @@ class DeviceCard(QFrame):
             "" if self._row is None else row_tool_tip(self._row),
             holdings_text(self._device.holdings),
             overhead_text(self._device),
+            faults_text(self._device),
         ]
         self.setToolTip(plain_tool_tip("\n".join(filter(None, lines))))
 

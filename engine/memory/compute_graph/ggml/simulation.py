@@ -3,7 +3,10 @@
 A step of any of these walks depends on one section and a small state. Layers repeat and states recur after a layer or
 two, so that a layout which was never seen is mostly made of steps that were. A step knows the backends that can matter
 to its section and no others, by numbers among those (a segment's): what was found between the second and the third
-device of a layout holds between any others of their sort.
+device of a layout holds between any others of their sort. Segments are remembered with all of their steps.
+
+What is remembered of buffers is what lies in them and what is free: how far they were ever filled is added up apart, as
+nothing that follows depends on it.
 """
 
 from __future__ import annotations

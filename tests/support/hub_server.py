@@ -12,7 +12,7 @@ import select
 import socket
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -53,7 +53,7 @@ class Repo:
     """
 
     name: str
-    files: Mapping[str, bytes | Path]
+    files: dict[str, bytes | Path]
     commit: str = COMMIT
     gated: bool = False
     downloads: int = 1000

@@ -23,6 +23,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from engine.texts import show
+
 
 class EngineError(Exception):
     """Base of all expected errors. `kind` is one of the contract's words."""
@@ -30,8 +32,8 @@ class EngineError(Exception):
     kind: ClassVar[str] = "internal"
 
     def summary(self) -> str:
-        """Return one or two sentences that name the thing and the remedy."""
-        return str(self)
+        """Return one or two sentences that name the thing and the remedy; what they quote steers no terminal."""
+        return show(str(self))
 
     def fields(self) -> dict[str, str | int | None]:
         """Return what goes beside `kind` and `message` in the error document."""

@@ -207,7 +207,7 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
     """Return what we kept in `path` for ourselves; None where it is missing, damaged or longer than `max_bytes`."""
     try:
-        data = read_at_most(path, max_bytes + 1)
+        data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
         return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
     except (OSError, ValueError, msgspec.MsgspecError):
         return None

@@ -65,7 +65,7 @@ def _quieten_logs() -> None:
     logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
 
 
-def _run_command(options: Namespace) -> int:
+def _run_command(options: Namespace) -> int:  # noqa: PLR0912 - a branch for each command
     match options.command:
         case "inspect":
             from app.cli.inspect import run_inspect as run_command
@@ -79,6 +79,14 @@ def _run_command(options: Namespace) -> int:
             from app.cli.chat import run_chat as run_command
         case "embed":
             from app.cli.embed import run_embed as run_command
+        case "search":
+            from app.cli.search import run_search as run_command
+        case "fit":
+            from app.cli.fit import run_fit as run_command
+        case "download":
+            from app.cli.download import run_download as run_command
+        case "library":
+            from app.cli.library import run_library as run_command
         case "rig":
             from app.cli.rig import run_rig as run_command
         case "demo":

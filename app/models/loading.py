@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, Signal
 
 from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.plan.edit import Edit
 from engine.plan.preview import LoadedLayout

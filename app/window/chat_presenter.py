@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+
 from PySide6.QtCore import QObject
 
 from app.models.conversation import ContextUse
@@ -9,6 +11,8 @@ from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from engine.session.events import Done
 from widgets.chat.chat_pane import ChatPane
+
+_log = logging.getLogger("layerdeck.chat")
 
 
 class ChatPresenter(QObject):
@@ -45,7 +49,12 @@ class ChatPresenter(QObject):
             f"{event.generation_tokens_per_second:.1f} tok/s · prompt {event.prompt_tokens_per_second:.0f} tok/s · "
             f"{event.generated_tokens} tokens"
         )
-        self._pane.finish_answer(f"{stats} · stopped" if event.stop_reason == "stopped" else stats)
+        if event.stop_reason == "stopped":
+            stats = f"{stats} · stopped"
+        if event.replaced:
+            _log.warning("%s", event.replaced)
+            stats = f"{stats}\n{event.replaced}"
+        self._pane.finish_answer(stats)
         self._pane.set_context_full(event.stop_reason == "context_full")
 
     def _on_context_use(self, use: ContextUse) -> None:

@@ -34,6 +34,8 @@ class MainWindow(QMainWindow):
     file_dropped = Signal(object)  # Path
     closing = Signal()
     """Comes once, when the window is hidden and before it is gone."""
+    about_to_close = Signal()
+    """Comes before that: the window is still as people see it."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__()
@@ -143,6 +145,7 @@ class MainWindow(QMainWindow):
         """End every process before the window goes; closing twice does nothing more."""
         if not self._closing:
             self._closing = True
+            self.about_to_close.emit()
             self._settings.save_window_state(self.saveGeometry(), self.saveState(DOCK_STATE_VERSION))
             self.hide()
             self.closing.emit()

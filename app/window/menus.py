@@ -138,7 +138,7 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def view_menu(theme: Theme, settings: Settings, reset_docks: _Do) -> Menu:
+def view_menu(theme: Theme, settings: Settings, reset_docks: _Do, show_library: _Do) -> Menu:
     """How the window looks."""
 
     def choose(name: ThemeName) -> None:
@@ -146,6 +146,8 @@ def view_menu(theme: Theme, settings: Settings, reset_docks: _Do) -> Menu:
         theme.set_name(name)
 
     return "&View", (
+        Command("library", "&Library", show_library, "Ctrl+4", tip="All models of this computer, and how they fit"),
+        SEPARATOR,
         Command("theme_light", "&Light", lambda: choose("light")),
         Command("theme_dark", "&Dark", lambda: choose("dark")),
         Command("theme_system", "As the &System", lambda: choose("system")),

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.library.keeper import LibraryKeeper
+from app.library.stock import Stock
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.reloader import Reloader
@@ -26,6 +28,7 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
+from app.paths import library_path
 from app.rig.calibrator import Calibrator
 from app.rig.watchman import Watchman
 from app.settings import Settings
@@ -55,6 +58,7 @@ class Desk:
     speeds: SpeedKeeper
     unloader: Unloader
     other_layouts: OtherLayouts
+    library: LibraryKeeper
 
     @property
     def loading(self) -> Loading:
@@ -69,8 +73,9 @@ class Desk:
     def close(self) -> None:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
+        self.library.close()
         self.prober.close()
-        self.loader.memory_return.cancel()
+        self.loader.close()
         self.models.close()
         self.rig.close()
         self.settings.sync()
@@ -90,7 +95,7 @@ def make_desk(
     held_memory = HeldMemory(models, live, watchman, parent)
     speeds = SpeedKeeper(live, models, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
-    loader = Loader(models, document, live, settings, auto_layouts.constraints, parent)
+    loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
     desk = Desk(
         settings=settings,
@@ -112,6 +117,16 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
+        library=LibraryKeeper(
+            Stock(library_path()),
+            models=models,
+            live=live,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
     )
     _connect_notices(desk)
     for model in models.all:
@@ -136,6 +151,7 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
+    desk.library.follow(model)
     model.loading.state_changed.connect(on_state_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)

@@ -30,6 +30,7 @@ def make_actions(
     views: ModelViews,
     theme: Theme,
     show_auto_layout: Callable[[], None],
+    show_library: Callable[[], None],
 ) -> Actions:
     """Return the actions of all menus, which are then in the menu bar of `main`."""
     models, notices = desk.models, desk.notices
@@ -48,7 +49,7 @@ def make_actions(
                 calibrator=desk.calibrator,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
-            view_menu(theme, desk.settings, main.reset_docks),
+            view_menu(theme, desk.settings, main.reset_docks, show_library),
             help_menu(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
                 open_log=lambda: open_log(notices),

@@ -10,6 +10,7 @@ from app.window.actions import Actions
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.layout_presenter import LayoutPresenter
+from app.window.library_presenter import LibraryPresenter
 from app.window.load_presenter import LoadPresenter
 from app.window.loaded_presenter import LoadedPresenter
 from app.window.main_window import MainWindow
@@ -64,6 +65,21 @@ def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresen
     """Return what shows the dialog of automatic layouts."""
     return AutoLayoutPresenter(
         desk.auto_layouts, desk.document, desk.rig.live, opener=desk.opener, editor=main.editor, window=main
+    )
+
+
+def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -> LibraryPresenter:
+    """Return what shows the library."""
+    return LibraryPresenter(
+        desk.library,
+        opener=desk.opener,
+        document=desk.document,
+        layouts=desk.layouts,
+        live=desk.rig.live,
+        settings=desk.settings,
+        notices=desk.notices,
+        open_file=questions.open_model,
+        main=main,
     )
 
 

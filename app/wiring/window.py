@@ -13,15 +13,19 @@ from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.library_page import LibraryPage
+from app.window.library_presenter import LibraryPresenter
 from app.window.main_window import MainWindow
 from app.window.model_presenter import ModelPresenter
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
+from app.window.sample_questions import SampleQuestionPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
 from app.wiring.presenters import (
     make_auto_layout_presenter,
+    make_library_presenter,
     make_model_presenter,
     make_questions,
     make_settings_presenter,
@@ -47,9 +51,12 @@ class WindowParts:
     model_presenter: ModelPresenter
     settings_presenter: SettingsPresenter
     auto_layout_presenter: AutoLayoutPresenter
+    library_presenter: LibraryPresenter
 
     def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
         """Look for devices and open what the command line names."""
+        if self.desk.settings.fault:
+            self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
         self.desk.rig.start(rig)
         for path in files:
@@ -71,8 +78,12 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
     views = make_views(main, desk)
+    SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
-    actions = make_actions(main, desk, questions, views, theme, auto_layout_presenter.show)
+    library_presenter = make_library_presenter(main, desk, questions)
+    actions = make_actions(
+        main, desk, questions, views, theme, auto_layout_presenter.show, library_presenter.page.toggle
+    )
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)
@@ -81,10 +92,19 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     present_loaded(main, desk)
     settings_presenter = make_settings_presenter(main, desk)
     _connect_window(main, desk, questions)
-    _connect_theme(main, views, theme)
+    _connect_theme(main, views, library_presenter.page, theme)
     main.restore()
     return WindowParts(
-        main, desk, actions, views, questions, theme, model_presenter, settings_presenter, auto_layout_presenter
+        main,
+        desk,
+        actions,
+        views,
+        questions,
+        theme,
+        model_presenter,
+        settings_presenter,
+        auto_layout_presenter,
+        library_presenter,
     )
 
 
@@ -103,7 +123,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.closing.connect(partial(desk.close))
 
 
-def _connect_theme(main: MainWindow, views: ModelViews, theme: Theme) -> None:
-    for apply_palette in (main.apply_palette, views.apply_palette):
+def _connect_theme(main: MainWindow, views: ModelViews, library: LibraryPage, theme: Theme) -> None:
+    for apply_palette in (main.apply_palette, views.apply_palette, library.view.apply_palette):
         theme.palette_changed.connect(apply_palette)
         apply_palette(theme.palette)

@@ -13,7 +13,7 @@ CPU_ID = "CPU"
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
 DEVICE_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu", "accel", "cpu")
 
-_ID = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +109,7 @@ def find_id_fault(device_id: str) -> str | None:
     """Return a sentence on why this cannot be a device's id, None if it can."""
     if _ID.fullmatch(device_id):
         return None
-    return f'"{device_id[:60]}" is no device id; ids have letters, digits, "_", "." and "-", such as "CUDA0"'
+    return f'"{device_id[:60]}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"'
 
 
 def names_of(devices: Iterable[Device]) -> str:

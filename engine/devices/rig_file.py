@@ -15,10 +15,12 @@ from engine.devices.device import (
 )
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import RigError
+from engine.gguf.quoting import clean
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
+MAX_BACKEND_LENGTH = 60
 
 
 def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
@@ -69,19 +71,19 @@ def _parse_device(item: JsonObject) -> Device:
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
-    if not backend.strip():
-        item.refuse("a device needs a backend, such as CUDA or RPC", "backend")
+    if not backend.strip() or not backend.isprintable() or len(backend) > MAX_BACKEND_LENGTH:
+        item.refuse("a device needs the name of a backend, such as CUDA or RPC", "backend")
     kind = item.maybe("kind", lambda key: item.choice(key, DEVICE_KINDS), "cpu" if backend == "CPU" else "gpu")
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
     return Device(
         id=device_id,
-        name=item.maybe("name", item.text, device_id),
+        name=item.maybe("name", lambda key: clean(item.text(key)), device_id),
         backend=backend,
         kind=kind,
         total_bytes=total_bytes,
         free_bytes=free_bytes,
-        pci_bus_id=item.nullable("pci_bus_id", item.text, None),
+        pci_bus_id=item.nullable("pci_bus_id", lambda key: clean(item.text(key)), None),
         endpoint=_parse_endpoint(item, backend),
         endpoint_device=item.maybe("endpoint_device", lambda key: item.integer(key, 0, MAX_ENDPOINT_DEVICE), 0),
         cap_bytes=item.nullable("cap_bytes", item.size, None),
@@ -150,7 +152,7 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
 def _parse_host(item: JsonObject) -> Device:
     item.allow("name", "total_bytes", "free_bytes")
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
-    return make_host(item.maybe("name", item.text, CPU_ID), total_bytes, free_bytes)
+    return make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes)
 
 
 def _device_document(device: Device) -> dict[str, object]:

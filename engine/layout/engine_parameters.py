@@ -13,6 +13,8 @@ MAX_DEVICES = 16
 """Length of the `tensor_split` array that llama.cpp copies (`llama_max_devices`)."""
 MAX_ENTRIES = 15
 """Most entries of a device list: GGML_SCHED_MAX_BACKENDS less the final CPU backend."""
+MATCHES_NO_TENSOR = "^no tensor$"
+"""A name with a space, which no tensor of llama.cpp has."""
 
 
 class TensorOverride(msgspec.Struct, frozen=True):
@@ -131,7 +133,7 @@ def _split_parameters(layout: Layout) -> EngineParameters:
 
 
 def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
-    """Return the overrides as patterns on tensor names; the first that finds a name (anywhere in it) decides."""
+    """Return the overrides as patterns on tensor names, for `pattern_finder`; the first that finds a name decides."""
     return tuple(
         TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)
         for override in layout.overrides

@@ -21,6 +21,16 @@ _SHOWN_STDERR_LINES = 4
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
+_ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\(")
+_OF_LAYOUTS = re.compile(
+    r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
+    r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
+)
+"""Sources whose assertions are about where and how something is computed; those of others are about the model."""
+_MODEL_AT_FAULT = (
+    " What the model's file says cannot be: it is damaged, or needs another version of the engine. Another layout would"
+    " not help; get the file again, or look for a version of it that this engine knows."
+)
 _TRY_AGAIN = " Try again; if it happens again, try another layout and report this."
 
 
@@ -109,6 +119,9 @@ class ProcessOutcome:
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
             return " A model file that became shorter while it was mapped does that; check the file."
+        source = _ABORT_SOURCE.search(self.abort_text)
+        if source is not None and not _OF_LAYOUTS.search(source[1]):
+            return _MODEL_AT_FAULT
         return _TRY_AGAIN
 
     def _last_words(self) -> str:

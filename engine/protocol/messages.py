@@ -28,6 +28,7 @@ META_PREFIX = "Meta("
 """How the buffer type begins that stands for all members of a tensor split."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
+DownloadStage = Literal["fetch", "wait", "verify"]
 
 
 # ------------------------------------------------------------------ requests (to the child)
@@ -54,6 +55,13 @@ class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
     endpoints: tuple[str, ...] = ()
 
 
+class Reach(msgspec.Struct, frozen=True):
+    """What a child may open besides its own code and the devices: paths to read, and folders to write in."""
+
+    readable: tuple[str, ...] = ()
+    writable: tuple[str, ...] = ()
+
+
 class Probe(Request, frozen=True, tag="probe", kw_only=True):
     """A no-alloc load; answered by `Probed` or `Failure`."""
 
@@ -61,6 +69,7 @@ class Probe(Request, frozen=True, tag="probe", kw_only=True):
     devices: tuple[DeviceRef, ...]
     parameters: EngineParameters
     context: ContextSettings
+    reach: Reach | None = None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -79,7 +88,10 @@ class ProjectorFile(msgspec.Struct, frozen=True):
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
-    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`."""
+    """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`.
+
+    `reach` binds the child for good, as far as the system can do that; None: it may open what we may.
+    """
 
     path: str
     devices: tuple[DeviceRef, ...]
@@ -87,6 +99,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     context: ContextSettings
     adapters: tuple[AdapterFile, ...] = ()
     projector: ProjectorFile | None = None
+    reach: Reach | None = None
 
 
 class ChatMessage(msgspec.Struct, frozen=True):
@@ -107,8 +120,9 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
 
     `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
-    `begun`: what the answer begins with already, not told again. `thinking`: pairs of texts between which models think;
-    where the prompt ends with the first of one it is told as text. `marks`: control tokens that are told as text.
+    `template`: a chat template in place of the model's. `begun`: what the answer begins with already, not told again.
+    `thinking`: pairs of texts between which models think; where the prompt ends with the first of one it is told as
+    text. `marks`: control tokens that are told as text.
     Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
     prefix.
     """
@@ -123,6 +137,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     min_p: float = 0.05
     stop: tuple[str, ...] = ()
     sampling: SamplingSettings | None = None
+    template: str = ""
     begun: str = ""
     thinking: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
@@ -147,12 +162,14 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 
     messages: tuple[ChatMessage, ...] = ()
     texts: tuple[str, ...] = ()
+    template: str = ""
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
-    """What the prompt of a conversation is; answered by `Rendered`."""
+    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`."""
 
     messages: tuple[ChatMessage, ...]
+    template: str = ""
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
@@ -199,6 +216,44 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     n_threads: int
 
 
+class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to fetch: `target` is where it ends up, whole; `link` a path that is to lead there, where others look.
+
+    `size_bytes`, `sha256` and `etag` are what the hub says of it, None where nobody does. `commit` is for people.
+    """
+
+    url: str
+    target: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+    etag: str | None = None
+    commit: str = ""
+    link: str | None = None
+
+
+class Download(Request, frozen=True, tag="download", kw_only=True):
+    """Fetch files, one after another: `DownloadProgress`... and then `Downloaded` or `Failure`.
+
+    `refs`: small files (path, text) to write at the end. `restart`: what was begun of a file that has changed since is
+    thrown away. At most `connections` at a time, each with `segment_bytes`, and one more is tried after `trial_s`.
+    `block_bytes`: what a kill may cost. `reserve_bytes` of the disk stay free. `tries` in a row without progress, the
+    second after about `backoff_s`.
+    """
+
+    files: tuple[TransferFile, ...]
+    refs: tuple[tuple[str, str], ...] = ()
+    token: str | None = None
+    restart: bool = False
+    connections: int = 4
+    segment_bytes: int = 256 << 20
+    block_bytes: int = 8 << 20
+    trial_s: float = 3.0
+    reserve_bytes: int = 1 << 30
+    tries: int = 5
+    backoff_s: float = 1.0
+    timeout_s: float = 30.0
+
+
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """End the request with this id; without one the load, or every request there is."""
 
@@ -211,7 +266,17 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
 
 AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 AnyRequest = (
-    ListDevices | Probe | Load | AnyModelRequest | Serve | Logits | DeviceMemoryQuery | MeasureSpeed | Stop | Quit
+    ListDevices
+    | Probe
+    | Load
+    | AnyModelRequest
+    | Serve
+    | Logits
+    | DeviceMemoryQuery
+    | MeasureSpeed
+    | Download
+    | Stop
+    | Quit
 )
 
 
@@ -356,7 +421,7 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds.
+    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
     """
@@ -369,6 +434,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     generation_seconds: float
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
+    replaced: str = ""
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):
@@ -418,6 +484,35 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     baseline_bytes: int
 
 
+class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
+    """How much of all files is here; sent twice a second, also while it waits. `size_bytes` None: nobody said.
+
+    `note`: why it waits. `connections`: how many are open.
+    """
+
+    stage: DownloadStage
+    done_bytes: int
+    size_bytes: int | None
+    file: str
+    connections: int = 0
+    note: str = ""
+
+
+class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is here, checked where its hash was known."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
+    """All files are here. `fetched_bytes`: how much of them came over the network this time."""
+
+    files: tuple[DownloadedFile, ...]
+    fetched_bytes: int
+
+
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
     """SHA-256 of the float32 logits of the last token, little endian, and the first eight values."""
 
@@ -445,6 +540,8 @@ AnyMessage = (
     Hello
     | DeviceList
     | DeviceSpeed
+    | DownloadProgress
+    | Downloaded
     | Probed
     | StageProgress
     | LoadedModel

@@ -12,6 +12,7 @@ from engine.probing.measured import member_estimate, rows_from_parts, with_copie
 from engine.process.outcome import EndReason, ProcessOutcome, last_words
 from engine.protocol.messages import AllocationFailure, Failure, Generated, LoadedModel, Part
 from engine.session.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, OutOfMemory, Stage
+from engine.texts import show
 from engine.units import format_bytes
 
 _GENERATING = "while generating"
@@ -59,6 +60,7 @@ def done_event(message: Generated) -> Done:
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
         cached_tokens=message.cached_tokens,
+        replaced=show(message.replaced),
     )
 
 

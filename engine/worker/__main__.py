@@ -8,6 +8,7 @@ import sys
 import traceback
 from typing import TYPE_CHECKING
 
+from engine.confinement import refuse_core_files
 from engine.protocol.messages import (
     PROTOCOL_VERSION,
     AnyRequest,
@@ -36,6 +37,7 @@ from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.pipe import MessagePipe, RequestReader
 from engine.worker.probe import probe
 from engine.worker.progress import StageReporter
+from engine.worker.reach import give_up_rights
 from engine.worker.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -94,6 +96,7 @@ class Worker:
     def _handle(self, request: AnyRequest) -> Message:
         """Do what is asked and return the last message about it."""
         try:
+            give_up_rights(request)
             return self._answer(request)
         except EndOfRequest as end:
             return end.message
@@ -157,6 +160,7 @@ def main() -> None:
     """Run until `Quit` or the end of input."""
     # an interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    refuse_core_files()
     pipe, stop = MessagePipe(), StopRequest()
     pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_name(), pid=os.getpid()))
     reader = RequestReader(pipe, stop)

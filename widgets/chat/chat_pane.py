@@ -6,6 +6,8 @@ it stays in the input until it can be sent, and comes back there when its answer
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
@@ -13,6 +15,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWi
 from widgets.chat.bubble import Bubble, Role
 from widgets.chat.message_list import MessageList
 from widgets.chat.prompt_edit import PromptEdit
+from widgets.chat.sample_questions import SampleQuestions
 from widgets.common.counts import format_count
 from widgets.common.roles import plain_label
 
@@ -49,6 +52,7 @@ class ChatPane(QWidget):
 
         self.message_list = MessageList()
         self.prompt_edit = PromptEdit()
+        self.sample_questions = SampleQuestions()
         self.send_button = QPushButton("Send")
         self.stop_button = QPushButton("Stop")
         self.clear_button = QPushButton("Clear")
@@ -70,6 +74,11 @@ class ChatPane(QWidget):
         self._waiting = False
         self._ready = ready
         self._reason = reason
+        self._refresh()
+
+    def set_sample_questions(self, questions: Sequence[str]) -> None:
+        """Offer questions while nothing was said."""
+        self.sample_questions.set_questions(questions)
         self._refresh()
 
     def begin_answer(self, model_name: str) -> None:
@@ -149,10 +158,20 @@ class ChatPane(QWidget):
         if not text or not self._can_send():
             self._refresh()
             return
+        self.prompt_edit.clear()
+        self._send(text)
+
+    def _on_sample_chosen(self, question: str) -> None:
+        """Ask it; where nobody can answer yet it waits in the input, unless something is written there."""
+        if self._can_send():
+            self._send(question)
+        elif not self.prompt_edit.toPlainText().strip():
+            self.prompt_edit.setPlainText(question)
+
+    def _send(self, text: str) -> None:
         self._drop_cleared()
         self._waiting = True
         self.message_list.add_bubble("user", "You").text_edit.append_text(text)
-        self.prompt_edit.clear()
         self._refresh()
         self.send_requested.emit(text)
 
@@ -204,6 +223,7 @@ class ChatPane(QWidget):
         self.stop_button.setVisible(answering)
         self.send_button.setVisible(not answering)
         self.send_button.setEnabled(self._can_send() and bool(self.prompt_edit.toPlainText().strip()))
+        self.sample_questions.show_while(not answering and not self.message_list.bubbles())
         self.clear_button.setEnabled(not answering and bool(self.message_list.bubbles()))
         self.undo_button.setVisible(bool(self._cleared) and not answering)
         self._full_banner.setVisible(self._context_full and not answering)
@@ -233,6 +253,7 @@ class ChatPane(QWidget):
         layout.addWidget(self.message_list, 1)
         layout.addWidget(self._full_banner)
         layout.addWidget(self._lost_banner)
+        layout.addWidget(self.sample_questions)
         layout.addWidget(self.prompt_edit)
         layout.addLayout(buttons)
 
@@ -240,6 +261,7 @@ class ChatPane(QWidget):
         self.prompt_edit.submitted.connect(self._on_submit)
         self.prompt_edit.textChanged.connect(self._refresh)
         self.send_button.clicked.connect(self._on_submit)
+        self.sample_questions.chosen.connect(self._on_sample_chosen)
         self.stop_button.clicked.connect(self.stop_requested.emit)
         self.clear_button.clicked.connect(self.clear_requested.emit)
         self.banner_clear_button.clicked.connect(self.clear_requested.emit)

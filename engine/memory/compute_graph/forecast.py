@@ -134,7 +134,7 @@ class ComputeForecast:
         outer = self._tables.outer
         matrix = outer.get("output") or outer["token_embd"]
         memory = HOST if placement.output_device == CPU_ID else placement.output_device
-        return homes(placement.overrides, {})(matrix, memory) == HOST
+        return homes(self._tables.moved(placement.overrides), {})(matrix, memory) == HOST
 
     def _leaves_out(self, placement: Placement) -> bool:
         """Return whether a device has no kernel for some weights."""

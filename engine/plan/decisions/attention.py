@@ -13,7 +13,6 @@ from engine.layout.cache_rules import KV_BLOCK_ELEMENTS, cache_violations, witho
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
 from engine.memory.model_memory import ModelMemory
-from engine.memory.placement import place
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
 
@@ -34,10 +33,11 @@ def decide_flash_attention(memory: ModelMemory, rig: Rig, layout: Layout, used: 
         return Decision("flash_attn", "on", "Split mode tensor needs it.")
     if KV_BLOCK_ELEMENTS[used.type_v] > 1:
         return Decision("flash_attn", "on", f"Needed by the {used.type_v} V cache.")
-    tables = memory.for_context(used)
-    if tables is None or tables.compute is None or layout.n_layers != model.n_layers or layout.split_mode == "row":
+    can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
+    uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
+    if uses is None:
         return Decision("flash_attn", "auto", "The engine asks the devices when it loads.")
-    if tables.compute.uses_flash_attention(place(layout, rig, used)):
+    if uses:
         return Decision("flash_attn", "on", "Every device of the layout can do it; it saves memory and time.")
     where = ", ".join(device for device in layout.devices if device != CPU_ID) or CPU_ID
     return Decision("flash_attn", "off", f"Not all of it can be done where the layers are ({where}) for this model.")

@@ -28,14 +28,16 @@ def begin(session: LoadedContext, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt = prompt_tokens(session, request.messages, request.prompt)
-    return Generation(session, request, *with_begun(session, request, prompt))
+    prompt, replaced = prompt_tokens(session, request.messages, request.prompt, request.template)
+    return Generation(session, request, *with_begun(session, request, prompt), replaced=replaced)
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
-    def __init__(self, session: LoadedContext, request: Generate, tokens: list[int], first: str) -> None:
+    def __init__(
+        self, session: LoadedContext, request: Generate, tokens: list[int], first: str, *, replaced: str = ""
+    ) -> None:
         super().__init__(request.id, tokens)
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
@@ -47,6 +49,7 @@ class Generation(SequenceTask):
         self._first = first
         self._stops = StopTexts(settings.stop)
         self._prompt_tokens = len(tokens)
+        self._replaced = replaced
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
         self._begun: float | None = None
@@ -121,4 +124,5 @@ class Generation(SequenceTask):
             generation_seconds=now - begun,
             context_used=0 if self.slot is None else len(self.slot.tokens),
             stop_reason=reason,
+            replaced=self._replaced,
         )

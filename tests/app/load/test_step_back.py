@@ -13,7 +13,7 @@ from app.models.loading import ModelState
 from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.layout.layout import single_device
 from engine.memory.side_files import SideFiles, read_adapter
 from engine.plan.edit import Edit

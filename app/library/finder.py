@@ -1,6 +1,7 @@
 """The hub in the window: searches, how what is offered would fit this rig, and the queue of downloads.
 
-The hub's client takes half a second to import and every question a round trip: both happen beside the GUI thread.
+The hub's client takes half a second to import and every question a round trip: both happen beside the GUI thread, and
+nothing of it is imported by a window that asks no hub.
 """
 
 from __future__ import annotations
@@ -8,13 +9,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
-from app.library.hub_words import found_repo, job_row, shown_repo
 from app.models.auto_layouts import AutoLayouts
 from app.models.open_models import OpenModels
 from app.models.speeds import SpeedKeeper
@@ -23,20 +23,21 @@ from app.paths import downloads_path, remote_headers_path
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
 from engine.cancellation import CancelToken
-from engine.downloads.job import Job, JobState, JobView, hub_job, web_job
-from engine.downloads.queue import DownloadQueue
 from engine.errors import ArgumentError, EngineError
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.watch import Watch
-from engine.gguf.model_file import ModelFile
-from engine.hub.addresses import WebAddress, parse_address
 from engine.hub.errors import HubError
-from engine.hub.listing import RepoListing
 from engine.hub.settings import HubSettings, hub_settings
 from engine.hub.tokens import TokenStore
-from engine.library.fitting import settled_rig
+from engine.library.settled import settled_rig
 from engine.plan.decisions.defaults import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownRepo
+
+if TYPE_CHECKING:
+    from engine.downloads.job import Job, JobView
+    from engine.downloads.queue import DownloadQueue
+    from engine.gguf.model_file import ModelFile
+    from engine.hub.listing import RepoListing
 
 _T = TypeVar("_T")
 
@@ -142,10 +143,11 @@ class HubFinder(QObject):
             return
 
         def ask() -> tuple[FoundRepo, ...]:
+            from app.library.hub_words import found_repo
             from engine.hub.client import SEARCH_ORDERS, SearchQuery, search_models
 
             hub = self._hub()
-            order = next((each for each in SEARCH_ORDERS if each == wish.order), "trending")
+            order = next(each for each in SEARCH_ORDERS if each == wish.order)
             models = search_models(SearchQuery(wish.text, order=order), hub, self._tokens.find(hub))
             return tuple(map(found_repo, models))
 
@@ -163,6 +165,9 @@ class HubFinder(QObject):
         token = self._token = self._renewed()
 
         def ask() -> tuple[RepoListing | None, ShownRepo | Job]:
+            from app.library.hub_words import shown_repo
+            from engine.downloads.job import web_job
+            from engine.hub.addresses import WebAddress, parse_address
             from engine.hub.client import list_repo
             from engine.hub.fitting import fit_listing
             from engine.hub.forecast import FitWish
@@ -190,10 +195,10 @@ class HubFinder(QObject):
 
         def show(answer: tuple[RepoListing | None, ShownRepo | Job]) -> None:
             self._listing = answer[0]
-            if isinstance(answer[1], Job):
-                self._add(answer[1])
-            else:
+            if isinstance(answer[1], ShownRepo):
                 self.repo_shown.emit(answer[1])
+            else:
+                self._add(answer[1])
             self.message.emit("")
 
         self._ask(f"Reading {text}", ask, show, token)
@@ -230,6 +235,8 @@ class HubFinder(QObject):
 
     def download(self, wish: DownloadWish) -> None:
         """Put a quantisation of the repository that is shown at the end of the queue."""
+        from engine.downloads.job import hub_job
+
         listing = self._listing
         if listing is None or listing.repo != wish.repo:
             return
@@ -261,6 +268,8 @@ class HubFinder(QObject):
 
     def _open_queue(self) -> DownloadQueue:
         if self._queue is None:
+            from engine.downloads.queue import DownloadQueue
+
             self._queue = DownloadQueue(downloads_path(), self._told.emit, token_of=self._token_of)
         return self._queue
 
@@ -269,8 +278,11 @@ class HubFinder(QObject):
         return self._tokens.find(hub) if hub.endpoint == endpoint else None
 
     def _on_told(self, jobs: tuple[JobView, ...]) -> None:
-        self.jobs_changed.emit(tuple(map(job_row, jobs)))
-        done = frozenset(job.id for job in jobs if job.state is JobState.DONE)
+        from app.library.hub_words import job_row
+
+        rows = tuple(map(job_row, jobs))
+        self.jobs_changed.emit(rows)
+        done = frozenset(row.id for row in rows if row.is_done)
         if self._done is not None and done - self._done:
             for job in jobs:
                 if job.id in done - self._done:

@@ -10,6 +10,9 @@ from functools import partial
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.chats.archive import ChatArchive
+from app.chats.preset_book import PresetBook
+from app.chats.shelf import ChatShelf
 from app.library.finder import HubFinder
 from app.library.keeper import LibraryKeeper
 from app.library.stock import Stock
@@ -30,12 +33,14 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import library_path
+from app.paths import chats_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
+from app.worker import Worker
+from widgets.markdown.typesetter import Typesetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +69,10 @@ class Desk:
     library: LibraryKeeper
     examiner: Examiner
     finder: HubFinder
+    archive: ChatArchive
+    shelf: ChatShelf
+    presets: PresetBook
+    typesetter: Typesetter
 
     @property
     def loading(self) -> Loading:
@@ -84,6 +93,7 @@ class Desk:
         self.prober.close()
         self.loader.close()
         self.models.close()
+        self.archive.close()
         self.rig.close()
         self.settings.sync()
 
@@ -107,6 +117,7 @@ def make_desk(
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
+    archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
         background=background,
@@ -148,6 +159,10 @@ def make_desk(
             notices=notices,
             parent=parent,
         ),
+        archive=archive,
+        shelf=ChatShelf(archive, models, settings, parent),
+        presets=PresetBook(presets_path(), models, background, notices, parent),
+        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)
     for model in models.all:

@@ -18,6 +18,9 @@ from tests.support.patience import DEADLINE_S
 # Looked for while modules are read: the tests themselves have a home of their own.
 _FETCHED: Final = make.model_folder(sys.platform, os.environ, Path.home()) / make.DEMO_MODEL
 
+_LONGEST_S = 10 * DEADLINE_S
+"""The quantiser searches for the best scales of IQ4, which takes a minute of both cores."""
+
 
 def real_model() -> Path:
     """Return the demo model that answers, or skip the test."""
@@ -30,7 +33,6 @@ def quantised(folder: Path, file_type: str) -> Path:
     """Return the real model in another type of weights. Rows of 576 elements are no whole blocks of the types whose
     names end in K: there the quantiser takes the nearest other type."""
     target = folder / f"{file_type}.gguf"
-    ask_child(
-        Quantise(path=str(real_model()), target=str(target), file_type=file_type), Quantised, timeout_s=DEADLINE_S
-    )
+    request = Quantise(path=str(real_model()), target=str(target), file_type=file_type)
+    ask_child(request, Quantised, timeout_s=_LONGEST_S)
     return target

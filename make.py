@@ -677,6 +677,15 @@ def compile_modules() -> None:
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)  # what is wrong shows where it is used
 
 
+def check_engine() -> None:
+    """Have a new engine check itself on this machine's devices: what it cannot do is not used, and nothing stops."""
+    say("Checking what of the engine works on this machine, once for each build")
+    command = [str(venv_program("layerdeck-cli")), "doctor", "--engine"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say("What was found wrong is not used. `layerdeck-cli doctor` looks again.")
+
+
 def set_up(*, tests: bool, force: bool = False) -> None:
     """Do what is missing until Layerdeck (and its tests) can run."""
     stamp = read_stamp()
@@ -697,6 +706,8 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
     compile_modules()
     fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
+    if stamp.get("wheel") != build.key:
+        check_engine()
     finished = {
         "digest": digest,
         "wheel": build.key,
@@ -768,7 +779,8 @@ def run_checks(_arguments: Sequence[str]) -> int:
 
 def run_benchmarks(arguments: Sequence[str]) -> int:
     """Run the benchmarks named, or all."""
-    available = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
+    available = sorted(names - {"soak"})  # an hour of use is no benchmark
     if unknown := [name for name in arguments if name not in available]:
         raise SetupError(f"No benchmark is called {', '.join(unknown)}; there are {', '.join(available)}.")
     set_up(tests=True)
@@ -778,6 +790,13 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
         for name in arguments or available
     ]
     return max(codes, default=0)
+
+
+def run_soak(arguments: Sequence[str]) -> int:
+    """Use a window for an hour and look at what it keeps."""
+    set_up(tests=True)
+    command = [str(venv_program("python")), "-m", "benchmarks.soak", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def run_follow(arguments: Sequence[str]) -> int:
@@ -828,6 +847,7 @@ COMMANDS = {
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
+    "soak": (run_soak, "use a window for an hour (--minutes N) and look at what it keeps"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
 

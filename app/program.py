@@ -1,16 +1,18 @@
 """Entry point of the bundle, where window, command line and children are one executable.
 
-layerdeck [FILE.gguf]            the window
-layerdeck-cli WORDS              the command line (the program under another name)
-layerdeck --cli WORDS            the same
-layerdeck --worker ROLE          a child, as `engine.process` starts it
+- `layerdeck [FILE.gguf]`: the window
+- `layerdeck-cli WORDS`: the command line, the program under another name; `layerdeck --cli WORDS` is the same
+- `layerdeck --worker WORDS`: a child, as `engine.programs` starts it, and so are the others named there
 """
 
 from __future__ import annotations
 
+import runpy
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from engine.programs import CHILDREN
 
 CLI_NAME = "layerdeck-cli"
 
@@ -19,10 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Be what the first argument, or the name of the program, says; return the exit code."""
     program, *words = sys.argv if arguments is None else arguments
     match words:
-        case ["--worker", *_]:
-            from engine.worker.__main__ import main as work
-
-            work()
+        case [option, *words] if option.startswith("--") and (child := CHILDREN.get(option[2:])):
+            sys.argv = [program, *words]
+            runpy.run_module(child, run_name="__main__", alter_sys=True)
             return 0
         case ["--cli", *words]:
             return _run_command_line(words)

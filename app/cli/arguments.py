@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 from engine.errors import ArgumentError
 from engine.units import parse_size
 
-LATER_COMMANDS = ("export", "bench", "chat")
+LATER_COMMANDS = ("export", "bench")
 SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
 
@@ -110,6 +110,14 @@ def _add_embed_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("texts", nargs="+", metavar="TEXT")
 
 
+def _add_chat_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.chat_options import add_chat_arguments
+
+    _add_layout_arguments(command, file_needed=False)
+    _add_retry_argument(command)
+    add_chat_arguments(command)
+
+
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
     from engine.session.load_order import DEFAULT_RETRIES
@@ -125,11 +133,11 @@ def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
+def _add_layout_arguments(command: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
     from app.cli.auto_options import add_auto_arguments
     from app.cli.settings_options import add_settings_arguments
 
-    command.add_argument("file", type=Path, metavar="FILE")
+    command.add_argument("file", type=Path, metavar="FILE", nargs=None if file_needed else "?")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
     add_auto_arguments(command)
@@ -198,6 +206,14 @@ def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also examine this RPC worker; may repeat"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document here")
+    command.add_argument("--engine", action="store_true", help="only the engine's check of itself")
+
+
 def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
     pass
 
@@ -207,6 +223,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "devices": ("print this machine's rig file", _add_devices_arguments),
     "plan": ("forecast what each device would hold", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
+    "chat": ("talk with a model; conversations are kept", _add_chat_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
     "search": ("look for models on the hub", _add_search_arguments),
     "fit": ("forecast how a model of the hub would fit, before it is downloaded", _add_fit_arguments),
@@ -214,5 +231,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
+    "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
 }

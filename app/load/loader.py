@@ -1,4 +1,7 @@
-"""Loads the current model: alone, beside others, or in the place of one that has to go, which is asked first."""
+"""Loads the current model: alone, beside others, or in the place of one that has to go, which is asked first.
+
+So is a layout that is forecast not to fit, where something is loaded that it would end for nothing.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +10,17 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
+from app.background import Background
+from app.load.best_proposal import BestProposal
 from app.load.memory_return import MemoryReturn
-from app.load.room import Room, find_room, load_question
+from app.load.room import Room, find_room, fit_question, load_question, with_proposal
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notice
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
+from engine.fit.proposal import Proposal
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
@@ -45,6 +51,7 @@ class Loader(QObject):
         document: LayoutDocument,
         keeper: LiveRig,
         settings: Settings,
+        background: Background,
         constraints_of: Callable[[ModelFile], Constraints],
         parent: QObject | None = None,
     ) -> None:
@@ -54,7 +61,10 @@ class Loader(QObject):
         self._keeper = keeper
         self._settings = settings
         self._constraints_of = constraints_of
+        self._best_proposal = BestProposal(background)
         self._asked: _Wanted | None = None
+        self._proposal: Proposal | None = None
+        """What would fit instead of what is asked about, where that is known."""
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
@@ -97,12 +107,17 @@ class Loader(QObject):
 
     def answer(self, choice: LoadChoice) -> None:
         """Go on with the load that was asked about."""
-        wanted = self._asked
+        wanted, proposal = self._asked, self._proposal
         self._withdraw()
         if choice.remember:
             self._settings.without_room = choice.answer
-        if wanted is not None:
+        if wanted is None:
+            return
+        if choice.answer is not LoadAnswer.PROPOSAL:
             self._go_on(wanted, choice.answer)
+        elif proposal is not None:
+            self._document.replace(proposal.edit, proposal.text)
+            self.load()
 
     def ask_again(self) -> None:
         """Forget the answer that was to count from then on."""
@@ -117,11 +132,18 @@ class Loader(QObject):
         else:
             self._models.current.loading.cancel()
 
+    def close(self) -> None:
+        """Look for nothing and begin nothing any more."""
+        self.memory_return.cancel()
+        self._best_proposal.cancel()
+
     # ------------------------------------------------------------------ deciding
 
     def _decide(self, wanted: _Wanted) -> None:
         answer = self._settings.without_room if wanted.room.victims else LoadAnswer.BESIDE
-        if answer is not None and _may_go_unasked(wanted.room, answer):
+        if self._would_end_for_nothing(wanted):
+            self._ask(wanted)
+        elif answer is not None and _may_go_unasked(wanted.room, answer):
             self._go_on(wanted, answer)
         else:
             self._ask(wanted)
@@ -133,9 +155,30 @@ class Loader(QObject):
         room = find_room(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
         return _Wanted(model, plan, room)
 
+    def _would_end_for_nothing(self, wanted: _Wanted) -> bool:
+        """Whether what is loaded of the model would go for a layout that then most likely does not load.
+
+        A load that may step back keeps it until the engine has a plan that fits.
+        """
+        is_loaded = wanted.model.loading.loaded is not None
+        return is_loaded and not wanted.room.victims and bool(wanted.room.short) and not self._settings.steps_back
+
     def _ask(self, wanted: _Wanted) -> None:
-        self._asked = wanted
-        self.question_changed.emit(load_question(wanted.room, wanted.plan.model.name, self._models.now_s()))
+        self._asked, self._proposal = wanted, None
+        name = wanted.plan.model.name
+        if wanted.room.victims:
+            question = load_question(wanted.room, name, self._models.now_s())
+        else:
+            question = fit_question(wanted.room, name)
+        self.question_changed.emit(question)
+
+        def propose(found: Proposal | None) -> None:
+            self._proposal = found
+            if found is not None or not wanted.room.victims:
+                self.question_changed.emit(with_proposal(question, found))
+
+        constraints = self._constraints_of(wanted.plan.model).kept_by(wanted.plan.edit.layout)
+        self._best_proposal.find(wanted.plan, constraints, propose)
 
     def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
@@ -179,12 +222,12 @@ class Loader(QObject):
         self._withdraw()
 
     def _on_models_changed(self) -> None:
-        """Ask anew when a model that is in the way began to answer, or has gone."""
+        """Ask anew when a model that is in the way began to answer, or has gone, or nothing is loaded any more."""
         asked = self._asked
         if asked is None:
             return
         wanted = self._wanted(asked.model, asked.plan)
-        if not wanted.room.victims:
+        if not wanted.room.victims and not self._would_end_for_nothing(wanted):
             self._withdraw()
         elif wanted.room != asked.room:
             self._ask(wanted)
@@ -196,7 +239,8 @@ class Loader(QObject):
 
     def _withdraw(self) -> None:
         if self._asked is not None:
-            self._asked = None
+            self._asked = self._proposal = None
+            self._best_proposal.cancel()
             self.question_changed.emit(None)
 
     def _say(self, text: str) -> None:

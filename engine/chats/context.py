@@ -7,7 +7,7 @@ reads the same beginning for several turns, which its cache still holds.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -79,6 +79,17 @@ class Fit:
 def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
     """Return how many tokens to keep free for the answer."""
     return max(1, min(max_tokens or DEFAULT_RESERVE, n_ctx // RESERVE_SHARE))
+
+
+def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> dict[str, int]:
+    """Return the tokens of each message, together those of the prompt: each content with an equal part of what the
+    template writes."""
+    found = dict(zip(messages, contents, strict=True))
+    if found:
+        share, rest = divmod(prompt - sum(found.values()), len(found))
+        found = {message: tokens + share for message, tokens in found.items()}
+        found[next(reversed(found))] += rest
+    return found
 
 
 def use_of(

@@ -33,9 +33,11 @@ class PartFile:
         self.target = target
         self.path = target.with_name(target.name + PART_ENDING)
         self._journal_path = target.with_name(target.name + JOURNAL_ENDING)
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
+        self._closed = False
         self._block_bytes = block_bytes
         self._unnoted_bytes = 0
+        self._writing_bytes = 0
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
@@ -61,6 +63,8 @@ class PartFile:
     def learn(self, origin: Origin) -> None:
         """Note what the server said of the file meanwhile."""
         with self._lock:
+            if self._closed:
+                return
             self._journal.close()
             self.origin = origin
             self._journal = Journal(self._journal_path, origin, self._done)
@@ -71,19 +75,35 @@ class PartFile:
         Raises:
             StorageError: where the disk does not take them.
         """
+        with self._lock:
+            if self._closed:
+                return  # A connection that was left comes to life: what it brings is nobody's any more.
+            # Before the bytes are written, so that at no moment more than a block is here that was not noted.
+            if self._unnoted_bytes + len(data) > self._block_bytes:
+                self._note()
+            self._unnoted_bytes += len(data)
+            self._writing_bytes += len(data)
+        placed = False
+        try:
+            self._place(first, data)
+            placed = True
+        finally:
+            with self._lock:
+                if placed:
+                    self._done = add_range(self._done, first, first + len(data))
+                self._writing_bytes -= len(data)
+                self._lock.notify_all()
+
+    def _place(self, first: int, data: bytes) -> None:
         try:
             if _CAN_PLACE:
                 written = 0
                 while written < len(data):
                     written += os.pwrite(self._descriptor, memoryview(data)[written:], first + written)
+                return
             with self._lock:
-                if not _CAN_PLACE:
-                    os.lseek(self._descriptor, first, os.SEEK_SET)
-                    os.write(self._descriptor, data)
-                self._done = add_range(self._done, first, first + len(data))
-                self._unnoted_bytes += len(data)
-                if self._unnoted_bytes >= self._block_bytes:
-                    self._note()
+                os.lseek(self._descriptor, first, os.SEEK_SET)
+                os.write(self._descriptor, data)
         except OSError as error:
             raise storage_error(error, self.target) from error
 
@@ -107,11 +127,13 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def close(self) -> None:
-        """Note what is here and close; a later transfer goes on with it."""
+        """Note what is here and close; a later transfer goes on with it. Nothing is written any more."""
         with self._lock:
+            self._closed = True
+            self._lock.wait_for(lambda: not self._writing_bytes)
             try:
                 self._note()
-            except OSError:
+            except StorageError:
                 pass  # The last step that was noted counts.
             finally:
                 self._journal.close()
@@ -144,8 +166,11 @@ class PartFile:
             raise storage_error(error, self.target) from error
 
     def _note(self) -> None:
-        self._journal.note(self._done)
-        self._unnoted_bytes = 0
+        try:
+            self._journal.note(self._done)
+        except OSError as error:
+            raise storage_error(error, self.target) from error
+        self._unnoted_bytes = self._writing_bytes
 
     def _take_up(self, origin: Origin, *, restart: bool) -> tuple[Origin, Ranges]:
         kept = read_journal(self._journal_path)

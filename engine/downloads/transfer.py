@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from engine.process.child import ChildProcess
 from engine.process.outcome import EndReason, ProcessOutcome
+from engine.programs import child_argv
 from engine.protocol.messages import AnyMessage, Download, Downloaded, DownloadedFile, DownloadProgress, Failure
 
 STALL_S = 120.0
@@ -17,10 +17,8 @@ _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 
 
 def downloader_argv() -> list[str]:
-    """Return the command that runs a transfer: the interpreter on our package, or the bundled program itself."""
-    if getattr(sys, "frozen", False):
-        return [sys.executable, "--download"]
-    return [sys.executable, "-m", "engine.downloads"]
+    """Return the command that runs a transfer."""
+    return child_argv("download")
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,6 @@ _TAG = re.compile(
     r"(?:^|[-._ ])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|F16|FP16|F32|FP32|MXFP4(?:_[A-Z0-9]+)*|NVFP4))$",
     re.ASCII | re.IGNORECASE,
 )
-_OTHER_TAG = re.compile(r"[-.]([A-Z0-9_]+)$", re.ASCII)
 _BITS = re.compile(r"\d+")
 _SIDE_FILES: tuple[tuple[str, str], ...] = (
     ("mmproj", "projector"),
@@ -83,8 +82,7 @@ def tag_of(stem: str, folder: str = "") -> str:
     for text in (stem, folder.rpartition("/")[2]):
         if match := _TAG.search(text):
             return match[1].upper()
-    match = _OTHER_TAG.search(stem)
-    return match[1] if match else ""
+    return ""
 
 
 def bits_of(tag: str) -> int:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from engine.devices.endpoint import Greeting
 from engine.devices.holder import MemoryHolder
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.fit.step_back import NextLayout
 from engine.plan.plan import Plan
 from engine.process.outcome import ProcessOutcome

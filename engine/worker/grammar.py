@@ -48,21 +48,21 @@ def grammar_text(settings: SamplingSettings) -> str:
 class Grammar:
     """The grammar of one request. To be freed."""
 
-    def __init__(self, session: LoadedContext, text: str) -> None:
-        self._low = session.engine.low
-        self._session = session
-        session.log.begin_computation(lambda _failed: None)
+    def __init__(self, loaded: LoadedContext, text: str) -> None:
+        self._low = loaded.engine.low
+        self._loaded = loaded
+        loaded.log.begin_computation(lambda _failed: None)
         self._sampler = self._low.llama_sampler_init_grammar(
-            session.vocabulary, text.encode("utf-8", "replace"), b"root"
+            loaded.vocabulary, text.encode("utf-8", "replace"), b"root"
         )
         if not self._sampler:
-            reason = session.log.facts.reason()
+            reason = loaded.log.facts.reason()
             raise failure(
                 "argument",
                 f"The grammar cannot be used{f' ({reason})' if reason else ''}. It has to be GBNF with a rule root;"
                 " correct it or empty it.",
             )
-        size = session.vocabulary_size
+        size = loaded.vocabulary_size
         self._entries = (self._low.llama_token_data * size)()
         numbers = memoryview(self._entries).cast("B").cast("i")
         numbers[0::_ENTRY_NUMBERS] = memoryview((ctypes.c_int * size)(*range(size))).cast("B").cast("i")
@@ -89,8 +89,8 @@ class Grammar:
 
     def _candidates(self, place: int) -> Any:
         """Return all tokens with their logits."""
-        size = self._session.vocabulary_size
-        logits = self._low.llama_get_logits_ith(self._session.context, place)
+        size = self._loaded.vocabulary_size
+        logits = self._low.llama_get_logits_ith(self._loaded.context, place)
         given = (ctypes.c_float * size).from_address(ctypes.addressof(logits.contents))
         ctypes.memmove(self._entries, self._fresh, len(self._fresh))
         memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS] = memoryview(given).cast("B").cast("f")

@@ -36,17 +36,17 @@ class SamplerChain:
     Penalties look at `tokens` of the prompt too.
     """
 
-    def __init__(self, session: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:
-        self._low = session.engine.low
-        self._context = session.context
+    def __init__(self, loaded: LoadedContext, settings: SamplingSettings, tokens: Sequence[int]) -> None:
+        self._low = loaded.engine.low
+        self._context = loaded.context
         self._sample = self._low.llama_sampler_sample
         text = grammar_text(settings)
         # a bad grammar ends the request before anything is to be freed
-        self._grammar = Grammar(session, text) if text else None
+        self._grammar = Grammar(loaded, text) if text else None
         self._chain = self._low.llama_sampler_chain_init(self._low.llama_sampler_chain_default_params())
-        for sampler in self._samplers(session, settings):
+        for sampler in self._samplers(loaded, settings):
             self._low.llama_sampler_chain_add(self._chain, sampler)
-        self._look_at(tokens, session, settings)
+        self._look_at(tokens, loaded, settings)
 
     def free(self) -> None:
         self._low.llama_sampler_free(self._chain)
@@ -63,28 +63,28 @@ class SamplerChain:
             return self._grammar.sample(self._chain, place)
         return int(self._sample(self._chain, self._context, place))
 
-    def _look_at(self, tokens: Sequence[int], session: LoadedContext, settings: SamplingSettings) -> None:
+    def _look_at(self, tokens: Sequence[int], loaded: LoadedContext, settings: SamplingSettings) -> None:
         """Have penalties know the end of the prompt."""
         windows = [settings.penalty_last_n] if _penalises(settings) else []
         windows += [settings.dry_penalty_last_n] if settings.dry_multiplier else []
-        window = max((_window(tokens, session) for tokens in windows), default=0)
+        window = max((_window(tokens, loaded) for tokens in windows), default=0)
         for token in tokens[-window:] if window else ():
             self._low.llama_sampler_accept(self._chain, token)
 
-    def _samplers(self, session: LoadedContext, settings: SamplingSettings) -> list[Any]:
+    def _samplers(self, loaded: LoadedContext, settings: SamplingSettings) -> list[Any]:
         low = self._low
         seed = int.from_bytes(os.urandom(4), "little") if settings.seed is None else settings.seed & 0xFFFFFFFF
         if settings.mirostat != "off" and settings.temperature > 0:
-            return [low.llama_sampler_init_temp(settings.temperature), self._mirostat(session, settings, seed)]
+            return [low.llama_sampler_init_temp(settings.temperature), self._mirostat(loaded, settings, seed)]
         first = [
             low.llama_sampler_init_penalties(
-                session.vocabulary_size,
-                _window(settings.penalty_last_n, session),
+                loaded.vocabulary_size,
+                _window(settings.penalty_last_n, loaded),
                 settings.repeat_penalty,
                 settings.frequency_penalty,
                 settings.presence_penalty,
             ),
-            self._dry(session, settings),
+            self._dry(loaded, settings),
         ]
         if settings.temperature <= 0:
             return [*first, low.llama_sampler_init_greedy()]
@@ -102,20 +102,20 @@ class SamplerChain:
             else low.llama_sampler_init_dist(seed),
         ]
 
-    def _mirostat(self, session: LoadedContext, settings: SamplingSettings, seed: int) -> Any:
+    def _mirostat(self, loaded: LoadedContext, settings: SamplingSettings, seed: int) -> Any:
         low, tau, eta = self._low, settings.mirostat_tau, settings.mirostat_eta
         if settings.mirostat == "1":
-            return low.llama_sampler_init_mirostat(session.vocabulary_size, seed, tau, eta, MIROSTAT_TOKENS)
+            return low.llama_sampler_init_mirostat(loaded.vocabulary_size, seed, tau, eta, MIROSTAT_TOKENS)
         return low.llama_sampler_init_mirostat_v2(seed, tau, eta)
 
-    def _dry(self, session: LoadedContext, settings: SamplingSettings) -> Any:
+    def _dry(self, loaded: LoadedContext, settings: SamplingSettings) -> Any:
         breakers = [text.encode("utf-8", "replace") for text in settings.dry_breakers]
         return self._low.llama_sampler_init_dry(
-            session.vocabulary,
+            loaded.vocabulary,
             settings.dry_multiplier,
             settings.dry_base,
             settings.dry_allowed_length,
-            _window(settings.dry_penalty_last_n, session),
+            _window(settings.dry_penalty_last_n, loaded),
             (ctypes.c_char_p * len(breakers))(*breakers),
             len(breakers),
         )
@@ -125,5 +125,5 @@ def _penalises(settings: SamplingSettings) -> bool:
     return settings.repeat_penalty != 1 or settings.presence_penalty != 0 or settings.frequency_penalty != 0
 
 
-def _window(tokens: int, session: LoadedContext) -> int:
-    return min(session.context_tokens, tokens) if tokens >= 0 else session.context_tokens
+def _window(tokens: int, loaded: LoadedContext) -> int:
+    return min(loaded.context_tokens, tokens) if tokens >= 0 else loaded.context_tokens

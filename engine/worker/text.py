@@ -12,12 +12,12 @@ from engine.worker.loaded_context import LoadedContext
 PIECE_BYTES = 256
 
 
-def tokenize(session: LoadedContext, text: str, *, add_special: bool) -> list[int]:
+def tokenize(loaded: LoadedContext, text: str, *, add_special: bool) -> list[int]:
     """Return the tokens of `text`, in which names of special tokens count as these.
 
     `add_special` adds what texts of this vocabulary begin with.
     """
-    low, vocabulary = session.engine.low, session.vocabulary
+    low, vocabulary = loaded.engine.low, loaded.vocabulary
     encoded = text.encode("utf-8", "replace")
     room = len(encoded) + 8
     while True:
@@ -28,24 +28,24 @@ def tokenize(session: LoadedContext, text: str, *, add_special: bool) -> list[in
         room = -count
 
 
-def token_text(session: LoadedContext, token: int) -> str:
+def token_text(loaded: LoadedContext, token: int) -> str:
     """Return how the vocabulary writes a token, empty for none and for one that a damaged header made up."""
-    if not 0 <= token < session.vocabulary_size:
+    if not 0 <= token < loaded.vocabulary_size:
         return ""
-    return str(session.engine.low.llama_vocab_get_text(session.vocabulary, token).decode("utf-8", "replace"))
+    return str(loaded.engine.low.llama_vocab_get_text(loaded.vocabulary, token).decode("utf-8", "replace"))
 
 
-def piece_text(session: LoadedContext, token: int) -> str:
+def piece_text(loaded: LoadedContext, token: int) -> str:
     """Return what a token adds to a text, special ones by their names; half a character becomes a mark."""
-    return _piece(session, token, special=True).decode("utf-8", "replace")
+    return _piece(loaded, token, special=True).decode("utf-8", "replace")
 
 
-def _piece(session: LoadedContext, token: int, *, special: bool) -> bytes:
+def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
     size = PIECE_BYTES
     while True:
         buffer = ctypes.create_string_buffer(size)
-        low = session.engine.low
-        count = int(low.llama_token_to_piece(session.vocabulary, token, buffer, size, 0, special))
+        low = loaded.engine.low
+        count = int(low.llama_token_to_piece(loaded.vocabulary, token, buffer, size, 0, special))
         if count >= 0:
             return buffer.raw[:count]
         size = -count
@@ -55,17 +55,17 @@ class PieceDecoder:
     """Turns tokens into text as they come. A character cut between tokens waits for its rest; special ones are mute,
     but for those whose names are in `told`."""
 
-    def __init__(self, session: LoadedContext, told: Collection[str] = ()) -> None:
-        self._session = session
+    def __init__(self, loaded: LoadedContext, told: Collection[str] = ()) -> None:
+        self._loaded = loaded
         self._told = frozenset(told)
-        self._low: Any = session.engine.low
-        self._vocabulary = session.vocabulary
+        self._low: Any = loaded.engine.low
+        self._vocabulary = loaded.vocabulary
         self._buffer = ctypes.create_string_buffer(PIECE_BYTES)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def add(self, token: int) -> str:
         piece = self._bytes(token)
-        if not piece and self._told and (name := token_text(self._session, token)) in self._told:
+        if not piece and self._told and (name := token_text(self._loaded, token)) in self._told:
             piece = name.encode()
         return self._decoder.decode(piece)
 

@@ -9,21 +9,21 @@ from engine.worker.prompt import chat_text
 from engine.worker.text import tokenize
 
 
-def answer(session: LoadedContext, request: CountTokens) -> Counted:
+def answer(loaded: LoadedContext, request: CountTokens) -> Counted:
     """Return the counts.
 
     Raises:
         EndOfRequest: with a `Failure`, where the model has no vocabulary.
     """
-    if not session.has_vocabulary:
+    if not loaded.has_vocabulary:
         raise failure("argument", "This model's file has no vocabulary, so it has no tokens for text.")
     prompt = 0
     if request.messages:
-        prompt = len(tokenize(session, chat_text(session, request.messages)[0], add_special=True))
+        prompt = len(tokenize(loaded, chat_text(loaded, request.messages)[0], add_special=True))
     return Counted(
         request=request.id,
         prompt=prompt,
-        messages=tuple(len(tokenize(session, each.content, add_special=False)) for each in request.messages),
-        texts=tuple(len(tokenize(session, text, add_special=False)) for text in request.texts),
-        n_ctx=session.context_tokens,
+        messages=tuple(len(tokenize(loaded, each.content, add_special=False)) for each in request.messages),
+        texts=tuple(len(tokenize(loaded, text, add_special=False)) for text in request.texts),
+        n_ctx=loaded.context_tokens,
     )

@@ -86,7 +86,7 @@ def test_llama_cpps_lines_keep_the_tree_and_the_system_prompt() -> None:
 
 
 def test_lines_have_the_form_that_llama_cpp_reads() -> None:
-    records = [json.loads(line) for line in as_jsonl([(CONVERSATION, tree())]).splitlines()]
+    records = [json.loads(line) for line in as_jsonl([(CONVERSATION, tree())]).decode().split("\n")[:-1]]
     assert (records[0]["type"], records[0]["harness"]) == ("session", "llama.app")
     messages = [record["message"] for record in records[1:]]
     assert [message["type"] for message in messages[:2]] == ["root", "text"]
@@ -134,7 +134,7 @@ def test_markdown_has_all_that_is_shown() -> None:
     ],
 )
 def test_nonsense_is_one_sentence(data: bytes) -> None:
-    with pytest.raises(ChatError, match=r"x[.]json"):
+    with pytest.raises(ChatError, match=r"x\.json"):
         parse_conversations(data, source="x.json")
 
 

@@ -1,0 +1,89 @@
+"""Every file that we write, on disks with a fault: the old file or the new one, whole, and a sentence for a failure."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.faulty_children import build_preload
+
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="the fault is preloaded, as Linux does it")
+
+ROOT = Path(__file__).parents[2]
+FAULTS = ("full", "short", "slow", "readonly", "sync", "rename", "gone")
+FAIL = frozenset(FAULTS) - {"short", "slow"}
+WRITES = """
+import json, os, sys
+from pathlib import Path
+from engine.devices.device import Device, Rig, make_host
+from engine.devices.rig_file import write_rig
+from engine.demo.writer import write_demo_model
+from engine.errors import EngineError
+from engine.fit.calibration import Calibration, write_calibration
+from engine.fit.speed_book import EMPTY_BOOK, write_speed_book
+
+from engine.layout.layout import single_device
+from engine.layout.layout_file import LayoutFile, write_layout
+from engine.rigs.self_test import SelfTest, keep_verdict
+from engine.settings.context_settings import ContextSettings
+
+
+rig = Rig((Device("CUDA0", "card", "CUDA", "gpu", 1 << 34),), make_host("host", 1 << 36))
+writes = {
+    "rig.json": lambda path: write_rig(path, rig),
+    "calibration.json": lambda path: write_calibration(path, Calibration({"CUDA a": (1,)})),
+    "speeds.json": lambda path: write_speed_book(path, EMPTY_BOOK),
+    "self_test.json": lambda path: keep_verdict(path, rig.devices[0], SelfTest(1, 0)),
+    "demo.gguf": write_demo_model,
+    "layout.json": lambda path: write_layout(path, LayoutFile("m", single_device(4, "CPU"), ContextSettings())),
+}
+said = {}
+for folder in map(Path, sys.argv[1:]):
+    fault = os.environ["FAULTY_DISK_FAULT"] = folder.name.split("-")[1]
+    for name, write in writes.items():
+        if name == "demo.gguf" and fault not in ("full", "rename", "short"):
+            continue  # it is large, and written as the others are
+        try:
+            write(folder / name)
+            said[f"{folder.name}/{name}"] = ""
+        except EngineError as error:
+            said[f"{folder.name}/{name}"] = error.summary()
+print(json.dumps(said))
+"""
+
+
+NAMES = ("rig.json", "calibration.json", "speeds.json", "self_test.json", "demo.gguf", "layout.json")
+
+
+def test_a_fault_of_the_disk_loses_nothing(tmp_path: Path) -> None:
+    library = build_preload("faulty_disk", tmp_path)
+    folders = [tmp_path / f"{before}-{fault}" for before in ("old", "new") for fault in FAULTS]
+    for folder in folders:
+        folder.mkdir()
+        for name in NAMES if folder.name.startswith("old") else ():
+            (folder / name).write_text("old")
+    faults = {"FAULTY_DISK_FOLDER": str(tmp_path), "FAULTY_DISK_AFTER": "20", "LD_PRELOAD": str(library)}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WRITES, *map(str, folders)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **faults},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    assert len(said) == (len(NAMES) - 1) * len(folders) + 6
+    for place, sentence in said.items():
+        path = tmp_path / place
+        if path.parent.name.split("-")[1] in FAIL:
+            assert "cannot be written" in sentence, (place, sentence)
+            assert path.read_text() == "old" if place.startswith("old") else not path.exists()
+        else:
+            assert sentence == ""
+            assert path.stat().st_size > 20
+    assert [path for folder in folders for path in folder.iterdir() if path.name not in NAMES] == []

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import QObject, Signal
 
 from engine.errors import EngineError
+from engine.texts import show
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Notices(QObject):
 
     def say(self, text: str, *, bad: bool = False) -> None:
         """Tell what was done, or with `bad` what could not be."""
-        self.given.emit(Notice(text, bad))
+        self.given.emit(Notice(show(text), bad))
 
     def tell(self, error: EngineError) -> None:
         """Tell an expected error."""

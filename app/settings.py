@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import os
+from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 from platformdirs import user_config_path
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.paths import APPLICATION
+from app.paths import APPLICATION, make_folder
 from app.theme import THEME_NAMES, ThemeName
+from engine.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
 
 MAX_RECENT = 12
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
+
+
+def find_fault(file: Path) -> str:
+    """Return why settings cannot be kept in `file`, empty where they can; the folder is made where it is missing."""
+    remedy = "settings are kept until the window closes. Give this program a folder that it can write to."
+    try:
+        make_folder(file.parent)
+        if file.exists() and not (file.is_file() and os.access(file, os.R_OK | os.W_OK)):
+            return f"{show(str(file))} is no file that can be written; {remedy}"
+    except OSError as error:
+        return f"The folder {show(str(file.parent))} cannot be used ({error.strerror or error}); {remedy}"
+    return ""
 
 
 class _StoredModel(msgspec.Struct, frozen=True):
@@ -39,13 +54,42 @@ class KeptSideFiles(msgspec.Struct, frozen=True):
     adapters: tuple[KeptAdapter, ...] = ()
 
 
+class _Store(Protocol):
+    """What keeps values by key; `QSettings` is one."""
+
+    def value(self, key: str, default: object = None, /) -> object: ...
+
+    def setValue(self, key: str, value: object, /) -> None: ...
+
+    def sync(self) -> None: ...
+
+
+class _Memory:
+    """Keeps values until the program ends."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, object] = {}
+
+    def value(self, key: str, default: object = None, /) -> object:
+        return self._values.get(key, default)
+
+    def setValue(self, key: str, value: object, /) -> None:
+        self._values[key] = value
+
+    def sync(self) -> None:
+        """There is no place to write to."""
+
+
 class Settings:
-    """Typed access to one INI file. A value that cannot be read is as if it had never been written."""
+    """Typed access to one INI file. A value that cannot be read is as if it had never been written.
+
+    `fault` says why nothing is kept beyond this run, for people; empty where it is. Nothing else depends on that.
+    """
 
     def __init__(self, path: Path | None = None) -> None:
         file = path or user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
-        file.parent.mkdir(parents=True, exist_ok=True)
-        self._store = QSettings(str(file), QSettings.Format.IniFormat)
+        self.fault = find_fault(file)
+        self._store: _Store = _Memory() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
 
     @property
     def theme(self) -> ThemeName:
@@ -80,7 +124,7 @@ class Settings:
 
     def _keep_recent(self, models: list[RecentModel]) -> None:
         stored = [_StoredModel(str(each.path), each.title, each.detail) for each in models]
-        self._store.setValue("recent_models", msgspec.json.encode(stored).decode())
+        self._write("recent_models", stored)
 
     def side_files(self, model: Path) -> KeptSideFiles:
         """Return what was loaded beside the model at `model`; the files are not touched."""
@@ -91,7 +135,7 @@ class Settings:
         kept = {path: each for path, each in self._all_side_files().items() if path != str(model)}
         if files != KeptSideFiles():
             kept[str(model)] = files
-        self._store.setValue("side_files", msgspec.json.encode(kept).decode())
+        self._write("side_files", kept)
 
     def _all_side_files(self) -> dict[str, KeptSideFiles]:
         try:
@@ -108,7 +152,12 @@ class Settings:
 
     def keep(self, key: str, document: msgspec.Struct) -> None:
         """Keep a document under `key`."""
-        self._store.setValue(key, msgspec.json.encode(document).decode())
+        self._write(key, document)
+
+    def _write(self, key: str, document: object) -> None:
+        """Keep what msgspec can write under `key`. A path that is not UTF-8 cannot be written: the old value stays."""
+        with suppress(UnicodeEncodeError):
+            self._store.setValue(key, msgspec.json.encode(document).decode())
 
     @property
     def remote_warning_given(self) -> bool:
@@ -145,6 +194,42 @@ class Settings:
     @without_room.setter
     def without_room(self, answer: LoadAnswer | None) -> None:
         self._store.setValue("without_room", "" if answer is None else answer.value)
+
+    @property
+    def arrangement(self) -> str:
+        """How the window was arranged last; empty: never."""
+        return str(self._store.value("window/arrangement", ""))
+
+    @arrangement.setter
+    def arrangement(self, name: str) -> None:
+        self._store.setValue("window/arrangement", name)
+
+    @property
+    def drops_oldest_turns(self) -> bool:
+        """Whether a full context leaves out the oldest turns, rather than to refuse the question."""
+        return self._store.value("chat/drop_oldest", "true") == "true"
+
+    def drop_oldest_turns(self, wanted: bool) -> None:
+        """Keep whether a full context leaves out the oldest turns."""
+        self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
+
+    @property
+    def last_chat(self) -> str:
+        """The conversation that was shown last."""
+        return str(self._store.value("chat/last", ""))
+
+    @last_chat.setter
+    def last_chat(self, chat: str) -> None:
+        self._store.setValue("chat/last", chat)
+
+    @property
+    def shows_chat_list(self) -> bool:
+        """Whether the list of conversations is shown beside a chat that is not alone."""
+        return self._store.value("chat/list", "false") == "true"
+
+    @shows_chat_list.setter
+    def shows_chat_list(self, shown: bool) -> None:
+        self._store.setValue("chat/list", "true" if shown else "false")
 
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
         """Return geometry and dock state as last saved."""

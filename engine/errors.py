@@ -5,6 +5,7 @@
     +-- PlacedError             a document that cannot be used, with the place in it
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
+    +-- ChatError               kept conversations, or a file of them, that cannot be read or written
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
     +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
     +-- UnreachableError        a device or endpoint that does not answer as it should
@@ -22,6 +23,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import ClassVar
 
+from engine.texts import show
+
 
 class EngineError(Exception):
     """Base of all expected errors. `kind` is one of the contract's words."""
@@ -29,8 +32,8 @@ class EngineError(Exception):
     kind: ClassVar[str] = "internal"
 
     def summary(self) -> str:
-        """Return one or two sentences that name the thing and the remedy."""
-        return str(self)
+        """Return one or two sentences that name the thing and the remedy; what they quote steers no terminal."""
+        return show(str(self))
 
     def fields(self) -> dict[str, str | int | None]:
         """Return what goes beside `kind` and `message` in the error document."""
@@ -71,6 +74,12 @@ class RigError(PlacedError):
     """A rig that cannot be used."""
 
     kind = "rig"
+
+
+class ChatError(EngineError):
+    """Kept conversations, presets, or a file of them, that cannot be read or written."""
+
+    kind = "argument"
 
 
 class ModelFileError(EngineError):

@@ -31,7 +31,7 @@ def replacing(path: Path) -> Iterator[Path]:
         OSError: where it cannot be written, or what is there is neither a regular file nor nothing.
         ValueError: for what is no possible path.
     """
-    target = path.resolve()
+    target = _resolved(path)
     if target.is_dir():
         raise IsADirectoryError(errno.EISDIR, "it is a folder; name the file to write")
     if target.exists() and not target.is_file():
@@ -48,6 +48,13 @@ def replacing(path: Path) -> Iterator[Path]:
         _sync_folder(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _resolved(path: Path) -> Path:
+    try:
+        return path.resolve()
+    except RuntimeError:  # until Python 3.13 a loop of links is that
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
 
 
 def write_whole(path: Path, data: bytes) -> None:

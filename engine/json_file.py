@@ -128,6 +128,10 @@ class JsonObject:
             self.refuse(f"{_shown(value)} bytes is larger than any device", key)
         return value
 
+    def any_value(self, key: str) -> object:
+        """Return what is under `key` as JSON has it, for a reader of its own."""
+        return self._needed(key)
+
     def nested(self, key: str) -> JsonObject:
         """Return the object under `key`."""
         return self._child(self._needed(key), self.place_of(key))
@@ -203,7 +207,7 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
     """Return what we kept in `path` for ourselves; None where it is missing, damaged or longer than `max_bytes`."""
     try:
-        data = read_at_most(path, max_bytes + 1)
+        data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
         return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
     except (OSError, ValueError, msgspec.MsgspecError):
         return None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+from engine.texts import show
+
 KIB = 1024
 MIB = 1024**2
 GIB = 1024**3
@@ -22,11 +24,11 @@ def parse_size(text: str) -> int:
     match = _SIZE.fullmatch(text)
     if match is None:
         remedy = 'write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"'
-        raise ValueError(f'"{text}" is not a size; {remedy}')
+        raise ValueError(f'"{show(text, 60)}" is not a size; {remedy}')
     number, unit = match.groups()
     size_bytes = int(number) * _FACTORS[unit] if "." not in number else int(float(number) * _FACTORS[unit])
     if size_bytes > MAX_SIZE_BYTES:
-        raise ValueError(f'"{text}" is larger than any device')
+        raise ValueError(f'"{show(text, 60)}" is larger than any device')
     return size_bytes
 
 

@@ -9,11 +9,13 @@ from io import TextIOWrapper
 from typing import TYPE_CHECKING, Any
 
 from engine.errors import ArgumentError, EngineError, RuleViolationError
+from engine.texts import escape, escape_json
 
 if TYPE_CHECKING:
     import msgspec
 
 JSON_INDENT = 2
+_CLEAR_LINE = "\r\x1b[K"
 
 
 class OutputError(ArgumentError):
@@ -45,8 +47,12 @@ def print_compact(document: object) -> None:
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed; `request` only where it is about one of several."""
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `cached_tokens`
+    and `replaced` only where there is something to say."""
     document = _builtins(event)
+    for name in ("cached_tokens", "replaced"):
+        if not document.get(name, "-"):
+            del document[name]
     if document.get("request", 0) is None:
         del document["request"]
     print_line(_json(document, separators=(",", ":")))
@@ -61,12 +67,12 @@ def _builtins(thing: object) -> Any:
 def _json(thing: object, **style: Any) -> str:
     import json
 
-    return json.dumps(_builtins(thing), ensure_ascii=False, **style)
+    return escape_json(json.dumps(_builtins(thing), ensure_ascii=False, **style))
 
 
 def print_line(text: str) -> None:
-    """Print text and a newline, flushed."""
-    print_text(text + "\n")
+    """Print lines of ours and a newline, flushed; names in them steer no terminal."""
+    print_text(escape(text, keep_lines=True) + "\n")
 
 
 def print_text(text: str) -> None:
@@ -77,7 +83,7 @@ def print_text(text: str) -> None:
         OutputError: when it cannot be written for another reason.
     """
     try:
-        sys.stdout.write(_as_utf8(text))
+        sys.stdout.write(text)
         sys.stdout.flush()
     except BrokenPipeError:
         raise
@@ -85,15 +91,10 @@ def print_text(text: str) -> None:
         raise OutputError(f"Could not write to standard output: {error.strerror or error}.") from error
 
 
-def _as_utf8(text: str) -> str:
-    """Return `text` with the bytes of file names as the UTF-8 that they are; what is none is replaced."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
-
-
-def say(sentence: str, *, end: str = "\n") -> None:
-    """Write to standard error, for people. Where nobody reads it any more, that is no reason to stop."""
+def say(sentence: str, *, end: str = "\n", over: bool = False) -> None:
+    """Write to standard error, for people: `over` the line that is there. Nobody reads it? No reason to stop."""
     with suppress(OSError):
-        sys.stderr.write(_as_utf8(sentence) + end)
+        sys.stderr.write((_CLEAR_LINE if over else "") + escape(sentence, keep_lines=True) + end)
         sys.stderr.flush()
 
 

@@ -19,11 +19,8 @@ from engine.session.events import (
     Progress,
     Token,
 )
+from engine.texts import escape
 from engine.units import format_bytes
-
-_CLEAR_LINE = "\r\x1b[K"
-_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
-"""A model's words must not steer the terminal they are shown on."""
 
 
 class JsonPrinter:
@@ -101,6 +98,8 @@ class TextPrinter:
                     f"prompt {event.prompt_tokens_per_second:.1f} tokens/s, "
                     f"generation {event.generation_tokens_per_second:.1f} tokens/s"
                 )
+                if event.replaced:
+                    self._say(f"layerdeck-cli: {event.replaced}")
             case OutOfMemory() | Failed() | Crashed():
                 self._end_text()
                 self._say(f"layerdeck-cli: {event.message}")
@@ -120,14 +119,14 @@ class TextPrinter:
             return
         part = "" if event.fraction is None else f" {event.fraction:.0%}"
         where = f" on {event.device}" if event.device else ""
-        say(f"{_CLEAR_LINE}{stage}{part}{where}", end="")
+        say(f"{stage}{part}{where}", end="", over=True)
 
     def _show_text(self, text: str) -> None:
         self._in_text = self._in_text or bool(text)
-        print_text(text.translate(_CONTROLS) if self._text_on_terminal else text)
+        print_text(escape(text, keep_lines=True) if self._text_on_terminal else text)
 
     def _say(self, line: str) -> None:
-        say(f"{_CLEAR_LINE if self._on_terminal else ''}{line}")
+        say(line, over=self._on_terminal)
 
     def _end_text(self) -> None:
         if self._in_text:

@@ -13,7 +13,7 @@ CPU_ID = "CPU"
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
 DEVICE_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu", "accel", "cpu")
 
-_ID = re.compile(r"[A-Za-z0-9_.-]+", re.ASCII)
+_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,23 @@ class Capabilities:
     row_split: bool = False
     tensor_split: bool = True
     repeatable: bool = False
+
+
+Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
+FEATURES: tuple[Feature, ...] = ("extra_buffers", "flash_attention", "tensor_split", "repeated", "weights")
+"""Parts of the engine that may be broken on a device while everything else works there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What the engine's check of itself found broken on a device, and so is not used there.
+
+    `of`: the type of cache (flash attention) or weights that it is about; empty for all. `reason` is a sentence.
+    """
+
+    feature: Feature
+    reason: str
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +57,7 @@ class Device:
     `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
     a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
     `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
+    `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
     """
 
     id: str
@@ -56,6 +74,12 @@ class Device:
     capabilities: Capabilities = Capabilities()
     overhead_bytes: int | None = None
     holdings: tuple[Holding, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    is_checked: bool = False
+
+    def fault(self, feature: Feature, of: str = "") -> Fault | None:
+        """Return why a feature, for weights or a cache of type `of`, is not used here; None where it may be."""
+        return next((each for each in self.faults if each.feature == feature and each.of in ("", of)), None)
 
     @property
     def available_bytes(self) -> int:
@@ -109,7 +133,7 @@ def find_id_fault(device_id: str) -> str | None:
     """Return a sentence on why this cannot be a device's id, None if it can."""
     if _ID.fullmatch(device_id):
         return None
-    return f'"{device_id[:60]}" is no device id; ids have letters, digits, "_", "." and "-", such as "CUDA0"'
+    return f'"{device_id[:60]}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"'
 
 
 def names_of(devices: Iterable[Device]) -> str:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from engine.texts import escape
+
 MAX_SHOWN = 80
 
 
 def clean(text: str, max_length: int = MAX_SHOWN) -> str:
-    """Return `text` on one line, without characters that control a terminal, cut to `max_length`."""
+    """Return `text` on one line, what controls a terminal as escapes, cut to `max_length`."""
     if len(text) <= max_length and text.isprintable():
         return text.strip()
     start = text[: 4 * max_length]
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in start).split())
+    line = escape(" ".join(start.split()))
     return line if len(line) <= max_length and len(start) == len(text) else line[: max_length - 1] + "…"
 
 

@@ -13,6 +13,8 @@ MAX_DEVICES = 16
 """Length of the `tensor_split` array that llama.cpp copies (`llama_max_devices`)."""
 MAX_ENTRIES = 15
 """Most entries of a device list: GGML_SCHED_MAX_BACKENDS less the final CPU backend."""
+MATCHES_NO_TENSOR = "^no tensor$"
+"""A name with a space, which no tensor of llama.cpp has."""
 
 
 class TensorOverride(msgspec.Struct, frozen=True):
@@ -26,7 +28,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     """`devices` are our ids in the order of the entries.
 
     `tensor_split` always has `MAX_DEVICES` numbers: layer counts in mode layer, shares of every layer in the modes
-    tensor and row.
+    tensor and row. `extra_buffers`: the CPU may keep weights in an order of its own, which is faster.
     """
 
     n_gpu_layers: int
@@ -35,6 +37,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     split_mode: str
     main_gpu: int = 0
     overrides: tuple[TensorOverride, ...] = ()
+    extra_buffers: bool = True
 
 
 def entries(layout: Layout) -> tuple[Run, ...]:
@@ -131,7 +134,7 @@ def _split_parameters(layout: Layout) -> EngineParameters:
 
 
 def tensor_overrides(layout: Layout) -> tuple[TensorOverride, ...]:
-    """Return the overrides as patterns on tensor names; the first that finds a name (anywhere in it) decides."""
+    """Return the overrides as patterns on tensor names, for `pattern_finder`; the first that finds a name decides."""
     return tuple(
         TensorOverride(override.pattern or part_pattern(override.part or "all", override.layers), override.device)
         for override in layout.overrides

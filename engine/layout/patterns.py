@@ -1,50 +1,124 @@
-"""Regexes on tensor names: are they usable, and which one names a part of some layers."""
+"""Regexes on tensor names: are they usable, what do they find, and which one names a part of some layers.
+
+A pattern comes from a file. llama.cpp matches it by backtracking, and so does Python: `(.+)+!` would then take longer
+than anybody lives. Here RE2 matches it, in a time that grows with the name alone, and the engine is told names
+(`engine/layout/found_names.py`), never the pattern.
+"""
 
 from __future__ import annotations
 
 import re
-import warnings
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Literal
 
+import re2
+
 from engine.gguf.blocks import PART_PATTERNS
+from engine.gguf.quoting import quote
 
 OverridePart = Literal["experts", "ffn", "attention", "all"]
 OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all")
 
 MAX_PATTERN_LENGTH = 1024
+_MAX_COMPILED_BYTES = 1 << 22
+"""For RE2's program and its states; what needs more is refused."""
 
+_ESCAPED = r"(?<!\\)(?:\\\\)*"
 # ECMAScript, which the engine uses, knows only these groups that begin with a question mark.
-_FOREIGN_GROUP = re.compile(r"(?<!\\)(?:\\\\)*\(\?(?![:=!])")
+_FOREIGN_GROUP = re.compile(_ESCAPED + r"\(\?(?![:=!])")
+_LOOK_AHEAD = re.compile(_ESCAPED + r"\(\?[=!]")
+_BACK_REFERENCE = re.compile(_ESCAPED + r"\\[1-9]")
+# Letters and digits behind a backslash that ECMAScript and RE2 read alike; of other characters both make themselves.
+_FOREIGN_ESCAPE = re.compile(_ESCAPED + r"\\(?![dDwWsSbBnrtfv]|x[0-9A-Fa-f]{2})[A-Za-z0-9]")
 
 
-@lru_cache(maxsize=256)
+# RE2 takes what is no count for the character itself, and others refuse it.
+_NO_COUNT = re.compile(_ESCAPED + r"\{(?!\d{1,4}(?:,\d{0,4})?\})")
+
+
 def find_pattern_fault(pattern: str) -> str | None:
-    """Return a sentence on why `pattern` cannot be used on tensor names, None if it can."""
+    """Return a sentence on why `pattern` cannot be used on tensor names, None if it can, as those of parts can."""
+    if _is_of_part(pattern):
+        return None
     if not pattern:
         return "an empty pattern matches every weight; name the tensors it is for"
     if len(pattern) > MAX_PATTERN_LENGTH:
         return f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are allowed"
+    return _find_fault(pattern)
+
+
+@lru_cache(maxsize=4096)
+def _find_fault(pattern: str) -> str | None:
+    shown = quote(pattern)
     if _FOREIGN_GROUP.search(pattern):
-        return "the pattern uses a group that ECMAScript regexes do not have; after ( ? only : = and ! may come"
+        return f"the pattern {shown} uses a group that ECMAScript regexes do not have; after ( ? only : may come"
+    if _LOOK_AHEAD.search(pattern):
+        return f"the pattern {shown} looks ahead, for which no time can be promised; write what it finds instead"
+    if _BACK_REFERENCE.search(pattern):
+        return f"the pattern {shown} refers back, for which no time can be promised; write what it finds instead"
+    if escape := _FOREIGN_ESCAPE.search(pattern):
+        return f"the pattern {shown} has {quote(escape[0][-2:])}, which regexes of this kind do not have; write it out"
+    if _NO_COUNT.search(pattern):
+        return f"the pattern {shown} has a brace that is no count such as {{1,3}}; write \\{{ for the character"
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            re.compile(pattern)
-    except (re.error, OverflowError, RecursionError) as error:
-        return f"the pattern is not a regular expression ({error}); check its brackets"
+        _compiled(pattern)
+    except (re2.error, UnicodeEncodeError) as error:
+        reason = "it has half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else quote(_reason(error))
+        return f"the pattern {shown} is not a regular expression ({reason}); check its brackets"
     return None
+
+
+@lru_cache(maxsize=4096)
+def pattern_finder(pattern: str) -> Callable[[str], bool]:
+    """Return what tells whether a tensor name has `pattern` anywhere in it; one that cannot be used finds nothing.
+
+    It takes patterns of `part_pattern` as well.
+    """
+    if _is_of_part(pattern):
+        part = re.compile(pattern)
+        return lambda name: part.search(name) is not None
+    if find_pattern_fault(pattern) is not None:
+        return lambda name: False
+    regex = _compiled(pattern)
+    return lambda name: regex.search(name) is not None
 
 
 def part_pattern(part: OverridePart, layers: range | None) -> str:
     """Return the regex that finds `part` (experts, ffn, attention, all) of `layers`, None meaning every layer.
 
     Parts are those of the model file's blocks: ffn is without the experts, recurrent tensors count as attention.
+    It looks ahead at alternatives without repetition, which costs llama.cpp nothing.
     """
     numbers = r"\d+" if layers is None else f"({'|'.join(map(str, layers))})"
-    block = rf"^blk\.{numbers}\."
+    return rf"^blk\.{numbers}\.{_PART_TAILS[part]}"
+
+
+def _part_tail(part: OverridePart) -> str:
     if part == "all":
-        return block
+        return ""
     parts = [name for name, _ in PART_PATTERNS]
     earlier = "".join(f"(?!{pattern})" for _, pattern in PART_PATTERNS[: parts.index(part)])
-    return f"{block}{earlier}({dict(PART_PATTERNS)[part]})"
+    return f"{earlier}({dict(PART_PATTERNS)[part]})"
+
+
+_PART_TAILS = {part: _part_tail(part) for part in OVERRIDE_PARTS}
+_PART_HEAD = re.compile(r"\^blk\\\.(?:\\d\+|\([0-9|]+\))\\\.", re.ASCII)
+
+
+def _is_of_part(pattern: str) -> bool:
+    head = _PART_HEAD.match(pattern)
+    return head is not None and pattern[head.end() :] in _PART_TAILS.values()
+
+
+@lru_cache(maxsize=256)
+def _compiled(pattern: str) -> re2._Regexp[str]:
+    options = re2.Options()
+    options.log_errors = False
+    options.max_mem = _MAX_COMPILED_BYTES
+    return re2.compile(pattern, options)
+
+
+def _reason(error: re2.error) -> str:
+    said = error.args[0] if error.args else ""
+    return said.decode("utf-8", "replace") if isinstance(said, bytes) else str(said)

@@ -14,6 +14,7 @@ from engine.devices.device import CPU_ID
 from engine.gguf.model_file import Block, ModelFile
 from engine.layout.engine_parameters import TensorOverride, leading_cpu_layers, tensor_overrides
 from engine.layout.layout import Layout
+from engine.layout.patterns import pattern_finder
 from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.layout.violation import Violation
 from engine.settings.context_settings import ContextSettings
@@ -95,11 +96,11 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
 
 def _inseparable(block: Block, overrides: tuple[TensorOverride, ...]) -> str | None:
     """Return a weight that the overrides tear from its fellows, None if there is none."""
-    patterns = [re.compile(override.pattern) for override in overrides]
+    finders = [pattern_finder(override.pattern) for override in overrides]
     moved, stayed = [], set()
     for tensor in block.tensors:
         stem = tensor.name.split(".", 2)[-1]
-        if any(pattern.search(tensor.name) for pattern in patterns):
+        if any(finds(tensor.name) for finds in finders):
             moved.append((tensor.name, stem))
         elif match := _FEED_FORWARD.fullmatch(stem):
             stayed.add(match[2])

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable, Mapping
 from itertools import accumulate
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from engine.architectures.record import Architecture
 from engine.architectures.registry import find_architecture
 from engine.devices.device import CPU_ID, Rig
+from engine.errors import CancelledError
 from engine.gguf.model_file import ModelFile
+from engine.gguf.quoting import quote
 from engine.layout.layout import Layout
 from engine.memory.backends import HOST_RULE, SizeRule
+from engine.memory.effort import TooMuchWorkError, limited
 from engine.memory.estimate import DeviceMemory, Grade, MemoryEstimate, Part
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, count_skipped_blocks, read_state
 from engine.memory.kv_cache import LayerState, context_shape, layer_states
@@ -25,6 +30,17 @@ from engine.settings.table import SETTINGS
 if TYPE_CHECKING:
     from engine.memory.compute_graph.building.graph_tables import GraphTables
     from engine.memory.compute_graph.forecast import ComputeForecast
+    from engine.memory.compute_graph.ggml.allocator import Size
+
+FORECAST_SECONDS = 10.0
+"""Processor time for the compute buffers of one layout, wherever nobody wants them sooner."""
+UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, RecursionError,
+              MemoryError)  # fmt: skip
+"""What code meets in headers that nobody thought of: a tensor is missing that models of its kind always have."""
+_UNFORESEEN = "its header has what the arithmetic does not know"
+_ENDLESS = "its header asks for more than the arithmetic computes in its time"
+_log = logging.getLogger("layerdeck.memory")
+_Answer = TypeVar("_Answer")
 
 _LOGIT_BYTES = 4
 _MOST_TABLES = 12
@@ -54,17 +70,37 @@ class ModelMemory:
         try:
             self._state = read_state(model)
         except MissingNumberError as error:
-            self.probe_only = f"{error}; only a probe can tell the KV cache and compute buffers"
-            self.unknown = ("state", "compute")
+            self._give_up_state(str(error))
+            return
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot read the numbers of %s", quote(model.name), exc_info=True)
+            self._give_up_state(_UNFORESEEN)
             return
         # Graphs of all architectures are a third of what the window imports, which starts without any model.
         from engine.memory.compute_graph.building.graph_tables import GraphTables
 
         try:
-            self._graphs = GraphTables(model, *self._state, homes)
+            with limited(FORECAST_SECONDS):
+                self._graphs = GraphTables(model, *self._state, homes)
         except MissingNumberError as error:
-            self.probe_only = f"{error}; only a probe can tell the compute buffers"
-            self.unknown = ("compute",)
+            self._give_up_compute(str(error))
+        except TooMuchWorkError:
+            self._give_up_compute(_ENDLESS)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot make graphs of %s", quote(model.name), exc_info=True)
+            self._give_up_compute(_UNFORESEEN)
+
+    def _give_up_state(self, reason: str) -> None:
+        self.probe_only = f"{reason}; only a probe can tell the KV cache and compute buffers"
+        self.unknown = ("state", "compute")
+
+    def _give_up_compute(self, reason: str) -> None:
+        """Leave the compute buffers to the engine, for good: what was found once would be found again."""
+        self.probe_only = f"{reason}; only a probe can tell the compute buffers"
+        self.unknown = ("compute",)
+        self._graphs = None
+        self._tables.clear()
+        self._last = None
 
     def for_context(self, context: ContextSettings) -> ContextMemory | None:
         """Return the context's tables, None where only a probe can tell the state. The latest ones are kept."""
@@ -74,7 +110,13 @@ class ModelMemory:
         if last is not None and last[0] is context:
             return last[1]
         key = _deciding_fields(context)
-        tables = self._tables.pop(key, None) or ContextMemory(*self._state, self._graphs, context)
+        try:
+            tables = self._tables.pop(key, None) or ContextMemory(*self._state, self._graphs, context)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot tell the state of %s", quote(self.model.name), exc_info=True)
+            self._state = None
+            self._give_up_state(_UNFORESEEN)
+            return None
         self._tables[key] = tables
         while len(self._tables) > _MOST_TABLES:
             del self._tables[next(iter(self._tables))]
@@ -107,8 +149,12 @@ class ModelMemory:
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
             return _nothing_known(rig, f"{error}; only a probe can tell its memory")
-        forecast = tables.compute if tables and with_compute else None
-        compute = forecast.device_sizes(placement) if forecast else {}
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot place %s", quote(self.model.name), exc_info=True)
+            return _nothing_known(rig, f"{_UNFORESEEN}; only a probe can tell its memory")
+        compute: Mapping[str, Size] = {}
+        if tables is not None and tables.compute is not None and with_compute:
+            compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
         return MemoryEstimate(
             devices={
                 device_id: DeviceMemory(
@@ -127,6 +173,31 @@ class ModelMemory:
             probe_only=self.probe_only,
             unknown=self.unknown,
         )
+
+    def uses_flash_attention(self, layout: Layout, context: ContextSettings, rig: Rig) -> bool | None:
+        """Return whether the engine would end up with flash attention, None where only a probe can tell."""
+        tables = self.for_context(context)
+        if tables is None or tables.compute is None:
+            return None
+        placement = place(layout, rig, context)
+        return self._forecast(lambda forecast: forecast.uses_flash_attention(placement), tables.compute)
+
+    def _forecast(self, ask: Callable[[ComputeForecast], _Answer], forecast: ComputeForecast) -> _Answer | None:
+        """Return an answer; None where it takes too long, or the arithmetic meets what it does not know."""
+        try:
+            with limited(FORECAST_SECONDS):
+                return ask(forecast)
+        except TooMuchWorkError:
+            self._give_up_compute(_ENDLESS)
+        except UNFORESEEN:
+            _log.info("the arithmetic cannot run %s", quote(self.model.name), exc_info=True)
+            self._give_up_compute(_UNFORESEEN)
+        except CancelledError:
+            # the tables were left in the middle of something
+            self._tables.clear()
+            self._last = None
+            raise
+        return None
 
     def _weights(self, placement: Placement, members: MemberTables | None) -> tuple[dict[str, int], HostWeights]:
         """Return the weights on each device that is not the CPU, and the host's."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import re
+from collections.abc import Callable
 
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import TensorOverride
+from engine.layout.patterns import pattern_finder
 
 _MOST_PATTERNS = 4096
 
@@ -20,22 +21,17 @@ class OverrideHomes:
     def devices(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
         """Return the device of each weight that overrides take somewhere: the first rule that finds it decides."""
         homes: dict[str, str] = {}
-        for regex, device in reversed(usable_rules(overrides)):
-            names = self._found.get(regex.pattern)
+        for override in reversed(overrides):
+            names = self._found.get(override.pattern)
             if names is None:
                 if len(self._found) >= _MOST_PATTERNS:
                     self._found.clear()
-                names = self._found[regex.pattern] = tuple(name for name in self._names if regex.search(name))
-            homes.update(dict.fromkeys(names, device))
+                finds = pattern_finder(override.pattern)
+                names = self._found[override.pattern] = tuple(name for name in self._names if finds(name))
+            homes.update(dict.fromkeys(names, override.device))
         return homes
 
 
-def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[re.Pattern[str], str]]:
-    """Return usable patterns; one that is not a regex is a broken rule and moves nothing here."""
-    rules = []
-    for override in overrides:
-        try:
-            rules.append((re.compile(override.pattern), override.device))
-        except (re.error, OverflowError, RecursionError):
-            continue
-    return rules
+def usable_rules(overrides: tuple[TensorOverride, ...]) -> list[tuple[Callable[[str], bool], str]]:
+    """Return what tells whether each override finds a name, with its device; a broken pattern finds none."""
+    return [(pattern_finder(override.pattern), override.device) for override in overrides]

@@ -63,7 +63,7 @@ class Adapter:
             elif tensor.name.startswith(_OUTPUT):
                 home = placement.output_device
             changed = _changed_weight(tensor.name)
-            home = next((device for regex, device in rules if regex.search(changed)), home)
+            home = next((device for finds, device in rules if finds(changed)), home)
             traits = placement.traits.get(home)
             found[home] = found.get(home, 0) + tensor_bytes(tensor, traits.size_rule if traits else HOST_RULE)
         return found

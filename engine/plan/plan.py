@@ -5,16 +5,20 @@ Editor, probe, cache, load, report and command line take a `Plan`, so that each 
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
+from engine.layout.found_names import found_overrides
 from engine.layout.layout import Layout
 from engine.layout.rules import Violation, violations
 from engine.layout.unlisted_layers import count_unlisted_layers
@@ -27,6 +31,7 @@ from engine.plan.report import DeviceRow, FitReport, make_row
 from engine.plan.side_file_rules import side_file_violations
 from engine.settings.context_settings import ContextSettings
 from engine.settings.table import memory_part
+from engine.texts import show
 
 if TYPE_CHECKING:
     from engine.plan.decisions.resolve import Resolved
@@ -144,7 +149,11 @@ class Plan:
         """
         if self.violations:
             raise RuleViolationError(tuple((each.rule, each.message, each.remedy) for each in self.violations))
-        return engine_parameters(self.edit.layout, self.model.n_layers, count_unlisted_layers(self.model))
+        layout = self.edit.layout
+        told = engine_parameters(layout, self.model.n_layers, count_unlisted_layers(self.model))
+        names = (tensor.name for tensor in self.model.tensors)
+        extra_buffers = self.rig.host.fault("extra_buffers") is None
+        return msgspec.structs.replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
     @cached_property
     def key(self) -> Hashable | None:
@@ -167,6 +176,15 @@ class Plan:
             self.edit.side_files,
             self.resolved.projector_device,
         )
+
+    @property
+    def mark(self) -> str:
+        """What tells this plan from others in a log: the model, and a digest of its key and its runs."""
+        layout = self.edit.layout
+        runs = ", ".join(f"{run.device} {run.length}" for run in layout.runs)
+        digest = hashlib.sha256(repr(self.key).encode("utf-8", "backslashreplace")).hexdigest()[:12]
+        name = show(self.model.paths[0].name, 80)
+        return f"plan {digest} of {name} ({self.model.architecture}), {layout.split_mode}: {show(runs, 200)}"
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:

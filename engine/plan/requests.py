@@ -9,12 +9,18 @@ from engine.errors import ModelFileError
 from engine.memory.backends import backend_traits
 from engine.memory.side_files import Projector
 from engine.plan.plan import Plan
-from engine.protocol.messages import OFFLOAD_VARIABLE, AdapterFile, DeviceRef, Load, Probe, ProjectorFile
+from engine.protocol.messages import OFFLOAD_VARIABLE, AdapterFile, DeviceRef, Load, Probe, ProjectorFile, Reach
 
 
-def load_request(plan: Plan) -> Load:
-    """Return the request of a real load; raises as `Plan.parameters` does, and `ModelFileError` for a path."""
+def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
+    """Return the request of a real load; raises as `Plan.parameters` does, and `ModelFileError` for a path.
+
+    `sequences`: the folder in which the child may save sequences, and read them; None: it writes nothing.
+    """
     side_files = plan.edit.side_files
+    beside = [each.path for each in side_files.adapters]
+    beside += [side_files.projector.path] if side_files.projector is not None else []
+    writable = () if sequences is None else (_as_text(sequences),)
     return Load(
         path=_as_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
@@ -22,6 +28,7 @@ def load_request(plan: Plan) -> Load:
         context=plan.settings,
         adapters=tuple(AdapterFile(_as_text(each.path), each.scale) for each in side_files.adapters),
         projector=None if side_files.projector is None else _projector_file(plan, side_files.projector),
+        reach=Reach(readable=tuple(map(_as_text, (*plan.model.paths, *beside))), writable=writable),
     )
 
 
@@ -32,6 +39,7 @@ def probe_request(plan: Plan) -> Probe:
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
+        reach=Reach(readable=tuple(map(_as_text, plan.model.paths))),
     )
 
 

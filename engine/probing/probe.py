@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from types import TracebackType
 
 from engine.cancellation import CancelToken
@@ -19,11 +20,13 @@ from engine.plan.requests import environment, probe_request
 from engine.probing.defect_log import report_defect
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
 from engine.probing.probe_cache import ProbeCache
-from engine.process.one_shot import Questions, raise_if_cancelled
+from engine.process.one_shot import Questions, blaming, raise_if_cancelled
 from engine.process.spare import SpareChild
 from engine.protocol.messages import Probed
 
 DEFAULT_TIMEOUT_S = 60.0
+ENDPOINTS_TIMEOUT_S = 8.0
+"""Where endpoints are asked that have greeted: with their hello an answer comes within 10 s."""
 
 
 class Probes:
@@ -47,6 +50,7 @@ class Probes:
         self._stack = ExitStack()
         self._child: Questions | None = None
         self._environment: Mapping[str, str] = {}
+        self._files: tuple[Path, ...] = ()
         self._held: set[str] = set()
 
     def __enter__(self) -> Probes:
@@ -78,11 +82,13 @@ class Probes:
         endpoints = plan.used_endpoints
         # What our child already talks to serves nobody else, and would say that it is busy.
         self._greet({each: devices for each, devices in endpoints.items() if each not in self._held})
+        timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
         try:
-            answer = self._started(environment(plan)).ask(request, Probed, cancel=self._cancel)
-        except EngineError:
+            child = self._started(environment(plan), plan.model.paths)
+            answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s)
+        except EngineError as error:
             self._end()
-            raise
+            raise blaming(error, endpoints) from None
         self._held |= endpoints.keys()
         members = member_estimate(plan, answer.parts)
         rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
@@ -97,10 +103,11 @@ class Probes:
                 device = names_of(endpoints[endpoint])
                 raise error(f"{device}: {greeting.sentence}", device=device, endpoint=endpoint)
 
-    def _started(self, environment: Mapping[str, str]) -> Questions:
-        if self._child is None or environment != self._environment:
+    def _started(self, environment: Mapping[str, str], files: tuple[Path, ...]) -> Questions:
+        """Return a child; one that has probed another model has given up what this one needs."""
+        if self._child is None or (environment, files) != (self._environment, self._files):
             self._end()
-            self._environment = environment
+            self._environment, self._files = environment, files
             self._child = self._stack.enter_context(self._spare.take(environment))
         return self._child
 

@@ -17,6 +17,7 @@ from typing import IO
 
 import msgspec
 
+from engine.process.end_log import log_end
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit, worker_argv
 from engine.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, AnyRequest, Hello, Quit
@@ -45,7 +46,7 @@ class ChildProcess:
 
     States: new, running, ending, ended. `on_message` is called in the reader thread, never after `on_end`. `on_end` is
     called exactly once per started child, in the supervisor thread, when the process is gone. A slow `on_message`
-    holds up the child's pipe, which is the back-pressure we want.
+    holds up the child's pipe, which is the back-pressure we want. `about` says in the log what it works on.
     """
 
     def __init__(
@@ -57,7 +58,10 @@ class ChildProcess:
         stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         name: str = "worker",
         environment: Mapping[str, str] | None = None,
+        about: str = "",
     ) -> None:
+        self._about = about
+        self._engine = ""
         self._on_message = on_message
         self._on_end = on_end
         self._argv = list(argv) if argv is not None else worker_argv(name)
@@ -214,6 +218,7 @@ class ChildProcess:
                 f"it speaks version {message.protocol} of the protocol and this program version {PROTOCOL_VERSION}; "
                 "the installation is incomplete, so install it again"
             )
+        self._engine = message.engine
         with self._condition:
             self._greeted = True
             self._condition.notify_all()
@@ -337,6 +342,7 @@ class ChildProcess:
 
     def _finish(self, outcome: ProcessOutcome) -> None:
         self._outcome = outcome
+        log_end(self._name, self.pid, outcome, engine=self._engine, about=self._about)
         try:
             self._on_end(outcome)
         except Exception:

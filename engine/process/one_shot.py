@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TypeVar
@@ -23,7 +23,7 @@ from engine.errors import (
 )
 from engine.process.child import ChildProcess
 from engine.process.outcome import ProcessOutcome, last_words
-from engine.protocol.messages import AnyMessage, AnyRequest, Failure, Load, Message, Probe
+from engine.protocol.messages import AnyMessage, AnyRequest, Failure, Hello, Load, Message, Probe
 
 DEFAULT_TIMEOUT_S = 30.0
 _END_TIMEOUT_S = 5.0
@@ -101,14 +101,24 @@ class Questions:
     ) -> None:
         self.end()
 
-    def ask(self, request: AnyRequest, answer_type: type[_Answer], *, cancel: CancelToken | None = None) -> _Answer:
-        """Send `request` and return the answer; `cancel` takes the place of the one given for all questions.
+    def ask(
+        self,
+        request: AnyRequest,
+        answer_type: type[_Answer],
+        *,
+        cancel: CancelToken | None = None,
+        timeout_s: float | None = None,
+    ) -> _Answer:
+        """Send `request` and return the answer; `cancel` and `timeout_s` take the place of those for all questions.
+
+        The time counts anew when the child has come up: that takes as long as the machine is busy.
 
         Raises:
             EngineError: the child's `Failure` by its kind, its crash, a silence, or the cancel.
         """
         self._child.send(request)
-        deadline_s = time.monotonic() + self._timeout_s
+        timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
+        deadline_s = time.monotonic() + timeout_s
         cancel = cancel or self._cancel
         with cancel.waking(lambda: self._arrived.put(None)):
             while True:
@@ -116,11 +126,12 @@ class Questions:
                     message = self._arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
                 except queue.Empty:
                     raise WorkerStalledError(
-                        f"The engine process gave no answer within {self._timeout_s:g} s. "
-                        "Close other programs and try again."
+                        f"The engine process gave no answer within {timeout_s:g} s. Close other programs and try again."
                     ) from None
                 if isinstance(message, answer_type):
                     return message
+                if isinstance(message, Hello):
+                    deadline_s = time.monotonic() + timeout_s
                 if isinstance(message, Failure):
                     raise error_of(message, request)
                 if isinstance(message, ProcessOutcome):
@@ -144,6 +155,23 @@ def ask_child(
     """
     with Questions(timeout_s=timeout_s, argv=argv, cancel=cancel, name=name) as child:
         return child.ask(request, answer_type)
+
+
+def blaming(error: EngineError, endpoints: Iterable[str]) -> EngineError:
+    """Return `error` of a child that asked these endpoints; one of a child that fell silent or down names them.
+
+    They had greeted well before: what came then they did not answer, or answered with what no engine survives.
+    """
+    asked = tuple(endpoints)
+    named = isinstance(error, UnreachableError) and error.endpoint is not None
+    if not asked or named or not isinstance(error, UnreachableError | WorkerStalledError | WorkerCrashedError):
+        return error
+    what = "fell silent" if isinstance(error, WorkerStalledError) else "went down"
+    return UnreachableError(
+        f"The engine process {what} while it asked {' or '.join(asked)}, which does not answer as an RPC worker should."
+        " Check what runs there, and start the worker again.",
+        endpoint=asked[0] if len(asked) == 1 else None,
+    )
 
 
 def raise_if_cancelled(cancel: CancelToken | None) -> None:

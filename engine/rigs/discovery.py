@@ -8,14 +8,18 @@ from collections.abc import Iterable, Sequence
 from engine.cancellation import CancelToken
 from engine.devices.device import Capabilities, Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
-from engine.errors import ArgumentError, BusyError, UnreachableError
-from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
+from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
+from engine.gguf.quoting import clean
+from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
 from engine.rigs.host import host_device
 from engine.units import MIB
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
 """Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
+
+ENDPOINTS_TIMEOUT_S = 8.0
+"""For the child's questions to endpoints that have greeted: with their hello an answer comes within 10 s."""
 
 
 def discover(
@@ -40,7 +44,12 @@ def discover(
     for greeting in greetings.values():
         _check(greeting)
     request = ListDevices(endpoints=endpoints)
-    answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
+    if endpoints:
+        timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
+    try:
+        answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
+    except EngineError as error:
+        raise blaming(error, endpoints) from None
     return Rig(_devices(answer.devices), host_device())
 
 
@@ -78,7 +87,7 @@ def _local_device(found: GgmlDevice) -> Device:
     known = found.total_bytes > 0
     return Device(
         id=found.name,
-        name=found.description or found.name,
+        name=clean(found.description or found.name),
         backend=found.backend,
         kind=found.kind,
         total_bytes=found.total_bytes,

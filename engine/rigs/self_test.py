@@ -17,7 +17,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
 from engine.errors import EngineError, PlacedError
 from engine.gguf.reader import read_model
-from engine.json_file import write_file
+from engine.json_file import read_kept, write_file
 from engine.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.plan.requests import device_refs
 from engine.probing.defect_log import engine_version
@@ -118,11 +118,8 @@ def verdict_key(device: Device) -> str:
 
 def read_verdicts(path: Path) -> dict[str, bool]:
     """Return the kept verdicts by key; a file that is missing or damaged holds none."""
-    try:
-        with path.open("rb") as file:
-            return msgspec.json.decode(file.read(MAX_FILE_BYTES), type=_Document).passed
-    except (OSError, msgspec.MsgspecError, UnicodeDecodeError):
-        return {}
+    document = read_kept(path, _Document, MAX_FILE_BYTES)
+    return {} if document is None else document.passed
 
 
 def keep_verdict(path: Path, device: Device, result: SelfTest) -> None:

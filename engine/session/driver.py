@@ -213,6 +213,7 @@ class Driver:
             argv=self._options.argv,
             stall_timeout_s=self._options.stall_timeout_s,
             environment=environment(effect.plan),
+            about=effect.plan.mark,
         )
         # There is one at a time: the one before has ended, and what was meant for it has been done.
         self._children = {effect.child: child}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from engine.layout.engine_parameters import EngineParameters, TensorOverride
+from engine.layout.engine_parameters import MATCHES_NO_TENSOR, EngineParameters, TensorOverride
 from engine.processor import default_threads
 from engine.settings.context_settings import ContextSettings
 from engine.worker.bindings import Bindings, TensorOverrideEntry
@@ -21,8 +21,6 @@ SPLIT_MODES = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 LOAD_MODES = {"auto": -1, "none": 0, "mmap": 1, "mlock": 2, "mmap_mlock": 3, "direct_io": 4}
 LAZY_AUTO = 1
 UNSPECIFIED = -1
-MATCHES_NO_TENSOR = "^no tensor$"
-"""A name with a space, which no tensor of llama.cpp has."""
 
 
 class ModelParameters:
@@ -60,7 +58,7 @@ class ModelParameters:
         struct.kv_overrides = None
         struct.vocab_only = False
         struct.check_tensors = False
-        struct.use_extra_bufts = True
+        struct.use_extra_bufts = parameters.extra_buffers
         struct.no_host = False
         struct.no_alloc = dry
         struct.load_mtp = False

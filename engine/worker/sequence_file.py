@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import os
-import secrets
 import struct
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
 import msgspec
+
+from engine.files import replacing
 
 MAGIC = b"LDSQ"
 VERSION = 1
@@ -66,20 +66,14 @@ def write_sequence(path: Path, tokens: list[int], state: memoryview, header: Cal
     """
     token_bytes = _token_bytes(tokens)
     text = msgspec.json.encode(header(_digest(token_bytes, state)))
-    beside = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
     try:
-        with beside.open("xb") as file:
+        with replacing(path) as unfinished, unfinished.open("xb") as file:
             file.write(_PREFIX.pack(MAGIC, VERSION, len(text)))
             file.write(text)
             file.write(token_bytes)
             file.write(state)
-            file.flush()
-            os.fsync(file.fileno())
             size_bytes = file.tell()
-        beside.replace(path)
     except OSError as error:
-        with suppress(OSError):
-            beside.unlink()
         raise SequenceFileError(f"{path.name} cannot be written: {error.strerror or error}.") from None
     return size_bytes
 

@@ -9,16 +9,19 @@ from pathlib import Path
 
 from engine.process.system import worker_argv
 
-_SLOW_DISK = Path(__file__).with_name("slow_disk.c")
+
+def build_preload(name: str, folder: Path) -> Path:
+    """Compile the library `name` of this folder, to be preloaded, into `folder`; return its path."""
+    library, source = folder / f"lib{name}.so", Path(__file__).with_name(f"{name}.c")
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    command = [compiler, "-O1", "-shared", "-fPIC", "-Wall", "-Werror", str(source), "-o", str(library), "-ldl"]
+    subprocess.run(command, check=True, timeout=60)
+    return library
 
 
 def build_slow_disk(folder: Path) -> Path:
-    """Compile the library into `folder` and return its path."""
-    library = folder / "libslow_disk.so"
-    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
-    command = [compiler, "-O1", "-shared", "-fPIC", "-Wall", "-Werror", str(_SLOW_DISK), "-o", str(library), "-ldl"]
-    subprocess.run(command, check=True, timeout=60)
-    return library
+    """Compile the library of the slow disk into `folder` and return its path."""
+    return build_preload("slow_disk", folder)
 
 
 def with_slow_disk(library: Path, model: Path, after_bytes: int) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.fit.strategies.capacity_search import MemoryView, Place, Wishes, place_layers
+from engine.fit.strategies.capacity_search import Place, place_layers
 from engine.fit.strategies.choosing import Candidate, choose
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.filling import fill, whole_layouts
@@ -57,11 +57,10 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
         return None
     fixed, output_bytes = _fixed_costs(bench)
     sizes = [layer.weights_bytes + (layer.kv_bytes if bench.context.offload_kqv else 0) for layer in bench.layers]
-    view = MemoryView((*sizes, output_bytes), dict.fromkeys(fixed, 0))
     free = {device_id: bench.usable[device_id] - cost for device_id, cost in fixed.items()}
     for _ in range(_CORRECTIONS):
-        places = [Place(device.id, free[device.id], rank=rank(device), minimum_bytes=0) for device in bench.devices]
-        layout = _layout_of(bench, place_layers(view, places, Wishes(spread=spread)))
+        places = [Place(device.id, max(0, free[device.id]), rank(device)) for device in bench.devices]
+        layout = _layout_of(bench, place_layers((*sizes, output_bytes), places, spread=spread))
         short = bench.shortfalls(layout)
         if not short:
             return layout

@@ -5,7 +5,6 @@ Every number comes from the estimate of a whole layout, because compute buffers 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -13,7 +12,9 @@ from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
+from engine.layout.fault_rules import weight_fault
 from engine.layout.layout import Layout, Override, make_layout, single_device
+from engine.layout.patterns import pattern_finder
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import SideFiles
@@ -78,7 +79,9 @@ class Workbench:
         self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
 
     def _may_hold(self, device: Device) -> bool:
-        return device.kind != "accel" and self.usable[device.id] > 0 and device.id not in self.constraints.off
+        if device.kind == "accel" or weight_fault(device, self.memory.model) is not None:
+            return False
+        return self.usable[device.id] > 0 and device.id not in self.constraints.off
 
     # ------------------------------------------------------------------ orders
 
@@ -171,12 +174,12 @@ class Workbench:
 
 def moved_tensors(model: ModelFile, layout: Layout) -> Iterator[tuple[int, TensorInfo, str]]:
     """Yield the layer, tensor and device of everything in layers that overrides take elsewhere."""
-    rules = [(re.compile(override.pattern), override.device) for override in tensor_overrides(layout)]
+    rules = [(pattern_finder(override.pattern), override.device) for override in tensor_overrides(layout)]
     if not rules:
         return
     for block in model.blocks:
         for tensor in block.tensors:
-            device_id = next((device_id for pattern, device_id in rules if pattern.search(tensor.name)), None)
+            device_id = next((device_id for finds, device_id in rules if finds(tensor.name)), None)
             if device_id is not None and device_id != layout.device_of(block.index):
                 yield block.index, tensor, device_id
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from engine.memory.effort import go_on
+
 Shape = tuple[int, int, int, int]
 
 TYPE_SIZES: dict[str, tuple[int, int]] = {
@@ -116,6 +118,7 @@ class Graph:
         return tensor
 
     def _visit(self, tensor: Tensor) -> None:
+        go_on()
         tensor.visited = True
         for source in tensor.src:
             if not source.visited:

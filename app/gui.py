@@ -1,4 +1,4 @@
-"""Entry point of the window: `layerdeck [--theme light|dark|system] [--rig FILE] [FILE.gguf]`."""
+"""Entry point of the window: `layerdeck [--theme light|dark|system] [--rig FILE] [--new-window] [FILE.gguf ...]`."""
 
 from __future__ import annotations
 
@@ -39,8 +39,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="layerdeck", description="Place the layers of a GGUF model on your devices, load exactly that, and chat."
     )
-    parser.add_argument("file", nargs="?", type=Path, metavar="FILE.gguf")
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.gguf", help="models to open, or a layout")
     parser.add_argument("--theme", choices=("light", "dark", "system"))
+    parser.add_argument("--new-window", action="store_true", help="do not hand the files to a window that is open")
     parser.add_argument("--rig", type=Path, metavar="FILE", help="use the devices of this rig file")
     return parser.parse_args(arguments)
 
@@ -78,16 +79,23 @@ def _run(options: argparse.Namespace) -> int:
 
     from app.bug_report import BugReporter
     from app.logs import start_logging
-    from app.paths import APPLICATION, log_path
+    from app.paths import APPLICATION, instance_name, log_path
     from app.settings import Settings
+    from app.single_instance import FirstInstance, hand_over
     from app.theme import Theme
-    from app.wiring import make_window
 
-    start_logging(log_path())
     application = QApplication(sys.argv[:1])
     application.setApplicationName(APPLICATION)
     application.setApplicationDisplayName("Layerdeck")
     application.setDesktopFileName(APPLICATION)
+    # A rig file is for a window of its own.
+    is_only = not options.new_window and options.rig is None
+    if is_only and hand_over(instance_name(), options.files):
+        return 0
+
+    from app.wiring import make_window
+
+    start_logging(log_path())
     reporter = BugReporter(application)
     reporter.install()
     settings = Settings()
@@ -95,8 +103,13 @@ def _run(options: argparse.Namespace) -> int:
     window = make_window(settings, theme)
     signals = QuitOnSignals(application)
     window.main.show()
-    window.start(model=options.file, rig=options.rig)
+    window.start(files=options.files, rig=options.rig)
+    first = FirstInstance(instance_name(), application) if is_only else None
+    if first is not None:
+        first.asked.connect(window.open_files)
     code = application.exec()
+    if first is not None:
+        first.close()
     signals.close()
     logging.shutdown()
     return code

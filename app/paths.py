@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 from pathlib import Path
 
@@ -23,8 +24,13 @@ def make_folder(folder: Path) -> None:
 
 
 def demo_path() -> Path:
-    """Return where the window keeps the demo model."""
+    """Return where the window keeps the demo model that it makes up."""
     return user_data_path(APPLICATION, appauthor=False) / "demo.gguf"
+
+
+def fetched_models_path() -> Path:
+    """Return the folder of models that the set-up has fetched (`model_folder` in make.py)."""
+    return user_cache_path(APPLICATION, appauthor=False) / "models"
 
 
 def calibration_path() -> Path:
@@ -37,11 +43,52 @@ def self_test_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 
+def engine_checks_path() -> Path:
+    """Return where is kept what the engine's check of itself found."""
+    return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
+
+
 def speeds_path() -> Path:
     """Return where is kept how fast devices, links and layouts are."""
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
 
 
+def downloads_path() -> Path:
+    """Return where the list of downloads is kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "downloads.json"
+
+
+def remote_headers_path() -> Path:
+    """Return the folder with headers of models that are not here."""
+    return user_cache_path(APPLICATION, appauthor=False) / "headers"
+
+
+def library_path() -> Path:
+    """Return where is kept what is known of models: their headers, notes, forecasts."""
+    return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
+
+
+def chats_path() -> Path:
+    """Return where conversations are kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
+
+
+def presets_path() -> Path:
+    """Return where presets are kept, for people to edit."""
+    return user_data_path(APPLICATION, appauthor=False) / "presets.json"
+
+
+def kept_states_path() -> Path:
+    """Return the folder of what models hold of conversations."""
+    return user_cache_path(APPLICATION, appauthor=False) / "states"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"
+
+
+def instance_name() -> str:
+    """Return the name under which this user's window listens for later starts; another home is another user."""
+    home = str(user_data_path(APPLICATION, appauthor=False).absolute())
+    return f"{APPLICATION}-{hashlib.sha256(home.encode(errors='surrogateescape')).hexdigest()[:16]}"

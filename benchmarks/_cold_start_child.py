@@ -61,7 +61,7 @@ def main() -> None:
         own = make_window(Settings(), Theme(application, "dark"))
         first = FirstPaint(application, own.main)
         own.main.show()
-        own.start(model=None, rig=None)
+        own.start(files=[], rig=None)
     application.exec()
     del first
 

@@ -259,7 +259,7 @@ def run(minutes: float, seed: int) -> int:
         application = QApplication(sys.argv[:1])
         window = make_window(Settings(), Theme(application, "light"))
         window.main.show()
-        window.start(model=None, rig=None)
+        window.start(files=[], rig=None)
         model = Path(home) / "demo.gguf"
         write_demo_model(model)
         soak = Soak(application, window, model, log_path(), seed)

@@ -5,6 +5,7 @@
     +-- PlacedError             a document that cannot be used, with the place in it
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
+    +-- ChatError               kept conversations, or a file of them, that cannot be read or written
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
     +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
     +-- UnreachableError        a device or endpoint that does not answer as it should
@@ -73,6 +74,12 @@ class RigError(PlacedError):
     """A rig that cannot be used."""
 
     kind = "rig"
+
+
+class ChatError(EngineError):
+    """Kept conversations, presets, or a file of them, that cannot be read or written."""
+
+    kind = "argument"
 
 
 class ModelFileError(EngineError):

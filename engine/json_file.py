@@ -128,6 +128,10 @@ class JsonObject:
             self.refuse(f"{_shown(value)} bytes is larger than any device", key)
         return value
 
+    def any_value(self, key: str) -> object:
+        """Return what is under `key` as JSON has it, for a reader of its own."""
+        return self._needed(key)
+
     def nested(self, key: str) -> JsonObject:
         """Return the object under `key`."""
         return self._child(self._needed(key), self.place_of(key))

@@ -35,6 +35,7 @@ def _register_profiles(count: int) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the switch for the long run."""
     parser.addoption("--all", action="store_true", help="run the long tests as well")
+    parser.addoption("--bundle", action="store_true", help="run the tests of dist/ and no others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -53,13 +54,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the exhaustive tests out, unless all are wanted, or those of a marker."""
+    """Leave the exhaustive tests out, unless all are wanted, or those of a marker; tests of the bundle run alone."""
+    bundled = [item for item in items if item.get_closest_marker("bundle")]
+    _keep(config, items, bundled if config.option.bundle else [item for item in items if item not in set(bundled)])
     if config.option.all or config.option.markexpr:
         return
     if left_out := selection.left_out(items, config.args):
-        config.hook.pytest_deselected(items=left_out)
         dropped = set(left_out)
-        items[:] = [item for item in items if item not in dropped]
+        _keep(config, items, [item for item in items if item not in dropped])
+
+
+def _keep(config: pytest.Config, items: list[pytest.Item], kept: list[pytest.Item]) -> None:
+    """Leave out what is not among `kept`."""
+    if len(kept) < len(items):
+        stay = set(kept)
+        config.hook.pytest_deselected(items=[item for item in items if item not in stay])
+        items[:] = kept
 
 
 @pytest.fixture

@@ -10,7 +10,8 @@ from typing import Any, NoReturn
 from engine.errors import ArgumentError
 from engine.units import parse_size
 
-LATER_COMMANDS = ("export", "bench", "chat")
+LATER_COMMANDS = ("export", "bench")
+SEARCH_ORDERS = ("trending", "downloads", "likes", "updated", "created")
 
 
 class Parser(argparse.ArgumentParser):
@@ -109,6 +110,14 @@ def _add_embed_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("texts", nargs="+", metavar="TEXT")
 
 
+def _add_chat_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.chat_options import add_chat_arguments
+
+    _add_layout_arguments(command, file_needed=False)
+    _add_retry_argument(command)
+    add_chat_arguments(command)
+
+
 def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     from app.cli.settings_options import positive
     from engine.session.load_order import DEFAULT_RETRIES
@@ -124,15 +133,52 @@ def _add_retry_argument(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_layout_arguments(command: argparse.ArgumentParser) -> None:
+def _add_layout_arguments(command: argparse.ArgumentParser, *, file_needed: bool = True) -> None:
     from app.cli.auto_options import add_auto_arguments
     from app.cli.settings_options import add_settings_arguments
 
-    command.add_argument("file", type=Path, metavar="FILE")
+    command.add_argument("file", type=Path, metavar="FILE", nargs=None if file_needed else "?")
     command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
     command.add_argument("--layout", type=Path, metavar="L", help="layout file; without it, the initial layout")
     add_auto_arguments(command)
     add_settings_arguments(command)
+
+
+def _add_search_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.settings_options import positive
+
+    command.add_argument("text", nargs="*", metavar="TEXT", help="words to look for; none: what is trending")
+    command.add_argument("--sort", choices=SEARCH_ORDERS, default=SEARCH_ORDERS[0], help="what comes first")
+    command.add_argument("--limit", type=positive, default=20, metavar="N", help="show at most N (default 20)")
+    command.add_argument("--author", metavar="NAME", help="of this owner only")
+    command.add_argument("--tag", action="append", default=[], metavar="TAG", help="with this tag; may repeat")
+
+
+def _add_fit_arguments(command: argparse.ArgumentParser) -> None:
+    from app.cli.auto_options import add_auto_arguments
+    from app.cli.settings_options import add_context_arguments
+
+    command.add_argument("repo", metavar="REPO[:QUANT]", help="such as owner/name, or a page of the hub")
+    command.add_argument("--rig", type=Path, metavar="R", help="rig file; without it, this machine")
+    add_auto_arguments(command)
+    add_context_arguments(command)
+
+
+def _add_download_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "address", metavar="REPO[:QUANT]", help="such as owner/name:Q4_K_M, a page of the hub, or a file's address"
+    )
+    command.add_argument("--to", type=Path, metavar="DIR", help="folder for it; without it, the Hugging Face cache")
+    command.add_argument("--restart", action="store_true", help="begin anew what has changed since its download began")
+    command.add_argument("--reserve", type=_size, metavar="SIZE", help="leave so much of the disk free (default 1GiB)")
+
+
+def _add_library_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--folder", type=Path, action="append", default=[], metavar="DIR", help="also look here; may repeat"
+    )
+    command.add_argument("--fit", action="store_true", help="also forecast what each would do on this machine")
+    command.add_argument("--rig", type=Path, metavar="R", help="with --fit: on the devices of this rig file")
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
@@ -155,6 +201,17 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
 
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", type=Path, metavar="PATH")
+    command.add_argument(
+        "--generated", action="store_true", help="the made-up model, also where the one that answers was fetched"
+    )
+
+
+def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also examine this RPC worker; may repeat"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document here")
+    command.add_argument("--engine", action="store_true", help="only the engine's check of itself")
 
 
 def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
@@ -166,8 +223,14 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "devices": ("print this machine's rig file", _add_devices_arguments),
     "plan": ("forecast what each device would hold", _add_plan_arguments),
     "load": ("load a layout and, with --prompt, generate", _add_load_arguments),
+    "chat": ("talk with a model; conversations are kept", _add_chat_arguments),
     "embed": ("load an embedding model and print a vector for each text", _add_embed_arguments),
+    "search": ("look for models on the hub", _add_search_arguments),
+    "fit": ("forecast how a model of the hub would fit, before it is downloaded", _add_fit_arguments),
+    "download": ("download a model; the same call goes on where it ended", _add_download_arguments),
+    "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
-    "demo": ("write the demo model", _add_demo_arguments),
+    "demo": ("write a demo model", _add_demo_arguments),
+    "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
 }

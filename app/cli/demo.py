@@ -2,18 +2,36 @@
 
 from __future__ import annotations
 
+import shlex
+import shutil
 from argparse import Namespace
+from pathlib import Path
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line
-from engine.demo.writer import write_demo_model
+from app.demo import fetched_demo
+from engine.demo.place import placing
+from engine.demo.speaking import SAMPLE_QUESTIONS
 
 
 def run_demo(options: Namespace) -> int:
-    """Write the demo model."""
-    write_demo_model(options.path)
+    """Write a demo model: the one that answers where it was fetched, else the made-up one."""
+    fetched = None if options.generated else fetched_demo()
+    prompt = _write(options.path, fetched)
     if options.json:
         print_document({"path": str(options.path), "size_bytes": options.path.stat().st_size})
     else:
-        print_line(f"Wrote {options.path}. Try: layerdeck-cli load {options.path} --prompt hi -n 32")
+        print_line(f"Wrote {options.path}. Try: layerdeck-cli load {options.path} --prompt {shlex.quote(prompt)} -n 64")
     return exit_codes.OK
+
+
+def _write(path: Path, fetched: Path | None) -> str:
+    """Write the model and return what to ask it."""
+    if fetched is not None:
+        with placing(path) as unfinished:
+            shutil.copyfile(fetched, unfinished)
+        return SAMPLE_QUESTIONS[0]
+    from engine.demo.writer import write_demo_model
+
+    write_demo_model(path)
+    return "hi"

@@ -15,6 +15,8 @@ _BY_KIND = {
     "argument": ARGUMENT,
     "layout": ARGUMENT,
     "rig": ARGUMENT,
+    "storage": ARGUMENT,
+    "changed": ARGUMENT,
     "does_not_fit": DOES_NOT_FIT,
     "model_file": MODEL_FILE,
     "crashed": CRASHED,

@@ -48,10 +48,11 @@ def print_compact(document: object) -> None:
 
 def print_event(event: msgspec.Struct) -> None:
     """Print one event on a line of its own, flushed; `request` only where it is about one of several, `replaced`
-    only where there is something to say."""
+    and `cached_tokens` only where there is something to say."""
     document = _builtins(event)
-    if not document.get("replaced", "-"):
-        del document["replaced"]
+    for key in ("replaced", "cached_tokens"):
+        if not document.get(key, "-"):
+            del document[key]
     if document.get("request", 0) is None:
         del document["request"]
     print_line(_json(document, separators=(",", ":")))

@@ -45,6 +45,16 @@ def positive(text: str) -> int:
 
 def add_settings_arguments(command: argparse.ArgumentParser) -> None:
     """Add the options to a command."""
+    add_context_arguments(command)
+    command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
+    command.add_argument("--mmproj-device", metavar="D", help="where it runs; without it, the first card with room")
+    command.add_argument(
+        "--lora", type=_lora, action="append", default=[], metavar="FILE[=SCALE]", help="LoRA adapter; may repeat"
+    )
+
+
+def add_context_arguments(command: argparse.ArgumentParser) -> None:
+    """Add those of the options that need no file."""
     for setting in SETTINGS:
         command.add_argument(
             setting.flag,
@@ -54,11 +64,6 @@ def add_settings_arguments(command: argparse.ArgumentParser) -> None:
         )
     command.add_argument(
         "--parallel", type=positive, metavar="N", help="answer N prompts at a time, with a context of --ctx for each"
-    )
-    command.add_argument("--mmproj", type=Path, metavar="FILE", help="projector for images or sound")
-    command.add_argument("--mmproj-device", metavar="D", help="where it runs; without it, the first card with room")
-    command.add_argument(
-        "--lora", type=_lora, action="append", default=[], metavar="FILE[=SCALE]", help="LoRA adapter; may repeat"
     )
 
 

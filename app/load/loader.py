@@ -1,19 +1,28 @@
-"""Loads the current model: alone, beside others, or in the place of one that has to go, which is asked first."""
+"""Loads the current model: alone, beside others, or in the place of one that has to go, which is asked first.
+
+So is a layout that is forecast not to fit, where something is loaded that it would end for nothing.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtCore import QObject, Signal
 
+from app.background import Background
+from app.load.best_proposal import BestProposal
 from app.load.memory_return import MemoryReturn
-from app.load.room import Room, find_room, load_question
+from app.load.room import Room, find_room, fit_question, load_question, with_proposal
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notice
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
+from engine.fit.proposal import Proposal
+from engine.fit.strategies.constraints import Constraints
+from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan
 from engine.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
@@ -30,7 +39,8 @@ class _Wanted:
 
 
 class Loader(QObject):
-    """One load at a time. Calls return at once."""
+    """One load at a time. Calls return at once. `constraints_of` tells what is pinned of a model, and which devices are
+    off: that holds for layouts that are tried or proposed in the place of the one that was asked for."""
 
     question_changed = Signal(object)  # LoadQuestion | None
     notice = Signal(Notice)
@@ -41,6 +51,8 @@ class Loader(QObject):
         document: LayoutDocument,
         keeper: LiveRig,
         settings: Settings,
+        background: Background,
+        constraints_of: Callable[[ModelFile], Constraints],
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -48,7 +60,11 @@ class Loader(QObject):
         self._document = document
         self._keeper = keeper
         self._settings = settings
+        self._constraints_of = constraints_of
+        self._best_proposal = BestProposal(background)
         self._asked: _Wanted | None = None
+        self._proposal: Proposal | None = None
+        """What would fit instead of what is asked about, where that is known."""
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
@@ -91,12 +107,17 @@ class Loader(QObject):
 
     def answer(self, choice: LoadChoice) -> None:
         """Go on with the load that was asked about."""
-        wanted = self._asked
+        wanted, proposal = self._asked, self._proposal
         self._withdraw()
         if choice.remember:
             self._settings.without_room = choice.answer
-        if wanted is not None:
+        if wanted is None:
+            return
+        if choice.answer is not LoadAnswer.PROPOSAL:
             self._go_on(wanted, choice.answer)
+        elif proposal is not None:
+            self._document.replace(proposal.edit, proposal.text)
+            self.load()
 
     def ask_again(self) -> None:
         """Forget the answer that was to count from then on."""
@@ -111,11 +132,18 @@ class Loader(QObject):
         else:
             self._models.current.loading.cancel()
 
+    def close(self) -> None:
+        """Look for nothing and begin nothing any more."""
+        self.memory_return.cancel()
+        self._best_proposal.cancel()
+
     # ------------------------------------------------------------------ deciding
 
     def _decide(self, wanted: _Wanted) -> None:
         answer = self._settings.without_room if wanted.room.victims else LoadAnswer.BESIDE
-        if answer is not None and _may_go_unasked(wanted.room, answer):
+        if self._would_end_for_nothing(wanted):
+            self._ask(wanted)
+        elif answer is not None and _may_go_unasked(wanted.room, answer):
             self._go_on(wanted, answer)
         else:
             self._ask(wanted)
@@ -127,9 +155,30 @@ class Loader(QObject):
         room = find_room(plan.forecast, others, lambda leaving: self._keeper.rig_without((*replaced, *leaving)))
         return _Wanted(model, plan, room)
 
+    def _would_end_for_nothing(self, wanted: _Wanted) -> bool:
+        """Whether what is loaded of the model would go for a layout that then most likely does not load.
+
+        A load that may step back keeps it until the engine has a plan that fits.
+        """
+        is_loaded = wanted.model.loading.loaded is not None
+        return is_loaded and not wanted.room.victims and bool(wanted.room.short) and not self._settings.steps_back
+
     def _ask(self, wanted: _Wanted) -> None:
-        self._asked = wanted
-        self.question_changed.emit(load_question(wanted.room, wanted.plan.model.name, self._models.now_s()))
+        self._asked, self._proposal = wanted, None
+        name = wanted.plan.model.name
+        if wanted.room.victims:
+            question = load_question(wanted.room, name, self._models.now_s())
+        else:
+            question = fit_question(wanted.room, name)
+        self.question_changed.emit(question)
+
+        def propose(found: Proposal | None) -> None:
+            self._proposal = found
+            if found is not None or not wanted.room.victims:
+                self.question_changed.emit(with_proposal(question, found))
+
+        constraints = self._constraints_of(wanted.plan.model).kept_by(wanted.plan.edit.layout)
+        self._best_proposal.find(wanted.plan, constraints, propose)
 
     def _go_on(self, wanted: _Wanted, answer: LoadAnswer) -> None:
         if answer is LoadAnswer.CANCEL:
@@ -147,8 +196,11 @@ class Loader(QObject):
             plan = now  # With the devices as they are after the wait.
         # What others gave back just now would be taken for what this load did not take.
         learns = wanted.plan.report.probe_only is None and not wanted.room.victims
-        retry = RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0)
-        wanted.model.loading.load(LoadOrder(plan, retry), forecast_is_whole=learns)
+        wanted.model.loading.load(LoadOrder(plan, self._retry(plan)), forecast_is_whole=learns)
+
+    def _retry(self, plan: Plan) -> RetryPolicy:
+        constraints = self._constraints_of(plan.model).kept_by(plan.edit.layout)
+        return RetryPolicy(DEFAULT_RETRIES if self._settings.steps_back else 0, constraints)
 
     def _obstacle(self, plan: Plan) -> str:
         """Return why `plan` cannot be loaded here, with a remedy; empty if it can be tried."""
@@ -170,12 +222,12 @@ class Loader(QObject):
         self._withdraw()
 
     def _on_models_changed(self) -> None:
-        """Ask anew when a model that is in the way began to answer, or has gone."""
+        """Ask anew when a model that is in the way began to answer, or has gone, or nothing is loaded any more."""
         asked = self._asked
         if asked is None:
             return
         wanted = self._wanted(asked.model, asked.plan)
-        if not wanted.room.victims:
+        if not wanted.room.victims and not self._would_end_for_nothing(wanted):
             self._withdraw()
         elif wanted.room != asked.room:
             self._ask(wanted)
@@ -187,7 +239,8 @@ class Loader(QObject):
 
     def _withdraw(self) -> None:
         if self._asked is not None:
-            self._asked = None
+            self._asked = self._proposal = None
+            self._best_proposal.cancel()
             self.question_changed.emit(None)
 
     def _say(self, text: str) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.devices.device import Rig
 from engine.fit.beside import rows_fit
 from engine.fit.loaded_models import HeldModel, choose_victims
+from engine.fit.proposal import Proposal
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
@@ -72,6 +73,26 @@ def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
         beside_text="" if plan.workers else "Load anyway",
         can_remember=not busy,
     )
+
+
+def fit_question(room: Room, name: str) -> LoadQuestion:
+    """Return what to ask before what is loaded of a model goes for a layout that is forecast not to fit."""
+    return LoadQuestion(
+        text=f"{_short_name(name)} is forecast not to fit like this: {_short_text(room.short)} missing. "
+        "What is loaded stays until you choose.",
+        unload_text="",
+        unload_tool_tip="",
+        beside_text="Load anyway",
+        can_remember=False,
+    )
+
+
+def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
+    """Return `question` with what would fit instead; None: nothing was found."""
+    if proposal is None:
+        return replace(question, text=f"{question.text} No other layout or setting was found that fits.")
+    text = f"{question.text} This would fit: {proposal.text} ({proposal.words})."
+    return replace(question, text=text, proposal_text="Change that and load", proposal_tool_tip=proposal.text)
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:

@@ -152,7 +152,7 @@ class AutoLayouts(QObject):
         if plan is None:
             return
         model, asked = plan.model, plan.edit
-        constraints = replace(self._constraints(model), side_files=asked.side_files)
+        constraints = replace(self.constraints(model), side_files=asked.side_files)
         speeds_of = self._speeds.known_speeds
         self.cancel()
         token = self._token = CancelToken()
@@ -208,7 +208,7 @@ class AutoLayouts(QObject):
             return "settings were changed while it was searched. Search again."
         return ""
 
-    def _constraints(self, model: ModelFile) -> Constraints:
+    def constraints(self, model: ModelFile) -> Constraints:
         """Return what is asked for, less what is about devices and layers that are not here."""
         ids, wishes, pins = set(self._live.rig.ids), self.wishes, self.pins
         return Constraints(

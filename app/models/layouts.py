@@ -17,7 +17,7 @@ from engine.devices.device import Rig
 from engine.errors import LayoutError
 from engine.fit.initial_layout import initial_layout
 from engine.layout.layout import Layout, split_evenly
-from engine.layout.layout_file import LayoutFile, read_layout, write_layout
+from engine.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
 from engine.plan.plan import Plan
 
 
@@ -60,6 +60,25 @@ class Layouts(QObject):
         self._background.run(
             f"Reading {path.name}", lambda: read_layout(path, n_layers=model.n_layers), apply, self._notices.tell
         )
+
+    def use(self, name: str, text: str) -> None:
+        """Replace the edited layout by one that was kept as the text of a layout file under `name`."""
+        model = self._document.model
+        if model is None:
+            return
+        try:
+            document = parse_layout(text, source=name, n_layers=model.n_layers)
+        except LayoutError as error:
+            self._notices.tell(error)
+            return
+        self._document.set_edit(document.layout, document.context, f"open {name}")
+
+    def text(self) -> str | None:
+        """Return the edited layout as the text of a layout file, None where no model is open."""
+        model, edit = self._document.model, self._document.edit
+        if model is None or edit is None:
+            return None
+        return encode_layout(LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)).decode()
 
     def save(self, path: Path) -> None:
         """Write the edited layout to `path`."""

@@ -9,11 +9,11 @@ from PySide6.QtCore import QObject, Signal
 
 from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.plan.edit import Edit
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import Generate
+from engine.protocol.messages import AnyModelRequest, Generate
 from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
 from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
@@ -154,15 +154,19 @@ class Loading(QObject):
         self._show_now()
         return True
 
+    def ask(self, request: AnyModelRequest) -> int:
+        """Ask something and return its number; the bridge tells what is answered. Raises as `generate` does."""
+        number = self.bridge.session.ask(request)
+        self._show_now()
+        return number
+
     def generate(self, request: Generate) -> int:
         """Begin an answer and return its number: tokens come from the bridge, then `answered` or `answer_lost`.
 
         Raises:
             ArgumentError: when the child was lost a moment ago; the event that says so is on its way.
         """
-        number = self.bridge.session.ask(request)
-        self._show_now()
-        return number
+        return self.ask(request)
 
     def stop_answer(self) -> None:
         """End the answers that are being written; what is there stays."""
@@ -181,8 +185,8 @@ class Loading(QObject):
         before, self.snapshot = self.snapshot, snapshot
         # Changed before anybody is told: nobody is to meet a ready model that holds nothing.
         state_before, self.state = self.state, _state_of(snapshot)
-        if snapshot.loaded is not before.loaded:
-            self._show_loaded(snapshot.loaded)
+        if _loaded_of(snapshot) is not _loaded_of(before):
+            self._show_loaded(_loaded_of(snapshot))
         if self.state is state_before:
             return
         if self.state is ModelState.EMPTY:
@@ -236,6 +240,11 @@ class Loading(QObject):
     def _set_lost(self, order: LoadOrder | None) -> None:
         self._lost = order
         self.lost_changed.emit(order is not None)
+
+
+def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
+    """What is loaded and stays: what is being unloaded is no reason not to load it again."""
+    return None if snapshot.is_unloading else snapshot.loaded
 
 
 def _state_of(snapshot: Snapshot) -> ModelState:

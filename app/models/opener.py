@@ -9,13 +9,12 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
-from app.demo import ensure_demo
+from app.demo import Demo, find_demo
 from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.side_files import OpenedFile, open_file
 from app.notices import Notices
-from app.paths import demo_path
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
 from app.settings import Settings
@@ -26,10 +25,8 @@ from engine.gguf.file_type import file_type_name
 from engine.gguf.model_file import ModelFile
 from engine.plan.decisions.defaults import default_context
 from engine.plan.edit import Edit
-from engine.units import MIB, format_bytes
+from engine.units import format_bytes
 from widgets.library.recent_model import RecentModel
-
-DEMO_LAB_CAPS = (256 * MIB, 256 * MIB, 512 * MIB)
 
 
 class ModelOpener(QObject):
@@ -65,13 +62,23 @@ class ModelOpener(QObject):
         self._open(f"Reading {path.name}", partial(open_file, path, self._settings.side_files(path)), path)
 
     def open_demo(self) -> None:
-        """Open the demo model, written first where it is not there yet."""
-        kept = self._settings.side_files(demo_path())
-        self._open("Preparing the demo model", lambda: open_file(ensure_demo(), kept), demo_path())
+        """Open the demo model."""
+        self._find_demo(lambda demo: self.open(demo.path))
 
     def try_demo(self) -> None:
         """A lab rig and the demo model, in one click."""
-        self._lab.start(DEMO_LAB_CAPS, then=self.open_demo)
+        self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: self.open(demo.path)))
+
+    def _find_demo(self, then: Callable[[Demo], None]) -> None:
+        """Look which demo there is beside the GUI thread: the made-up one may have to be written first."""
+        self._asked += 1
+        number = self._asked
+
+        def show(demo: Demo) -> None:
+            if number == self._asked:
+                then(demo)
+
+        self._background.run("Preparing the demo model", find_demo, show, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with its edit and its conversation as they were left."""

@@ -80,9 +80,7 @@ class LoadPresenter(QObject):
         match event:
             case OutOfMemory():
                 names = {device.id: device.name for device in self._live.rig.all_devices}
-                words = [
-                    ProposalWords(each.text, f"{each.detail} · {each.grade}") for each in self._model.loading.proposals
-                ]
+                words = [ProposalWords(each.text, each.words) for each in self._model.loading.proposals]
                 report.show_out_of_memory(event, names, words)
                 self._tell_ending(f"{event.device} ran out of memory", event.message)
             case Failed():

@@ -6,9 +6,9 @@ from pathlib import Path
 
 from engine.demo.babble import babble_weights
 from engine.demo.llama_writer import LlamaShape, write_llama
+from engine.demo.place import placing
 from engine.demo.vocabulary import byte_vocabulary
-from engine.errors import ArgumentError, ModelFileError
-from engine.files import replacing
+from engine.errors import ModelFileError
 from engine.gguf.reader import read_model
 
 DEMO_NAME = "Layerdeck demo"
@@ -28,31 +28,15 @@ def write_demo_model(path: Path) -> None:
         ArgumentError: when it cannot be written there.
     """
     vocabulary = byte_vocabulary()
-    try:
-        if path.is_dir():
-            raise ArgumentError(f"{path} is a folder; name the file to write, such as {path / 'demo.gguf'}")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as unfinished:
-            write_llama(
-                unfinished,
-                DEMO_SHAPE,
-                vocabulary,
-                name=DEMO_NAME,
-                weights=babble_weights(vocabulary, seed=_SEED),
-                extra_metadata={_VERSION_KEY: DEMO_VERSION},
-            )
-    except (OSError, ValueError) as error:
-        raise ArgumentError(
-            f"The demo model cannot be written to {path}: {_reason(error)}; choose another place"
-        ) from error
-
-
-def _reason(error: OSError | ValueError) -> str:
-    if isinstance(error, FileExistsError | NotADirectoryError):
-        return "what should be a folder is a file"
-    if isinstance(error, OSError):
-        return error.strerror or str(error)
-    return "it is not a possible file name"
+    with placing(path) as unfinished:
+        write_llama(
+            unfinished,
+            DEMO_SHAPE,
+            vocabulary,
+            name=DEMO_NAME,
+            weights=babble_weights(vocabulary, seed=_SEED),
+            extra_metadata={_VERSION_KEY: DEMO_VERSION},
+        )
 
 
 def is_current_demo(path: Path) -> bool:

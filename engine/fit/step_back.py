@@ -54,7 +54,7 @@ class Tried:
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class NextLayout:
     """The next layout, the back-off it was planned with, and what was changed, in words."""
 
     layout: Layout
@@ -62,7 +62,7 @@ class Step:
     change: str
 
 
-def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> Step | None:
+def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = NO_CONSTRAINTS) -> NextLayout | None:
     """Return what to try after all of `history`, whose last layout is stepped back from; None: nothing is left.
 
     `plan` is what was asked for: its settings and side files stay.
@@ -79,14 +79,14 @@ def step_back(plan: Plan, history: Sequence[Tried], constraints: Constraints = N
         limits = _limits(relief, plan.rig, history, tenths)
         found = relief.within(last.layout, limits)
         if found is not None and found not in past:
-            return Step(found, tenths, change_words(last.layout, found))
+            return NextLayout(found, tenths, change_words(last.layout, found))
         if tenths == MAX_TENTHS or all(each.refusal is None for each in history):
             break
         tenths += 1
     on_cpu = relief.on_cpu(last.layout)
     if on_cpu in past or CPU_ID in relief.short(on_cpu, limits) or not relief.is_allowed(on_cpu):
         return None
-    return Step(on_cpu, tenths, change_words(last.layout, on_cpu))
+    return NextLayout(on_cpu, tenths, change_words(last.layout, on_cpu))
 
 
 def _limits(relief: Relief, rig: Rig, history: Sequence[Tried], tenths: int) -> dict[str, int]:

@@ -1,5 +1,7 @@
 """Reads a file front to back through a small window, with every length checked against the file's size first.
 
+The file may be here (`FileSource`) or elsewhere, where it can be read in ranges (`RangedSource`).
+
 A window instead of a memory map: mapped pages count as memory of this process, and a file that shrinks
 or a disk that fails would end it with SIGBUS instead of an error.
 """
@@ -8,6 +10,8 @@ from __future__ import annotations
 
 import os
 import stat
+from abc import ABC, abstractmethod
+from collections.abc import Callable
 from itertools import repeat
 from pathlib import Path
 from struct import Struct
@@ -21,7 +25,7 @@ WINDOW_BYTES = 512 * KIB
 _LENGTH = Struct("<Q")
 
 
-def open_source(path: Path) -> ByteSource:
+def open_source(path: Path) -> FileSource:
     """Open a regular file for reading.
 
     Raises:
@@ -48,7 +52,7 @@ def open_source(path: Path) -> ByteSource:
     except ModelFileError:
         os.close(descriptor)
         raise
-    return ByteSource(path, descriptor, status.st_size)
+    return FileSource(path, descriptor, status.st_size)
 
 
 def _require_regular(path: Path, mode: int) -> None:
@@ -62,22 +66,20 @@ def _read_error(path: Path, error: OSError, *, offset: int | None = None) -> Mod
     return ModelFileError(path, f"cannot be read: {error.strerror or type(error).__name__}", offset=offset)
 
 
-class ByteSource:
-    """An open file with a position. Failures are `ModelFileError` with the offset where they were found."""
+class ByteSource(ABC):
+    """A file with a position. Failures are `ModelFileError` with the offset where they were found."""
 
-    def __init__(self, path: Path, descriptor: int, size_bytes: int) -> None:
+    def __init__(self, path: Path, size_bytes: int, window_bytes: int = WINDOW_BYTES) -> None:
         self.path = path
         self.size_bytes = size_bytes
         self.position = 0
-        self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 - closed by close()
+        self._window_bytes = window_bytes
         self._window = b""
         self._window_start = 0
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self._file.close()
+    @abstractmethod
+    def _read(self, position: int, needed: int, wanted: int) -> bytes:
+        """Return `needed` to `wanted` bytes from `position` on, which lie inside of the file; raise `EngineError`."""
 
     @property
     def remaining_bytes(self) -> int:
@@ -149,15 +151,31 @@ class ByteSource:
         start = self.position - self._window_start
         if start + length > len(self._window) or start < 0:
             self._require(length, what)
-            self._fill(max(length, min(WINDOW_BYTES, self.remaining_bytes)))
+            wanted = max(length, min(self._window_bytes, self.remaining_bytes))
+            self._window = self._read(self.position, length, wanted)
+            self._window_start = self.position
             start = 0
         return start
 
-    def _fill(self, length: int) -> None:
+
+class FileSource(ByteSource):
+    """A file of this machine, open."""
+
+    def __init__(self, path: Path, descriptor: int, size_bytes: int) -> None:
+        super().__init__(path, size_bytes)
+        self._file = open(descriptor, "rb", buffering=0)  # noqa: SIM115 - closed on leaving
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._file.close()
+
+    def _read(self, position: int, needed: int, wanted: int) -> bytes:
         pieces: list[bytes] = []
-        missing = length
+        missing = wanted
         try:
-            self._file.seek(self.position)
+            self._file.seek(position)
             while missing:
                 piece = self._file.read(missing)
                 if not piece:
@@ -165,6 +183,23 @@ class ByteSource:
                 pieces.append(piece)
                 missing -= len(piece)
         except OSError as error:
-            raise _read_error(self.path, error, offset=self.position) from error
-        self._window = b"".join(pieces)
-        self._window_start = self.position
+            raise _read_error(self.path, error, offset=position) from error
+        return b"".join(pieces)
+
+
+ReadRange = Callable[[int, int, int], bytes]
+"""Takes a first offset, the end that is needed and the one that is wanted; returns bytes up to one between these."""
+
+
+class RangedSource(ByteSource):
+    """A file that lies elsewhere. `path` names it in errors; nothing is looked for there."""
+
+    def __init__(self, path: Path, size_bytes: int, read_range: ReadRange, *, window_bytes: int) -> None:
+        super().__init__(path, size_bytes, window_bytes)
+        self._read_range = read_range
+
+    def _read(self, position: int, needed: int, wanted: int) -> bytes:
+        data = self._read_range(position, position + needed, position + wanted)
+        if len(data) < needed:
+            raise self.error("is shorter where it lies than it is said to be; try again")
+        return data

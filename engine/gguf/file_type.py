@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from engine.gguf.model_file import ModelFile
+from collections.abc import Iterable, Mapping
+
+from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
 
 _FILE_TYPES = {
     # enum llama_ftype in llama.h; numbers missing here were withdrawn upstream
@@ -19,11 +21,16 @@ _GUESSED = 1024
 
 def file_type_name(model: ModelFile) -> str:
     """Return the name of the model's mix; where the header has none, that of the type with the most elements."""
-    number = model.metadata.get("general.file_type")
+    return mix_name(model.metadata, model.tensors)
+
+
+def mix_name(metadata: Mapping[str, MetadataValue], tensors: Iterable[TensorInfo]) -> str:
+    """Return the same by what the header of any file says; empty where it has no tensors either."""
+    number = metadata.get("general.file_type")
     if isinstance(number, int) and number & ~_GUESSED in _FILE_TYPES:
         return _FILE_TYPES[number & ~_GUESSED]
     n_elements: dict[str, int] = {}
-    for tensor in model.tensors:
+    for tensor in tensors:
         n_elements[tensor.type_name] = n_elements.get(tensor.type_name, 0) + tensor.n_elements
-    most = max(n_elements, key=lambda name: n_elements[name])
+    most = max(n_elements, key=lambda name: n_elements[name], default="")
     return _MIX_OF_TENSOR_TYPE.get(most, most)

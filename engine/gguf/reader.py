@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.errors import ModelFileError
@@ -31,7 +31,7 @@ def read_model(path: Path) -> ModelFile:
         size_bytes = source.size_bytes
     paths = part_paths(path, header)
     if len(paths) == 1:
-        return _build(paths, header, header.tensors, size_bytes)
+        return join_headers(paths, (header,), size_bytes)
     return _read_parts(paths)
 
 
@@ -40,11 +40,22 @@ def _read_parts(paths: tuple[Path, ...]) -> ModelFile:
     size_bytes = 0
     for index, path in enumerate(paths):
         with open_source(path) as source:
-            header = read_header(source, file_index=index)
+            headers.append(read_header(source, file_index=index))
             size_bytes += source.size_bytes
+    return join_headers(paths, headers, size_bytes)
+
+
+def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_bytes: int) -> ModelFile:
+    """Return the model whose parts have these headers, wherever they were read; `size_bytes` is that of all files.
+
+    Raises:
+        ModelFileError: when they are not the parts of one model.
+    """
+    if len(paths) == 1:
+        return _build(paths, headers[0], headers[0].tensors, size_bytes)
+    for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
         if split_position(path, header) != (index, len(paths)):
             raise ModelFileError(path, f"is not part {index + 1} of {len(paths)} by its header; its name is wrong")
-        headers.append(header)
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _check_parts_agree(paths, headers[0], tensors)
     return _build(paths, headers[0], tensors, size_bytes)

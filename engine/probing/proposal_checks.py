@@ -8,17 +8,18 @@ from dataclasses import replace
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
-from engine.errors import EngineError
-from engine.fit.proposals import Proposal, changes_in_words, propose, rig_without
+from engine.errors import CancelledError, EngineError
+from engine.fit.proposal import Proposal, changes_in_words, without_duplicates
+from engine.fit.proposal_search import rig_without
+from engine.fit.proposals import propose
 from engine.fit.step_back import Tried
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
+from engine.fit.strategies.watch import Watch
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.probing.probe import Probes
 
-LIMIT_S = 6.0
-"""A person waits for the report: what has not been asked by then is shown as estimated."""
 _STRONGER = 2
 """How often a change that the engine finds too small is made larger."""
 
@@ -45,7 +46,7 @@ def missing_bytes(tried: Sequence[Tried]) -> dict[str, int]:
 
 
 class ProposalCheck:
-    """One failed load. `cancel` ends the asking: what is not yet probed stays estimated."""
+    """One failed load. `cancel`, or `limit_s` seconds, end the asking: what is not yet probed stays estimated."""
 
     def __init__(
         self,
@@ -53,13 +54,16 @@ class ProposalCheck:
         missing: Mapping[str, int],
         probes: Probes,
         cancel: CancelToken,
-        limit_s: float = LIMIT_S,
+        limit_s: float,
         constraints: Constraints = NO_CONSTRAINTS,
     ) -> None:
-        self._plan, self._missing, self._constraints = plan, missing, constraints
+        self._plan, self._missing = plan, missing
+        self._constraints = replace(constraints, watch=Watch(cancel, self._mind_time))
         self._before = plan.with_edit(plan.edit)  # Proposals are compared by what is estimated of both.
         self._probes, self._cancel = probes, cancel
         self._until_s = time.monotonic() + limit_s
+        # A search for a layout on many devices may take its time, and the others are to be asked about as well.
+        self._search_until_s = self._until_s - limit_s / 2
 
     def run(self) -> tuple[Proposal, ...]:
         """Return what to change. What the engine finds too small is made larger, or left out where that is not enough.
@@ -68,8 +72,7 @@ class ProposalCheck:
         """
         found = propose(self._plan, self._missing, constraints=self._constraints)
         checked = [proposal for each in found if (proposal := self._checked(each)) is not None]
-        distinct = {(each.edit, each.unload): each for each in reversed(checked)}
-        return tuple(each for each in checked if distinct[each.edit, each.unload] is each)
+        return without_duplicates(checked)
 
     def _checked(self, proposal: Proposal) -> Proposal | None:
         """Return `proposal` or a stronger one of its kind, with the engine's numbers; None if it says that none fits.
@@ -91,6 +94,10 @@ class ProposalCheck:
                 unseen[row.id] = max(unseen.get(row.id, 0), row.need_bytes - estimated.need_bytes)
             wanted = self._stronger(wanted, unseen)
         return None
+
+    def _mind_time(self, _n_tried: int) -> None:
+        if time.monotonic() > self._search_until_s:
+            raise CancelledError("The search for a layout took too long.")
 
     def _rows(self, proposal: Proposal) -> tuple[DeviceRow, ...] | None:
         if self._cancel.cancelled or time.monotonic() > self._until_s:
@@ -120,5 +127,6 @@ class ProposalCheck:
         rig = self._plan.rig
         tight = self._plan.on(Rig(tuple(map(tighter, rig.devices)), tighter(rig.host)))
         missing = {name: size + max(0, unseen.get(name, 0)) for name, size in self._missing.items()}
+        self._search_until_s = self._until_s
         found = propose(tight, missing, (proposal.kind,), self._constraints)
         return next((each for each in found if each.edit != proposal.edit), None)

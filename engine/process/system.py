@@ -11,16 +11,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
+from engine.programs import child_argv
+
 
 def worker_argv(role: str = "worker") -> list[str]:
-    """Return the command that runs a worker: the interpreter on our package, or the bundled program itself.
+    """Return the command that runs a worker.
 
     `role` changes nothing: it tells people who look at their processes what this one is for.
     """
-    if getattr(sys, "frozen", False):
-        return [sys.executable, "--worker", role]
-    # -P: the folder we were started in is not ours, and what lies there must not pass for a module
-    return [sys.executable, "-P", "-m", "engine.worker", role]
+    return child_argv("worker", role)
 
 
 def spawn(argv: Sequence[str], further: Mapping[str, str]) -> subprocess.Popen[bytes]:

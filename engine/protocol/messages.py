@@ -14,6 +14,7 @@ import msgspec
 
 from engine.layout.engine_parameters import EngineParameters
 from engine.settings.context_settings import ContextSettings
+from engine.settings.sampling_settings import SamplingSettings
 
 PROTOCOL_VERSION = 2
 
@@ -27,6 +28,7 @@ META_PREFIX = "Meta("
 """How the buffer type begins that stands for all members of a tensor split."""
 
 LoadStage = Literal["allocate", "read", "context", "warm_up"]
+DownloadStage = Literal["fetch", "wait", "verify"]
 
 
 # ------------------------------------------------------------------ requests (to the child)
@@ -117,6 +119,10 @@ class ModelRequest(Request, frozen=True, kw_only=True):
 class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
 
+    `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
+    `template`: a chat template in place of the model's. `begun`: what the answer begins with already, not told again.
+    `thinking`: pairs of texts between which models think; where the prompt ends with the first of one it is told as
+    text. `marks`: control tokens that are told as text.
     Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
     prefix.
     """
@@ -130,6 +136,11 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     top_p: float = 0.95
     min_p: float = 0.05
     stop: tuple[str, ...] = ()
+    sampling: SamplingSettings | None = None
+    template: str = ""
+    begun: str = ""
+    thinking: tuple[tuple[str, str], ...] = ()
+    marks: tuple[str, ...] = ()
 
 
 class Embed(ModelRequest, frozen=True, tag="embed", kw_only=True):
@@ -145,10 +156,20 @@ class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
     add_special: bool = True
 
 
+class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
+    """How many tokens a conversation and each of its contents take, and each of some other texts; answered by
+    `Counted`."""
+
+    messages: tuple[ChatMessage, ...] = ()
+    texts: tuple[str, ...] = ()
+    template: str = ""
+
+
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
-    """What the prompt of a conversation is; answered by `Rendered`."""
+    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`."""
 
     messages: tuple[ChatMessage, ...]
+    template: str = ""
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
@@ -180,6 +201,15 @@ class Logits(Request, frozen=True, tag="logits", kw_only=True):
     tokens: tuple[int, ...]
 
 
+class Quantise(Request, frozen=True, tag="quantise", kw_only=True):
+    """Write `path` to `target` with weights of another type (a name of `llama_ftype`, such as "Q4_K_M"), by the
+    engine's own quantiser; answered by `Quantised` or `Failure`."""
+
+    path: str
+    target: str
+    file_type: str
+
+
 class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True):
     """Live memory of the loaded model's devices; answered by `DeviceMemoryReadings`, between two computations."""
 
@@ -195,6 +225,44 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     n_threads: int
 
 
+class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file to fetch: `target` is where it ends up, whole; `link` a path that is to lead there, where others look.
+
+    `size_bytes`, `sha256` and `etag` are what the hub says of it, None where nobody does. `commit` is for people.
+    """
+
+    url: str
+    target: str
+    size_bytes: int | None = None
+    sha256: str | None = None
+    etag: str | None = None
+    commit: str = ""
+    link: str | None = None
+
+
+class Download(Request, frozen=True, tag="download", kw_only=True):
+    """Fetch files, one after another: `DownloadProgress`... and then `Downloaded` or `Failure`.
+
+    `refs`: small files (path, text) to write at the end. `restart`: what was begun of a file that has changed since is
+    thrown away. At most `connections` at a time, each with `segment_bytes`, and one more is tried after `trial_s`.
+    `block_bytes`: what a kill may cost. `reserve_bytes` of the disk stay free. `tries` in a row without progress, the
+    second after about `backoff_s`.
+    """
+
+    files: tuple[TransferFile, ...]
+    refs: tuple[tuple[str, str], ...] = ()
+    token: str | None = None
+    restart: bool = False
+    connections: int = 4
+    segment_bytes: int = 256 << 20
+    block_bytes: int = 8 << 20
+    trial_s: float = 3.0
+    reserve_bytes: int = 1 << 30
+    tries: int = 5
+    backoff_s: float = 1.0
+    timeout_s: float = 30.0
+
+
 class Stop(Request, frozen=True, tag="stop", kw_only=True):
     """End the request with this id; without one the load, or every request there is."""
 
@@ -205,9 +273,20 @@ class Quit(Request, frozen=True, tag="quit", kw_only=True):
     """Free everything and exit 0."""
 
 
-AnyModelRequest = Generate | Embed | Tokenise | RenderTemplate | SaveSequence | RestoreSequence
+AnyModelRequest = Generate | Embed | Tokenise | CountTokens | RenderTemplate | SaveSequence | RestoreSequence
 AnyRequest = (
-    ListDevices | Probe | Load | AnyModelRequest | Serve | Logits | DeviceMemoryQuery | MeasureSpeed | Stop | Quit
+    ListDevices
+    | Probe
+    | Load
+    | AnyModelRequest
+    | Serve
+    | Logits
+    | Quantise
+    | DeviceMemoryQuery
+    | MeasureSpeed
+    | Download
+    | Stop
+    | Quit
 )
 
 
@@ -379,6 +458,18 @@ class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
     pieces: tuple[str, ...]
 
 
+class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
+    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`: of each alone.
+
+    `n_ctx`: what one request may hold.
+    """
+
+    prompt: int
+    messages: tuple[int, ...]
+    texts: tuple[int, ...]
+    n_ctx: int
+
+
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
     """`replaced`: why the model's own template was not used; empty where it was, or where there is none."""
 
@@ -403,11 +494,48 @@ class Serving(Message, frozen=True, tag="serving", kw_only=True):
     baseline_bytes: int
 
 
+class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
+    """How much of all files is here; sent twice a second, also while it waits. `size_bytes` None: nobody said.
+
+    `note`: why it waits. `connections`: how many are open.
+    """
+
+    stage: DownloadStage
+    done_bytes: int
+    size_bytes: int | None
+    file: str
+    connections: int = 0
+    note: str = ""
+
+
+class DownloadedFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that is here, checked where its hash was known."""
+
+    path: str
+    size_bytes: int
+    sha256: str
+
+
+class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
+    """All files are here. `fetched_bytes`: how much of them came over the network this time."""
+
+    files: tuple[DownloadedFile, ...]
+    fetched_bytes: int
+
+
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
-    """SHA-256 of the float32 logits of the last token, little endian, and the first eight values."""
+    """SHA-256 of the float32 logits of the last token, little endian, and the first eight values.
+
+    `sample`: some hundred of them, evenly over the vocabulary. Both are empty where any logit is not finite.
+    """
 
     sha256: str
     first: tuple[float, ...]
+    sample: tuple[float, ...] = ()
+
+
+class Quantised(Message, frozen=True, tag="quantised", kw_only=True):
+    size_bytes: int
 
 
 class DeviceMemoryReading(msgspec.Struct, frozen=True):
@@ -430,6 +558,8 @@ AnyMessage = (
     Hello
     | DeviceList
     | DeviceSpeed
+    | DownloadProgress
+    | Downloaded
     | Probed
     | StageProgress
     | LoadedModel
@@ -441,11 +571,13 @@ AnyMessage = (
     | Generated
     | Embedded
     | Tokenised
+    | Counted
     | Rendered
     | SequenceSaved
     | SequenceRestored
     | Serving
     | LogitDigest
+    | Quantised
     | DeviceMemoryReadings
     | Aborting
 )

@@ -82,12 +82,15 @@ def take_message(turn: Turn, message: AnyMessage) -> None:
         return
     match message:
         case Reading():
-            _advance(turn, run, RequestState.READING)
+            # A sign of life in the middle of an answer is no return to its prompt.
+            if run.state is RequestState.ASKED:
+                _put(turn, replace(run, state=RequestState.READING))
             turn.tell(
                 events.Reading(request=run.id, read_tokens=message.read_tokens, prompt_tokens=message.prompt_tokens)
             )
         case Piece():
-            _advance(turn, run, RequestState.ANSWERING)
+            if run.state in (RequestState.ASKED, RequestState.READING):
+                _put(turn, replace(run, state=RequestState.ANSWERING))
             turn.tell(Token(text=message.text, request=run.id))
         case LastWord() | Failure() | AllocationFailure():
             _end(turn, run, _ending(turn, run, message))
@@ -139,11 +142,6 @@ def _end(turn: Turn, run: RequestRun, ending: RequestEnding) -> None:
         turn.watch(False)
     turn.tell(ending)
     _mind_timer(turn)
-
-
-def _advance(turn: Turn, run: RequestRun, state: RequestState) -> None:
-    if run.state is not state and not run.stopping:
-        _put(turn, replace(run, state=state))
 
 
 def _put(turn: Turn, run: RequestRun) -> None:

@@ -70,7 +70,8 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
 class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation; speeds in tokens per second.
 
-    `replaced`: why the model's own chat template was not used, empty where it was.
+    `cached_tokens` of the prompt were not read again. `replaced`: why the model's own chat template was not used, empty
+    where it was.
     """
 
     prompt_tokens: int
@@ -78,6 +79,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     prompt_tokens_per_second: float
     generation_tokens_per_second: float
     stop_reason: StopReason
+    cached_tokens: int = 0
     replaced: str = ""
     request: int | None = None
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from engine.devices.endpoint import Greeting
 from engine.devices.holder import MemoryHolder
-from engine.fit.proposals import Proposal
-from engine.fit.step_back import Step
+from engine.fit.proposal import Proposal
+from engine.fit.step_back import NextLayout
 from engine.plan.plan import Plan
 from engine.process.outcome import ProcessOutcome
 from engine.protocol import messages as protocol
@@ -95,7 +95,7 @@ class Chosen:
     """The layout to try next; None: there is no other."""
 
     ticket: int
-    step: Step | None
+    found: NextLayout | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,7 @@ from functools import partial
 
 import msgspec
 
-from engine.fit.step_back import Step as NextLayout
-from engine.fit.step_back import Tried, layout_words, shortage_words
+from engine.fit.step_back import NextLayout, Tried, layout_words, shortage_words
 from engine.plan.plan import Plan
 from engine.protocol.messages import (
     AllocationFailure,
@@ -103,7 +102,7 @@ def take_work(turn: Turn, answer: inputs.Work) -> None:
         case inputs.Forecasted():
             _take_forecast(turn, answer)
         case inputs.Chosen():
-            _take_choice(turn, answer.step)
+            _take_choice(turn, answer.found)
         case inputs.Greeted():
             _take_greetings(turn, answer.greetings)
         case inputs.Explained():
@@ -164,23 +163,23 @@ def _choose_after(turn: Turn, tried: Tried) -> None:
         _take_choice(turn, None)
 
 
-def _take_choice(turn: Turn, step: NextLayout | None) -> None:
+def _take_choice(turn: Turn, found: NextLayout | None) -> None:
     load, tried = turn.load, turn.load.latest
     assert tried is not None
     only_forecast = tried.refusal is None
-    if step is None and only_forecast:
+    if found is None and only_forecast:
         # A forecast refuses nothing: where no other layout is left to try, this one is loaded all the same.
         _load_really(turn)
         return
     turn.change_load(latest=None, tried=(*load.tried, tried))
-    if step is None:
+    if found is None:
         _explain(turn)
         return
     if only_forecast:
         _note(turn, f"Not loaded: the engine's plan is short on {shortage_words(tried.rows)}.", loaded=False)
     outcome = turn.load.attempts[-1].outcome
     turn.change_load(request=None, ending=None)
-    _try(turn, _base(turn).with_layout(step.layout), f"{outcome} Moved: {step.change}.", step.tenths)
+    _try(turn, _base(turn).with_layout(found.layout), f"{outcome} Moved: {found.change}.", found.tenths)
 
 
 def _explain(turn: Turn) -> None:

@@ -59,6 +59,7 @@ def done_event(message: Generated) -> Done:
         prompt_tokens_per_second=_speed(message.evaluated_tokens, message.prompt_seconds),
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
+        cached_tokens=message.cached_tokens,
         replaced=show(message.replaced),
     )
 

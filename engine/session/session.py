@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
 from engine.probing.probe_cache import ProbeCache
-from engine.probing.proposal_checks import LIMIT_S
 from engine.process.child import DEFAULT_STALL_TIMEOUT_S
 from engine.protocol.messages import AnyModelRequest
 from engine.session import inputs
@@ -15,7 +14,7 @@ from engine.session.driver import Driver, DriverOptions, Receiver
 from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import STOP_TIMEOUT_S
-from engine.session.work import Workshop, nobody
+from engine.session.work import PROPOSAL_LIMIT_S, Workshop, nobody
 
 
 class ModelSession:
@@ -36,7 +35,7 @@ class ModelSession:
         cache: ProbeCache | None = None,
         stall_timeout_s: float = DEFAULT_STALL_TIMEOUT_S,
         stop_timeout_s: float = STOP_TIMEOUT_S,
-        proposal_limit_s: float = LIMIT_S,
+        proposal_limit_s: float = PROPOSAL_LIMIT_S,
         argv: Sequence[str] | None = None,
     ) -> None:
         workshop = Workshop(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv)

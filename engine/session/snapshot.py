@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.session.attempts import LoadAttempt
 from engine.session.events import LoadEnding, Stage
 from engine.session.load_order import LoadOrder

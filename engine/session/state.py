@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum, auto
 
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.fit.step_back import Tried
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow

@@ -15,10 +15,12 @@ from engine.plan.report import FitReport
 from engine.plan.requests import load_request
 from engine.probing.probe import Probes
 from engine.probing.probe_cache import ProbeCache
-from engine.probing.proposal_checks import LIMIT_S, ProposalCheck, missing_bytes
 from engine.session import effects, inputs
 from engine.session.events import Failed
 from engine.session.greetings import greetings_of
+
+PROPOSAL_LIMIT_S = 6.0
+"""A person waits for the report: what has not been asked by then is shown as estimated."""
 
 
 def nobody(_device: Device) -> tuple[MemoryHolder, ...]:
@@ -32,7 +34,7 @@ class Workshop:
 
     cache: ProbeCache
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = nobody
-    proposal_limit_s: float = LIMIT_S
+    proposal_limit_s: float = PROPOSAL_LIMIT_S
     argv: Sequence[str] | None = None
 
     def do(self, work: effects.Work, cancel: CancelToken) -> inputs.Work:
@@ -76,6 +78,9 @@ class Workshop:
         return inputs.Chosen(work.ticket, step_back(work.asked.plan, work.tried, work.asked.retry.constraints))
 
     def _explain(self, work: effects.Explain, cancel: CancelToken) -> inputs.Work:
+        # Only a load that failed has any use for the searches: most children and windows never do.
+        from engine.probing.proposal_checks import ProposalCheck, missing_bytes
+
         plan, limit_s = work.plan, self.proposal_limit_s
         with Probes(cache=self.cache, timeout_s=limit_s, argv=self.argv, cancel=cancel) as probes:
             missing = missing_bytes(work.tried)

@@ -23,6 +23,7 @@ from engine.protocol.messages import (
     Message,
     ModelRequest,
     Probe,
+    Quantise,
     Quit,
     Serve,
     Stop,
@@ -30,14 +31,14 @@ from engine.protocol.messages import (
 from engine.worker.bindings import Bindings, engine_name, prepare_environment
 from engine.worker.devices import list_devices
 from engine.worker.effort import WorkTicks
-from engine.worker.load import Loader
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.log import EngineLog
+from engine.worker.model_loader import ModelLoader
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.pipe import MessagePipe, RequestReader
 from engine.worker.probe import probe
 from engine.worker.progress import StageReporter
 from engine.worker.reach import give_up_rights
-from engine.worker.session import Session
 from engine.worker.stop import StopRequest
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ class Worker:
         self._stop = stop
         self._reader = reader
         self._log = EngineLog()
-        self._session: Session | None = None
+        self._context: LoadedContext | None = None
         self._loop: DecodeLoop | None = None
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
@@ -105,9 +106,9 @@ class Worker:
         """Give the model's memory back."""
         if self._loop is not None:
             self._loop.stop(None)
-        session, self._session, self._loop = self._session, None, None
-        if session is not None:
-            session.free()
+        context, self._context, self._loop = self._context, None, None
+        if context is not None:
+            context.free()
 
     def _answer(self, request: AnyRequest) -> Message:
         # what only some children do is imported where they do it: a probe is over in little more than its imports
@@ -129,6 +130,10 @@ class Worker:
                     return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
+            case Quantise():
+                from engine.worker.quantise import quantise
+
+                return quantise(self._engine, request)
             case MeasureSpeed():
                 from engine.worker.speed import measure_speed
 
@@ -143,17 +148,17 @@ class Worker:
     def _load(self, request: Load) -> Message:
         self.free()
         with StageReporter(self._pipe.send) as reporter:
-            loader = Loader(self._engine, self._log, self._stop, reporter, request)
-            self._session, message = loader.run()
+            loader = ModelLoader(self._engine, self._log, self._stop, reporter, request)
+            self._context, message = loader.run()
         from engine.worker.decode_loop import DecodeLoop
 
-        self._loop = DecodeLoop(self._session, self._stop, self._pipe.send_all)
+        self._loop = DecodeLoop(self._context, self._stop, self._pipe.send_all)
         return message
 
-    def _loaded(self) -> Session:
-        if self._session is None:
+    def _loaded(self) -> LoadedContext:
+        if self._context is None:
             raise failure("internal", "No model is loaded.")
-        return self._session
+        return self._context
 
 
 def main() -> None:

@@ -15,9 +15,9 @@ from engine.protocol.messages import Message, ModelRequest
 from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
 from engine.worker.kinds import begin
+from engine.worker.loaded_context import ABORTED, DECODED, NO_SLOT, LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.pace import Pace
-from engine.worker.session import ABORTED, DECODED, NO_SLOT, Session
 from engine.worker.slots import Slot, Slots
 from engine.worker.stop import StopRequest
 from engine.worker.tasks import SequenceTask, Task, TurnTask
@@ -34,16 +34,16 @@ class _Share(NamedTuple):
 
 
 class DecodeLoop:
-    """The requests on one session. `send` is given messages in the order in which they are to go out."""
+    """The requests on one loaded context. `send` is given messages in the order in which they are to go out."""
 
-    def __init__(self, session: Session, stop: StopRequest, send: Callable[[Iterable[Message]], None]) -> None:
-        self._session = session
+    def __init__(self, loaded: LoadedContext, stop: StopRequest, send: Callable[[Iterable[Message]], None]) -> None:
+        self._loaded = loaded
         self._stop = stop
         self._send = send
         self._telling = threading.Lock()
-        self._slots = Slots(session)
-        self._free = FreeMemory(session.devices)
-        self._batch = Batch(session.engine, session.batch_tokens)
+        self._slots = Slots(loaded)
+        self._free = FreeMemory(loaded.devices)
+        self._batch = Batch(loaded.engine, loaded.batch_tokens)
         self._pace = Pace(self._batch.size)
         self._waiting: deque[Task] = deque()
         self._running: list[SequenceTask] = []
@@ -60,7 +60,7 @@ class DecodeLoop:
         try:
             if any(task.id == request.id for task in self._tasks()):
                 raise failure("internal", f"A request with the number {request.id} is under way already.")
-            begun = begin(self._session, self._slots, request)
+            begun = begin(self._loaded, self._slots, request)
         except EndOfRequest as end:
             self._tell(end.word_of(request.id))
             return
@@ -146,11 +146,11 @@ class DecodeLoop:
 
     def _compute(self) -> None:
         shares = self._fill()
-        self._session.log.begin_computation(self._free.note)
+        self._loaded.log.begin_computation(self._free.note)
         started = time.perf_counter()
         self._stop.begin_computing([share.task.id for share in shares])
         try:
-            status = self._session.compute(self._batch.struct)
+            status = self._loaded.compute(self._batch.struct)
         finally:
             self._stop.end_computing()
         if status == DECODED:
@@ -238,8 +238,8 @@ class DecodeLoop:
 
     def _recover(self, shares: Sequence[_Share], status: int) -> None:
         """Go on after a batch that was ended or failed, with as little loss as the engine allows."""
-        last_word = None if status == ABORTED else EndOfRequest(self._session.failed_computation(status, self._free))
-        if self._session.has_recurrent_state:
+        last_word = None if status == ABORTED else EndOfRequest(self._loaded.failed_computation(status, self._free))
+        if self._loaded.has_recurrent_state:
             self._slots.empty_all()
         else:
             for share in shares:

@@ -4,35 +4,39 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 
 from engine.protocol.messages import LogitDigest, Logits
 from engine.worker.diagnosis import decode_failure
+from engine.worker.loaded_context import DECODED, LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.session import DECODED, Session
 
 SHOWN = 8
+SAMPLED = 256
 
 
-def logit_digest(session: Session, request: Logits) -> LogitDigest:
+def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
     """Decode the tokens from an empty cache and digest the logits of the last one.
 
     Raises:
         EndOfRequest: with the `Failure`.
     """
-    if not session.makes_text:
+    if not loaded.makes_text:
         raise failure("argument", "This model does not continue text and has no logits to compare.")
-    limit = min(session.context_tokens, session.batch_tokens)
+    limit = min(loaded.context_tokens, loaded.batch_tokens)
     if not 0 < len(request.tokens) <= limit:
         raise failure("argument", f"Logits need 1 to {limit} tokens, not {len(request.tokens)}.")
-    size = session.vocabulary_size
+    size = loaded.vocabulary_size
     if any(not 0 <= token < size for token in request.tokens):
         raise failure("argument", f"Tokens of this model are 0 to {size - 1}.")
-    session.clear()
-    status = session.decode(request.tokens)
+    loaded.clear()
+    status = loaded.decode(request.tokens)
     if status != DECODED:
-        raise EndOfRequest(decode_failure(status, session.log.facts))
-    logits = session.engine.low.llama_get_logits_ith(session.context, -1)
+        raise EndOfRequest(decode_failure(status, loaded.log.facts))
+    logits = loaded.engine.low.llama_get_logits_ith(loaded.context, -1)
     values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * size)).contents
-    digest = LogitDigest(sha256=hashlib.sha256(bytes(values)).hexdigest(), first=tuple(values[:SHOWN]))
-    session.clear()
-    return digest
+    sha256 = hashlib.sha256(bytes(values)).hexdigest()
+    # A message has no word for what is not finite.
+    shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
+    loaded.clear()
+    return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

@@ -11,11 +11,11 @@ from engine.worker.bindings import ACCELERATOR_TYPE, Bindings
 from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices, resolve_devices
 from engine.worker.diagnosis import FreeMemory, allocation_failure, context_failure, model_failure
-from engine.worker.load import check_file, wanted_devices
+from engine.worker.loaded_context import FLOAT_BYTES, LoadedContext
 from engine.worker.log import EngineLog
+from engine.worker.model_loader import check_file, wanted_devices
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
-from engine.worker.session import FLOAT_BYTES, Session
 
 
 def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
@@ -38,23 +38,23 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
         if refused is not None:
             raise failure("does_not_fit", f"{refused.device} refused what even a dry run needs: {refused.text}.")
         raise EndOfRequest(context_failure(request.context.n_ctx, log.facts))
-    session = Session(engine, log, devices, request.context, model, context)
-    session.embedded_tokens = session.embeddable_tokens
+    loaded = LoadedContext(engine, log, devices, request.context, model, context)
+    loaded.embedded_tokens = loaded.embeddable_tokens
     try:
         sizes = breakdown.context_bytes(engine, context)
         if sizes is not None:
             buffer_types = backend_buffer_types(engine, devices, request.parameters.devices)
             sizes = counted_once(sizes, buffer_types)
             if log.facts.input_copies > 1:
-                sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(session))
+                sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(loaded))
         return Probed(
-            parts=session.parts(sizes),
+            parts=loaded.parts(sizes),
             exact=sizes is not None,
             flash_attention=log.facts.flash_attention,
             graph_splits=log.facts.graph_splits,
         )
     finally:
-        session.free()
+        loaded.free()
 
 
 def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: Iterable[str]) -> list[int]:
@@ -94,8 +94,8 @@ def without_surplus(
     return corrected
 
 
-def _copies_bytes(session: Session) -> int:
+def _copies_bytes(loaded: LoadedContext) -> int:
     """Return the size of a set of copies of a micro batch's hidden state."""
-    low = session.engine.low
-    width, tokens = low.llama_model_n_embd(session.model), low.llama_n_ubatch(session.context)
-    return int(session.log.facts.input_copies * FLOAT_BYTES * width * tokens)
+    low = loaded.engine.low
+    width, tokens = low.llama_model_n_embd(loaded.model), low.llama_n_ubatch(loaded.context)
+    return int(loaded.log.facts.input_copies * FLOAT_BYTES * width * tokens)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 import hashlib
 
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.sequence_file import ModelIdentity, SequenceHeader
-from engine.worker.session import Session
 
 _TEXT_BYTES = 4096
 _CELL_BYTES = 64
@@ -14,9 +14,9 @@ _CELL_BYTES = 64
 _SLACK_BYTES = 1 << 20
 
 
-def model_identity(session: Session) -> ModelIdentity:
+def model_identity(loaded: LoadedContext) -> ModelIdentity:
     """Return which model is loaded."""
-    low, model = session.engine.low, session.model
+    low, model = loaded.engine.low, loaded.model
     buffer = ctypes.create_string_buffer(_TEXT_BYTES)
     low.llama_model_desc(model, buffer, _TEXT_BYTES)
     description = buffer.value.decode("utf-8", "replace")
@@ -32,32 +32,32 @@ def model_identity(session: Session) -> ModelIdentity:
         architecture=architecture,
         n_layer=int(low.llama_model_n_layer(model)),
         n_embd=int(low.llama_model_n_embd(model)),
-        n_vocab=session.vocabulary_size,
+        n_vocab=loaded.vocabulary_size,
         n_params=int(low.llama_model_n_params(model)),
         size_bytes=int(low.llama_model_size(model)),
         metadata=digest.hexdigest(),
     )
 
 
-def header_of(session: Session, tokens: int, state_bytes: int, digest: str) -> SequenceHeader:
-    """Return the header for a sequence of this session."""
-    settings = session.settings
+def header_of(loaded: LoadedContext, tokens: int, state_bytes: int, digest: str) -> SequenceHeader:
+    """Return the header for a sequence of this context."""
+    settings = loaded.settings
     return SequenceHeader(
-        model=model_identity(session),
+        model=model_identity(loaded),
         type_k=settings.type_k,
         type_v=settings.type_v,
         swa_full=settings.swa_full,
-        streams=1 if settings.kv_unified else session.n_sequences,
-        flash_attention=session.log.facts.flash_attention,
+        streams=1 if settings.kv_unified else loaded.n_sequences,
+        flash_attention=loaded.log.facts.flash_attention,
         tokens=tokens,
         state_bytes=state_bytes,
         digest=digest,
     )
 
 
-def refusal(session: Session, header: SequenceHeader) -> str | None:
-    """Return why a saved sequence does not suit this session, None if it does."""
-    ours = header_of(session, header.tokens, header.state_bytes, header.digest)
+def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
+    """Return why a saved sequence does not suit this context, None if it does."""
+    ours = header_of(loaded, header.tokens, header.state_bytes, header.digest)
     if header.model != ours.model:
         return f"It is of another model: {_one_line(header.model.description)}; loaded is {ours.model.description}."
     if (header.type_k, header.type_v) != (ours.type_k, ours.type_v):
@@ -74,15 +74,15 @@ def refusal(session: Session, header: SequenceHeader) -> str | None:
         )
     if header.flash_attention != ours.flash_attention:
         return "It was saved with another setting of flash attention. Load with the same one."
-    if header.tokens >= session.context_tokens:
-        return f"It holds {header.tokens} tokens and the context {session.context_tokens}. Load with a longer context."
-    if header.state_bytes > _most_bytes(session, header.tokens):
+    if header.tokens >= loaded.context_tokens:
+        return f"It holds {header.tokens} tokens and the context {loaded.context_tokens}. Load with a longer context."
+    if header.state_bytes > _most_bytes(loaded, header.tokens):
         return "It is larger than all of the loaded model's cache."
     return None
 
 
-def _most_bytes(session: Session, tokens: int) -> int:
-    cache_bytes = sum(part.kv_cache_bytes + part.recurrent_bytes for part in session.parts())
+def _most_bytes(loaded: LoadedContext, tokens: int) -> int:
+    cache_bytes = sum(part.kv_cache_bytes + part.recurrent_bytes for part in loaded.parts())
     return cache_bytes + tokens * _CELL_BYTES + _SLACK_BYTES
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import count
 
-from engine.worker.session import Session
+from engine.worker.loaded_context import LoadedContext
 
 MIN_COPIED_TOKENS = 16
 """A shorter prefix is read again rather than copied: one bound is not worth a cache's length of memory traffic."""
@@ -28,14 +28,14 @@ class Slot:
 
 
 class Slots:
-    """All slots of a session; `taken` ones belong to a request."""
+    """All slots of a context; `taken` ones belong to a request."""
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, loaded: LoadedContext) -> None:
+        self._loaded = loaded
         self._turns = count(1)
-        self._whole_only = session.has_recurrent_state
-        self._window = int(session.engine.low.llama_model_n_swa(session.model))
-        self.all = tuple(Slot(number) for number in range(session.n_sequences))
+        self._whole_only = loaded.has_recurrent_state
+        self._window = int(loaded.engine.low.llama_model_n_swa(loaded.model))
+        self.all = tuple(Slot(number) for number in range(loaded.n_sequences))
 
     @property
     def free(self) -> list[Slot]:
@@ -82,8 +82,8 @@ class Slots:
 
     def empty(self, slot: Slot) -> None:
         """Forget what a slot holds."""
-        if self._session.memory:
-            self._session.engine.low.llama_memory_seq_rm(self._session.memory, slot.number, -1, -1)
+        if self._loaded.memory:
+            self._loaded.engine.low.llama_memory_seq_rm(self._loaded.memory, slot.number, -1, -1)
         slot.tokens.clear()
         slot.copied = False
 
@@ -96,15 +96,15 @@ class Slots:
 
     def empty_all(self) -> None:
         """Forget everything, that of running requests too: they read their tokens again."""
-        self._session.clear()
+        self._loaded.clear()
         for slot in self.all:
             slot.tokens.clear()
             slot.copied = False
 
     def settle(self, slot: Slot, wanted: Sequence[int]) -> None:
         """Find out how many of the `wanted` tokens a slot holds after a batch that failed or was ended."""
-        memory = self._session.memory
-        held = int(self._session.engine.low.llama_memory_seq_pos_max(memory, slot.number)) + 1
+        memory = self._loaded.memory
+        held = int(self._loaded.engine.low.llama_memory_seq_pos_max(memory, slot.number)) + 1
         slot.tokens[:] = wanted[:held]
         slot.copied = False
 
@@ -125,14 +125,14 @@ class Slots:
         """Tell whether a sliding-window cache still has all positions that the token after `kept` looks at."""
         if self._window <= 0 or not kept:
             return True
-        low, memory = self._session.engine.low, self._session.memory
+        low, memory = self._loaded.engine.low, self._loaded.memory
         oldest = int(low.llama_memory_seq_pos_min(memory, slot.number))
         return 0 <= oldest <= max(0, kept - self._window)
 
     def _copy(self, donor: Slot, slot: Slot, kept: int) -> None:
         """Have a slot begin with what another one holds. Streams of their own can only be copied whole."""
         self.empty(slot)
-        low, memory = self._session.engine.low, self._session.memory
+        low, memory = self._loaded.engine.low, self._loaded.memory
         low.llama_memory_seq_cp(memory, donor.number, slot.number, -1, -1)
         slot.tokens[:] = donor.tokens
         slot.copied = True
@@ -142,7 +142,7 @@ class Slots:
         """Leave the first `kept` tokens of a slot; none where the memory cannot do that."""
         if kept == len(slot.tokens):
             return
-        low, memory = self._session.engine.low, self._session.memory
+        low, memory = self._loaded.engine.low, self._loaded.memory
         if kept and low.llama_memory_seq_rm(memory, slot.number, kept, -1):
             del slot.tokens[kept:]
         else:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import queue
 import subprocess
-import sys
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
@@ -12,6 +11,7 @@ from typing import IO
 
 import msgspec
 
+from engine.programs import child_argv
 from engine.protocol.messages import ChatMessage
 from engine.worker.chat_template import MAX_TEMPLATE_CHARACTERS, TemplateError
 from engine.worker.renderer import READY, RenderAnswer, RenderRequest
@@ -96,7 +96,10 @@ class TemplateProcess:
         self._lines = queue.SimpleQueue()
         try:
             self._process = subprocess.Popen(
-                _argv(), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+                child_argv("renderer", str(RENDER_BYTES)),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
             )
             assert self._process.stdout is not None
             threading.Thread(
@@ -108,12 +111,6 @@ class TemplateProcess:
         if not started:
             self.end()
             raise TemplateError("the process that renders it could not be started")
-
-
-def _argv() -> list[str]:
-    if getattr(sys, "frozen", False):
-        return [sys.executable, "--worker", "renderer", str(RENDER_BYTES)]
-    return [sys.executable, "-P", "-m", "engine.worker.renderer", str(RENDER_BYTES)]
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

@@ -11,10 +11,10 @@ from engine.protocol.messages import AllocationFailure, Stopped
 from engine.settings.context_settings import ContextSettings
 from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
+from engine.worker.loaded_context import ABORTED, DECODED, LoadedContext
 from engine.worker.log import FailedAllocation
 from engine.worker.outcome import EndOfRequest
 from engine.worker.progress import StageReporter
-from engine.worker.session import ABORTED, DECODED, Session
 from engine.worker.stop import StopRequest
 
 WARM_UP_SECONDS = 2.0
@@ -22,68 +22,70 @@ WARM_UP_GROWTH = 8
 
 
 class WarmUp:
-    """Computes batches that grow up to a full micro batch.
+    """Computes batches that grow up to a full micro batch, of all sequences that requests may have at a time.
 
     Ends early where the next step would take longer than a user should wait for it.
     """
 
-    def __init__(self, session: Session, free: FreeMemory, stop: StopRequest, reporter: StageReporter) -> None:
-        self._session, self._free, self._stop, self._reporter = session, free, stop, reporter
-        self._before = session.parts()
+    def __init__(self, loaded: LoadedContext, free: FreeMemory, stop: StopRequest, reporter: StageReporter) -> None:
+        self._loaded, self._free, self._stop, self._reporter = loaded, free, stop, reporter
+        self._before = loaded.parts()
 
     def run(self, settings: ContextSettings) -> None:
-        """Warm up a session with these settings.
+        """Warm up a context with these settings.
 
         Raises:
             EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`.
         """
         self._reporter.enter("warm_up", 0.0)
-        session = self._session
-        largest = min(settings.n_ubatch, session.batch_tokens, session.context_tokens)
-        if session.beside is not None and session.beside.adapters.handles:
-            session.log.on_failed = self._end_unmade
-        if session.embeddable_tokens:
-            self._reserve_embeddings(session.embeddable_tokens)
-        if session.makes_text:
+        loaded = self._loaded
+        room = loaded.context_tokens * (1 if settings.kv_unified else loaded.n_sequences)
+        largest = min(settings.n_ubatch, loaded.batch_tokens, room)
+        if loaded.beside is not None and loaded.beside.adapters.handles:
+            loaded.log.on_failed = self._end_unmade
+        if loaded.embeddable_tokens:
+            self._reserve_embeddings(loaded.embeddable_tokens)
+        if loaded.makes_text:
             self._compute(largest)
-        session.log.on_failed = self._free.note
+        loaded.log.on_failed = self._free.note
         self._check_stop()
 
     def _reserve_embeddings(self, tokens: int) -> None:
         """Have the engine allocate all that embedding takes: only a batch of texts makes it do so."""
-        session, low = self._session, self._session.engine.low
-        batch, longest = Batch(session.engine, tokens), session.longest_text
+        loaded, low = self._loaded, self._loaded.engine.low
+        batch, longest = Batch(loaded.engine, tokens), loaded.longest_text
         for sequence, begin in enumerate(range(0, tokens, longest)):
             length = min(longest, tokens - begin)
             batch.extend([self._token()] * length, 0, sequence, outputs=length)
         self._check_stop()
-        low.llama_set_embeddings(session.context, True)
-        session.log.is_mute = True
+        low.llama_set_embeddings(loaded.context, True)
+        loaded.log.is_mute = True
         try:
             with self._stop.breaking_off():
-                status = session.compute(batch.struct)
+                status = loaded.compute(batch.struct)
         finally:
-            session.log.is_mute = False
-            low.llama_set_embeddings(session.context, False)
-        session.clear()
+            loaded.log.is_mute = False
+            low.llama_set_embeddings(loaded.context, False)
+        loaded.clear()
         if status not in (DECODED, ABORTED):
             self._raise_failure(status)
-        session.log.facts.errors.clear()
-        session.embedded_tokens = tokens
+        loaded.log.facts.errors.clear()
+        loaded.embedded_tokens = tokens
         self._check_stop()
 
     def _compute(self, largest: int) -> None:
         """Compute batches of growing size."""
-        session = self._session
-        token = self._token()
+        loaded = self._loaded
+        batch = Batch(loaded.engine, largest)
         size, spent_seconds = 1, 0.0
         while True:
             self._check_stop()
+            self._fill(batch, size)
             started = time.monotonic()
-            status = session.decode([token] * size)
+            status = loaded.compute(batch.struct)
             if status != DECODED:
                 self._raise_failure(status)
-            session.clear()
+            loaded.clear()
             took_seconds = time.monotonic() - started
             spent_seconds += took_seconds
             self._reporter.advance(size / largest)
@@ -91,19 +93,28 @@ class WarmUp:
                 break
             size = min(size * WARM_UP_GROWTH, largest)
 
+    def _fill(self, batch: Batch, size: int) -> None:
+        """Put `size` tokens into the batch, as many of each sequence as can be: an answer to each ends in one."""
+        count = min(size, self._loaded.n_sequences)
+        token = self._token()
+        batch.clear()
+        for sequence in range(count):
+            length = size // count + (sequence < size % count)
+            batch.extend([token] * length, 0, sequence, outputs=1)
+
     def _token(self) -> int:
-        begin = int(self._session.engine.low.llama_vocab_bos(self._session.vocabulary))
-        return begin if 0 <= begin < self._session.vocabulary_size else 0
+        begin = int(self._loaded.engine.low.llama_vocab_bos(self._loaded.vocabulary))
+        return begin if 0 <= begin < self._loaded.vocabulary_size else 0
 
     def _check_stop(self) -> None:
         if self._stop.requested:
             raise EndOfRequest(Stopped(stage=self._reporter.stage))
 
     def _raise_failure(self, status: int) -> None:
-        session = self._session
+        loaded = self._loaded
         if status == ABORTED:
             self._check_stop()
-        failed = session.failed_computation(status, self._free)
+        failed = loaded.failed_computation(status, self._free)
         if isinstance(failed, AllocationFailure):
             failed = msgspec.structs.replace(failed, stage=self._reporter.stage)
         raise EndOfRequest(failed)
@@ -115,7 +126,7 @@ class WarmUp:
         exception that nobody can catch. It first does without copies for a pipeline.
         """
         self._free.note(failed)
-        log, devices = self._session.log, self._session.devices
+        log, devices = self._loaded.log, self._loaded.devices
         if log.facts.input_copies > 1:
             log.facts.input_copies = 1
             return

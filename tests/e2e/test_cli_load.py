@@ -210,6 +210,9 @@ def test_a_context_too_large_for_one_worker(lab: Lab, tmp_path: Path) -> None:
     assert ending["free_bytes"] is None or ending["free_bytes"] < ending["requested_bytes"]
     assert by_id(ending["allocated"])["RPC0"]["weights_bytes"] > 0
     assert "RPC0" in ending["message"]
+    # The whole context comes first; a shorter one is the last resort.
+    assert ending["proposals"][0].startswith("Place layers ")
+    assert ending["proposals"][-1].startswith("Shorten the context to ")
 
     # The workers are as free as before.
     assert run_cli("load", lab.model, "--rig", lab.rig, "--json").code == 0
@@ -223,6 +226,7 @@ def test_people_read_which_worker_is_too_small(lab: Lab, tmp_path: Path) -> None
     failure = next(index for index, line in enumerate(lines) if "RPC0 ran out of memory" in line)
     assert "280.0 MiB" in lines[failure]
     assert lines[failure + 1] == "What should fit:"
+    assert "Place layers " in lines[failure + 2]
     assert any("Move layer" in line for line in lines[failure + 2 :])
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -13,6 +12,9 @@ from pathlib import Path
 import pytest
 
 from engine.files import read_at_most, replacing, write_whole
+
+if sys.platform != "win32":
+    import resource  # Windows has none.
 
 pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="pipes, links and limits here are those of POSIX")
 

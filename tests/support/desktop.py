@@ -17,6 +17,13 @@ from tests.support.patience import DEADLINE_S
 
 ROOT = Path(__file__).resolve().parents[2]
 POLL_S = 0.02
+LOG_END_CHARACTERS = 3000
+STANDING = {
+    "status": "status_text",
+    "report": "load_report.badge_text",
+    "load button": "settings_bar.load_buttons.load_button.toolTip",
+}
+"""What is told of a window in which nothing happens any more, by where it is found."""
 TOOLS = ("Xvfb", "xdotool", "openbox")
 
 
@@ -60,9 +67,10 @@ class Desktop:
 class Window:
     """The program's window, asked through `window_host`."""
 
-    def __init__(self, process: subprocess.Popen[str], desktop: Desktop) -> None:
+    def __init__(self, process: subprocess.Popen[str], desktop: Desktop, home: Path) -> None:
         self.process = process
         self.desktop = desktop
+        self._home = home
 
     def ask(self, question: str, path: str = "") -> Any:
         """Return the answer to one question of `window_host`."""
@@ -83,11 +91,16 @@ class Window:
         end = time.monotonic() + deadline_s
         while not condition():
             if time.monotonic() > end:
-                status = self.ask("text", "status_text")
-                raise AssertionError(f"{what} did not happen; the window says: {status!r}")
+                raise AssertionError(f"{what} did not happen; {self._how_it_stands()}")
             # Leaves the processor to the window; ends at once when it ends, and then `ask` says so.
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.process.wait(POLL_S)
+
+    def _how_it_stands(self) -> str:
+        """What the window shows and the end of its log, for the message of a test that waited in vain."""
+        said = {name: self.ask("text", path) for name, path in STANDING.items()}
+        ends = [log.read_text("utf-8")[-LOG_END_CHARACTERS:] for log in self._home.rglob("layerdeck.log")]
+        return f"the window is {self.ask('state')} and says {said}; the log ends with:\n{''.join(ends)}"
 
     def click(self, path: str) -> None:
         """Click the middle of a widget."""
@@ -150,7 +163,7 @@ def open_window(
         text=True,
     )
     try:
-        yield Window(process, desktop)
+        yield Window(process, desktop, home)
     finally:
         if process.poll() is None:
             process.terminate()

@@ -1,4 +1,4 @@
-"""The question above the editor when a model does not fit beside what is loaded. Nothing waits for the answer."""
+"""The question above the editor when a model does not fit, alone or beside others. Nothing waits for the answer."""
 
 from __future__ import annotations
 
@@ -14,22 +14,28 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class LoadAnswer(StrEnum):
-    """What to do with the models that are in the way; the value is what settings keep."""
+    """What to do with the models that are in the way, and with the layout; the value is what settings keep.
+
+    BESIDE: load as it is, whatever is forecast. PROPOSAL: load what would fit instead.
+    """
 
     UNLOAD = "unload"
     BESIDE = "beside"
+    PROPOSAL = "proposal"
     CANCEL = "cancel"
 
 
 @dataclass(frozen=True, slots=True)
 class LoadQuestion:
-    """What is asked, and the words of the buttons; an empty `beside_text`: loading anyway cannot work."""
+    """What is asked, and the words of the buttons; one without words is not offered."""
 
     text: str
     unload_text: str
     unload_tool_tip: str
     beside_text: str
     can_remember: bool
+    proposal_text: str = ""
+    proposal_tool_tip: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +60,8 @@ class LoadQuestionBar(QFrame):
         self.unload_button.setProperty("role", "primary")
         self.unload_button.setMaximumWidth(420)
         self.beside_button = QPushButton()
+        self.proposal_button = QPushButton()
+        self.proposal_button.setProperty("role", "primary")
         self.cancel_button = QPushButton("Cancel")
         self.remember_box = QCheckBox("Do not ask again")
         self.remember_box.setToolTip("Model > Ask before Unloading a Model brings the question back")
@@ -61,7 +69,7 @@ class LoadQuestionBar(QFrame):
         buttons.setSpacing(8)
         buttons.addWidget(self.remember_box)
         buttons.addStretch(1)
-        for button in (self.cancel_button, self.beside_button, self.unload_button):
+        for button in (self.cancel_button, self.beside_button, self.proposal_button, self.unload_button):
             buttons.addWidget(button)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 8, 12, 8)
@@ -70,6 +78,7 @@ class LoadQuestionBar(QFrame):
         column.addLayout(buttons)
         self.unload_button.clicked.connect(lambda: self._answer(LoadAnswer.UNLOAD))
         self.beside_button.clicked.connect(lambda: self._answer(LoadAnswer.BESIDE))
+        self.proposal_button.clicked.connect(lambda: self._answer(LoadAnswer.PROPOSAL))
         self.cancel_button.clicked.connect(lambda: self._answer(LoadAnswer.CANCEL))
         self.hide()
 
@@ -85,10 +94,14 @@ class LoadQuestionBar(QFrame):
         keeps_choice = self.isVisible() and question.can_remember
         self.text_label.setText(question.text)
         self.setAccessibleName(question.text)
-        self.unload_button.setText(question.unload_text)
-        self.unload_button.setToolTip(plain_tool_tip(question.unload_tool_tip))
-        self.beside_button.setText(question.beside_text)
-        self.beside_button.setVisible(bool(question.beside_text))
+        for button, text, tool_tip in (
+            (self.unload_button, question.unload_text, question.unload_tool_tip),
+            (self.proposal_button, question.proposal_text, question.proposal_tool_tip),
+            (self.beside_button, question.beside_text, ""),
+        ):
+            button.setText(text)
+            button.setToolTip(plain_tool_tip(tool_tip))
+            button.setVisible(bool(text))
         self.remember_box.setChecked(keeps_choice and self.remember_box.isChecked())
         self.remember_box.setVisible(question.can_remember)
         self.show()
@@ -101,5 +114,6 @@ class LoadQuestionBar(QFrame):
         super().keyPressEvent(event)
 
     def _answer(self, answer: LoadAnswer) -> None:
-        remember = answer is not LoadAnswer.CANCEL and self.remember_box.isChecked()
+        # A proposal is for one layout; another one would be asked about all the same.
+        remember = answer in (LoadAnswer.UNLOAD, LoadAnswer.BESIDE) and self.remember_box.isChecked()
         self.answered.emit(LoadChoice(answer, remember))

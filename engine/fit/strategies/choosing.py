@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from engine.fit.strategies.constraints import AutoLayout
 from engine.fit.strategies.expert_filling import fill_with_experts, fill_with_experts_apart
 from engine.fit.strategies.filling import plain_fillings, whole_layouts
+from engine.fit.strategies.splitting import split_over_devices
 from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.layout import Layout
@@ -29,7 +30,11 @@ def fits_plainly(bench: Workbench) -> bool:
 
 def choose(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool = False) -> AutoLayout:
     """Return the first candidate that fits and leaves no more on the CPU than any filling does; `plain`: than any
-    without overrides."""
+    without overrides. Where a split was asked for it is one, if that fits."""
+    return split_over_devices(bench, _best(bench, candidates, plain=plain))
+
+
+def _best(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool) -> AutoLayout:
     listed: list[Candidate] = []
     for candidate in candidates:
         listed.append(candidate)

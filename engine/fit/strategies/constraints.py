@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.devices.device import Rig
 from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
@@ -44,6 +44,18 @@ class Constraints:
     side_files: SideFiles = NO_SIDE_FILES
     speeds: Speeds = NO_MEASUREMENTS
     watch: Watch | None = field(default=None, compare=False)
+
+    def kept_by(self, layout: Layout) -> Constraints:
+        """Return these without what `layout` does not keep: whoever moved pinned layers by hand has released them."""
+        held = ((pin.device, range(pin.first, pin.last + 1)) for pin in self.pins)
+        pins = tuple(
+            Pin(device, layer, layer)
+            for device, layers in held
+            for layer in layers
+            if layout.device_of(layer) == device
+        )
+        output = self.output if self.output == layout.output_device else None
+        return replace(self, pins=pins, output=output)
 
 
 NO_CONSTRAINTS = Constraints()

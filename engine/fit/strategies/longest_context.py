@@ -32,6 +32,7 @@ def longest_context(
 ) -> AutoLayout:
     """Return the longest context up to what the model was trained for, and the layout on the fewest devices for it.
 
+    It is the context of each request: all of them together may have more than the model was trained for.
     Of several allowed cache types the first that reaches that length is taken, else the one that gets furthest.
     """
     limit = _limit(memory, context, constraints)
@@ -44,10 +45,10 @@ def longest_context(
         if best is not None and best.n_ctx == limit:
             break
     if best is None:
-        least = msgspec.structs.replace(bases[-1], n_ctx=min(CONTEXT_STEP, limit))
+        least = bases[-1].with_each(min(CONTEXT_STEP, limit))
         refused = fewest(memory, rig, least, constraints)
         return replace(refused, explanation=f"Not even the shortest context fits. {refused.explanation}")
-    found = fewest(memory, rig, msgspec.structs.replace(best.settings, n_ctx=best.n_ctx), constraints)
+    found = fewest(memory, rig, best.settings.with_each(best.n_ctx), constraints)
     return replace(found, explanation=_explain(memory, rig, constraints, found, limit))
 
 
@@ -55,23 +56,22 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
     context = found.context
     cache = context.type_k if context.type_k == context.type_v else f"{context.type_k} and {context.type_v}"
     why = "as long as is wanted" if constraints.max_ctx == limit else "what the model was trained for"
-    reach = why if context.n_ctx == limit else f"the longest that fits; {limit} would not"
-    text = f"{context.n_ctx} tokens are {reach}, with cache type {cache}. {found.explanation}"
+    reach = why if context.n_ctx_each == limit else f"the longest that fits; {limit} would not"
+    text = f"{context.n_ctx_each} tokens are {reach}, with cache type {cache}. {found.explanation}"
     if CPU_ID not in found.layout.devices:
         return text
 
     def without_cpu(n_ctx: int) -> bool:
-        bench = Workbench(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+        bench = Workbench(memory, rig, context.with_each(n_ctx), constraints)
         layout = fill(bench, bench.in_layer_order(bench.devices))
         return CPU_ID not in layout.devices and bench.report(layout).fits
 
-    n_ctx = _longest(context.n_ctx, without_cpu)
+    n_ctx = _longest(context.n_ctx_each, without_cpu)
     return f"{text} Up to {n_ctx} tokens the CPU would hold no layers." if n_ctx else text
 
 
 def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Constraints, n_ctx: int) -> bool:
-    context = msgspec.structs.replace(base, n_ctx=n_ctx)
-    bench = Workbench(memory, rig, context, constraints)
+    bench = Workbench(memory, rig, base.with_each(n_ctx), constraints)
     return fits_plainly(bench) or choose(bench, fewest_candidates(bench)).fits
 
 
@@ -85,7 +85,7 @@ def _longest(limit: int, holds: Callable[[int], bool]) -> int:
 
 def _limit(memory: ModelMemory, context: ContextSettings, constraints: Constraints) -> int:
     trained = memory.model.hyper_parameter("context_length")
-    known = trained if isinstance(trained, int) and 0 < trained < 1 << 31 else context.n_ctx
+    known = trained if isinstance(trained, int) and 0 < trained < 1 << 31 else context.n_ctx_each
     return known if constraints.max_ctx is None else max(1, min(known, constraints.max_ctx))
 
 

@@ -134,7 +134,7 @@ class ComputeForecast:
         outer = self._tables.outer
         matrix = outer.get("output") or outer["token_embd"]
         memory = HOST if placement.output_device == CPU_ID else placement.output_device
-        return homes(placement.overrides, {})(matrix, memory) == HOST
+        return homes(self._tables.moved(placement.overrides), {})(matrix, memory) == HOST
 
     def _leaves_out(self, placement: Placement) -> bool:
         """Return whether a device has no kernel for some weights."""
@@ -157,7 +157,7 @@ class ComputeForecast:
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _walk(self, placement: Placement, batch: Batch, ask: Callable[[Walk, Placement], Answer]) -> Answer:
-        """Ask a walk over the sections of the graph; where they cannot be told apart, over the graph as a whole."""
+        """Ask a walk over the sections of the graph; where layers are not told apart, over the parts of the whole."""
         if not self._whole:
             try:
                 return ask(self._walk_of(placement, batch), placement)

@@ -21,12 +21,13 @@ from engine.memory.compute_graph.building.homes import memory_of
 from engine.memory.compute_graph.devices import backend_devices, backends_of
 from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler
-from engine.memory.compute_graph.ggml.sections import FarReachError
+from engine.memory.compute_graph.ggml.sections import FarReachError, Section
 from engine.memory.compute_graph.ggml.simulation import SectionName, Segment, Simulation, Steps, Stop
 from engine.memory.placement import Placement
 
 _MOST_OVERRIDES = 64
 _MOST_REMEMBERED = 40000
+_MOST_SEGMENTS = 4096
 
 Part = tuple[str, int, int]
 """Device, first and last layer."""
@@ -53,12 +54,14 @@ class _Stops:
     alike: dict[Sizes, tuple[int, ...]] = field(default_factory=dict)
     uniform: dict[Place, tuple[Stop, ...]] = field(default_factory=dict)
     mixed: dict[tuple[int, tuple[Place, ...]], Stop] = field(default_factory=dict)
+    segments: dict[tuple[_Window, int, int, tuple[Part, ...], str], Segment] = field(default_factory=dict)
     ends: dict[tuple[Place, ...], Stop] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class _Window:
-    """The backends of a segment: its steps, the memories in the order of the backends, and each device's place."""
+    """The backends of a segment: its steps, the memories in the order of the backends, and each device's place. Two
+    windows are equal only if they are one."""
 
     steps: Steps
     memories: tuple[str, ...]
@@ -78,8 +81,10 @@ class Walk:
         self._firsts = [first for first, _ in self._units]
         self._lasts = [last for _, last in self._units]
         self._steps: dict[tuple[tuple[str, BackendTraits], ...], Steps] = {}
+        self._rigs: dict[tuple[tuple[str, BackendTraits], ...], int] = {}
+        self._windows: dict[tuple[int, tuple[str, ...], frozenset[str], frozenset[str]], _Window] = {}
         self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
-        self._known: dict[tuple[SectionName, tuple[Place, ...]], Stop] = {}
+        self._known: dict[tuple[SectionName | Section, tuple[Place, ...]], Stop] = {}
 
     def sizes(self, placement: Placement) -> dict[str, Size]:
         """Return the compute buffer of each memory.
@@ -98,12 +103,14 @@ class Walk:
         return self._simulation(placement).moved()
 
     def _simulation(self, placement: Placement) -> Simulation:
+        if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
+            self._steps.clear()
+            self._windows.clear()
+            self._stops_of.clear()
         if self._whole:
             return Simulation([self._whole_segment(placement)])
         if not self._units:
             raise FarReachError
-        if sum(steps.n_remembered for steps in self._steps.values()) > _MOST_REMEMBERED:
-            self._steps.clear()
         return Simulation(list(self._segments(placement)))
 
     def _parts(self, placement: Placement) -> list[Part]:
@@ -119,39 +126,41 @@ class Walk:
     # ------------------------------------------------------------------ segments
 
     def _whole_segment(self, placement: Placement) -> Segment:
-        """Return the whole graph as one section, which has no steps in common with others."""
-        window = self._window(placement, backend_devices(placement), {*placement.entries}, {})
-        pins = {device: place.pin for device, place in window.places.items()}
-        sorts = {place.memory: place.left_out for place in window.places.values()}
-        section = self._chains.whole(self._parts(placement), pins, placement.output_device, placement.overrides, sorts)
-        steps = Steps(window.steps.scheduler, lambda _: section)
-        return Segment(steps, window.memories, (None, Stop(("whole", (), (), (), True, 0), ()), None))
+        """Return the whole graph as one segment, of parts that hold for their place in it only."""
+        devices = backend_devices(placement)
+        window = self._window(placement, self._rig(placement), devices, frozenset(devices))
+        layers = _devices(self._parts(placement), 0, self._tables.n_trunk - 1)
+        places = [window.places[device] for device in (*layers, placement.output_device)]
+        sections = self._chains.parts(placement.overrides, tuple(place.left_out for place in places))
+        stops = [self._same(section, tuple([places[layer] for layer in section.layers])) for section in sections]
+        return Segment(window.steps, window.memories, (None, *stops, None))
 
     def _segments(self, placement: Placement) -> Iterator[Segment]:
         """Yield the segments of a layout: one for each device, or one for all where a device comes more than once."""
         devices = backend_devices(placement)
         parts = self._parts(placement)
         known = self._known_stops(placement)
-        n_stops = len(self._units) + 1
+        n_stops, rig = len(self._units) + 1, self._rig(placement)
         if len({*devices}) < len(devices):
-            window = self._window(placement, devices, {*devices}, self._steps)
+            window = self._window(placement, rig, devices, frozenset(devices))
             yield self._segment(known, window, parts, placement.output_device, 0, n_stops)
             return
         firsts = {placement.traits[device]: device for device in devices[-2::-1]}
         always = set(firsts.values())
+        nobody: frozenset[str] = frozenset()
         start = 0
         for _, _, ends in parts:
             end = n_stops if ends == parts[-1][2] else bisect_right(self._lasts, ends)
             if end == start:
                 continue  # Its layers add their nodes behind those of the next device.
             layers = self._layers_around(start, end)
-            named = known.named[-1].union(*known.named[layers.start : layers.stop])
+            named = known.named[-1].union(*known.named[layers.start : layers.stop]) if placement.overrides else nobody
             around = {device for device, first, last in parts if first < layers.stop and last >= layers.start}
             if end >= len(self._units):
                 around.add(placement.output_device)
             around |= always | named
             in_order = tuple(device for device in devices[:-1] if device in around)
-            window = self._window(placement, (*in_order, CPU_ID), named, self._steps)
+            window = self._window(placement, rig, (*in_order, CPU_ID), named)
             yield self._segment(known, window, parts, placement.output_device, start, end)
             start = end
 
@@ -160,21 +169,30 @@ class Walk:
         last = self._lasts[end] if end < len(self._units) else self._tables.n_trunk - 1
         return range(self._firsts[max(0, start - 2)], last + 1)
 
-    def _window(
-        self,
-        placement: Placement,
-        devices: tuple[str, ...],
-        named: Set[str],
-        known: dict[tuple[tuple[str, BackendTraits], ...], Steps],
-    ) -> _Window:
+    def _rig(self, placement: Placement) -> int:
+        """Return a number that stands for the devices of the rig and their traits."""
+        return self._rigs.setdefault(tuple(placement.traits.items()), len(self._rigs))
+
+    def _window(self, placement: Placement, rig: int, devices: tuple[str, ...], named: frozenset[str]) -> _Window:
         """Return the window of these devices, the CPU last: `named` keep their names, others go by their numbers."""
+        # A device that the rig does not have breaks a rule, and has no size: it stands where the host would.
+        used = {run.device for run in placement.runs} | {placement.output_device}
+        unknown = frozenset(used - placement.traits.keys() - {CPU_ID})
+        found = self._windows.get((rig, devices, named, unknown))
+        if found is None:
+            traits = [CPU_TRAITS if device == CPU_ID else placement.traits[device] for device in devices]
+            found = self._windows[rig, devices, named, unknown] = self._make_window(devices, traits, named, unknown)
+        return found
+
+    def _make_window(
+        self, devices: tuple[str, ...], traits: Sequence[BackendTraits], named: Set[str], unknown: Set[str]
+    ) -> _Window:
         names = [
             memory_of(device) if device in named or device == CPU_ID else f"#{number}"
             for number, device in enumerate(devices)
         ]
-        traits = [CPU_TRAITS if device == CPU_ID else placement.traits[device] for device in devices]
         entries = tuple(zip(names, traits, strict=True))
-        steps = known.get(entries)
+        steps = self._steps.get(entries)
         if steps is None:
             scheduling = self._scheduling
             scheduler = Scheduler(
@@ -183,17 +201,31 @@ class Walk:
                 op_offload=scheduling.op_offload,
                 offload_batch=scheduling.offload_batch,
             )
-            steps = known[entries] = Steps(scheduler, self._chains.section)
+            steps = self._steps[entries] = Steps(scheduler, self._chains.section)
         places = {
             device: Place(name, number if self._pinned else -1, self._tables.sort_of(found.size_rule.kernels))
             for number, (device, (name, found)) in enumerate(zip(devices, entries, strict=True))
         }
-        # A device that the rig does not have breaks a rule, and has no size: it stands where the host would.
-        used = {run.device for run in placement.runs} | {placement.output_device}
-        places |= dict.fromkeys(used - placement.traits.keys() - {CPU_ID}, places[CPU_ID])
+        places |= dict.fromkeys(unknown, places[CPU_ID])
         return _Window(steps, tuple(map(memory_of, devices)), places)
 
     def _segment(
+        self, known: _Stops, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
+    ) -> Segment:
+        """Return the segment of stops `start` to `end`, as far as it was found before: most stay in a drag."""
+        around = self._layers_around(start, end)
+        first, last = around.start, around.stop - 1
+        inside = (part for part in parts if part[1] <= last and part[2] >= first)
+        here = tuple([(device, max(first, begins), min(last, ends)) for device, begins, ends in inside])
+        key = (window, start, end, here, output if end >= len(self._units) else "")
+        found = known.segments.get(key)
+        if found is None:
+            if len(known.segments) >= _MOST_SEGMENTS:
+                known.segments.clear()
+            found = known.segments[key] = self._make_segment(known, window, here, output, start, end)
+        return found
+
+    def _make_segment(
         self, known: _Stops, window: _Window, parts: Sequence[Part], output: str, start: int, end: int
     ) -> Segment:
         """Return the segment of stops `start` to `end`, which begins or ends within another only at a device's end."""
@@ -216,7 +248,7 @@ class Walk:
             stops.append(self._end(known, window, parts, output))
         if end > len(self._units):
             stops.append(None)
-        return Segment(window.steps, window.memories, stops)
+        return Segment(window.steps, window.memories, tuple(stops))
 
     # ------------------------------------------------------------------ stops
 
@@ -269,7 +301,7 @@ class Walk:
     def _is_last(self, unit: int) -> bool:
         return self._lasts[unit] == self._tables.n_trunk - 1
 
-    def _same(self, name: SectionName, places: tuple[Place, ...]) -> Stop:
+    def _same(self, name: SectionName | Section, places: tuple[Place, ...]) -> Stop:
         """Return the one stop for these places."""
         return self._known.setdefault((name, places), Stop(name, places))
 

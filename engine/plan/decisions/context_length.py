@@ -19,14 +19,16 @@ SHORTEST = 256
 
 
 def context_lengths(model: ModelFile, rig: Rig, context: ContextSettings) -> tuple[int, ...]:
-    """Return the lengths to try, the most wanted first: the one that was chosen, or ever shorter ones."""
+    """Return the values of `n_ctx` to try, the most wanted first: the one that was chosen, or ever shorter ones.
+
+    What is halved is the context of each request: a total could leave a request with less than the engine's least.
+    """
     if context.n_ctx != AUTO_CONTEXT:
         return (context.n_ctx,)
-    longest = sensible_length(model, rig) * context.n_seq_max
-    lengths = [longest]
+    lengths = [sensible_length(model, rig)]
     while lengths[-1] // 2 >= SHORTEST:
         lengths.append(lengths[-1] // 2)
-    return tuple(lengths)
+    return tuple(context.with_each(each).n_ctx for each in lengths)
 
 
 def sensible_length(model: ModelFile, rig: Rig) -> int:
@@ -49,41 +51,42 @@ def decide_context(
     yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
     yield from _batches(model, used)
     if used.n_seq_max > 1:
-        shares = "share one context" if used.kv_unified else f"get {used.n_ctx // used.n_seq_max} tokens each"
+        shares = "share one context" if used.kv_unified else f"get {used.n_ctx_each} tokens each"
         yield Decision("n_seq_max", used.n_seq_max, f"Chosen: {used.n_seq_max} conversations {shares}.", True)
 
 
 def _is_chosen(model: ModelFile, asked: ContextSettings) -> bool:
-    return asked.n_ctx not in (AUTO_CONTEXT, ContextSettings().n_ctx, default_context(model).n_ctx)
+    return asked.n_ctx_each not in (AUTO_CONTEXT, ContextSettings().n_ctx, default_context(model).n_ctx)
 
 
 def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: ContextSettings, *, fits: bool) -> str:
-    trained = trained_length(model)
+    trained, each = trained_length(model), used.n_ctx_each
     if asked.n_ctx == AUTO_CONTEXT:
-        aim = sensible_length(model, rig) * used.n_seq_max
-        if used.n_ctx < aim:
-            return f"The longest that fits: {2 * used.n_ctx} tokens would not." if fits else "No length fits here."
-        if trained is not None and aim == trained * used.n_seq_max:
+        aim = sensible_length(model, rig)
+        if each < aim:
+            shared = f" for each of {used.n_seq_max} requests" if used.n_ctx != each else ""
+            return f"The longest that fits: {2 * each} tokens{shared} would not." if fits else "No length fits here."
+        if aim == trained:
             return f"All of what the model was trained with, {trained} tokens."
         return f"What {_cards_bytes(rig) // GIB} GiB on devices suggest; more can be chosen."
     if _is_chosen(model, asked):
-        if trained is not None and used.n_ctx // used.n_seq_max > trained:
+        if trained is not None and each > trained:
             return f"Chosen, and longer than the {trained} tokens that the model was trained with."
         return "Chosen."
-    if trained == used.n_ctx:
+    if trained == each:
         return f"What the model was trained with, {trained} tokens; more has to be chosen."
     return "What is used unless another length is chosen."
 
 
 def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
-    usual = default_context(model, used.n_ctx)
+    usual = default_context(model, used.n_ctx_each)
     whole = reads_whole_texts(model)
     for setting, value, default in (
         ("n_batch", used.n_batch, usual.n_batch),
         ("n_ubatch", used.n_ubatch, usual.n_ubatch),
     ):
-        if whole and value < used.n_ctx:
-            reason = f"This model reads a text in one piece, and takes {value} tokens of the {used.n_ctx} at once."
+        if whole and value < used.n_ctx_each:
+            reason = f"This model reads a text in one piece, and takes {value} tokens of the {used.n_ctx_each} at once."
             yield Decision(setting, value, reason, value != default)
         elif whole:
             yield Decision(setting, value, "As long as the context: this model reads a text in one piece.")

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from engine.protocol.messages import (
+    CountTokens,
     Embed,
     Generate,
     LastWord,
@@ -15,15 +16,24 @@ from engine.protocol.messages import (
     SaveSequence,
     Tokenise,
 )
-from engine.worker.kinds import embed, generate, render_template, restore_sequence, save_sequence, tokenise
-from engine.worker.session import Session
+from engine.worker.kinds import (
+    count_tokens,
+    embed,
+    generate,
+    render_template,
+    restore_sequence,
+    save_sequence,
+    tokenise,
+)
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.slots import Slots
 from engine.worker.tasks import Task
 
-KINDS: Mapping[type[ModelRequest], Callable[[Session, Slots, Any], Task | LastWord]] = {
+KINDS: Mapping[type[ModelRequest], Callable[[LoadedContext, Slots, Any], Task | LastWord]] = {
     Generate: lambda session, _slots, request: generate.begin(session, request),
     Embed: lambda session, _slots, request: embed.begin(session, request),
     Tokenise: lambda session, _slots, request: tokenise.answer(session, request),
+    CountTokens: lambda session, _slots, request: count_tokens.answer(session, request),
     RenderTemplate: lambda session, _slots, request: render_template.answer(session, request),
     SaveSequence: save_sequence.answer,
     RestoreSequence: lambda session, _slots, request: restore_sequence.begin(session, request),
@@ -31,7 +41,7 @@ KINDS: Mapping[type[ModelRequest], Callable[[Session, Slots, Any], Task | LastWo
 """What begins a request: it gives the answer at once, or work for the decode loop."""
 
 
-def begin(session: Session, slots: Slots, request: ModelRequest) -> Task | LastWord:
+def begin(session: LoadedContext, slots: Slots, request: ModelRequest) -> Task | LastWord:
     """Begin a request.
 
     Raises:

@@ -7,14 +7,14 @@ import math
 from engine.protocol.messages import Embed, Embedded, LastWord, Reading
 from engine.worker.batch import Batch
 from engine.worker.diagnosis import FreeMemory
+from engine.worker.loaded_context import ABORTED, DECODED, POOLING_NONE, POOLING_RANK, LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.session import ABORTED, DECODED, POOLING_NONE, POOLING_RANK, Session
 from engine.worker.slots import Slots
 from engine.worker.tasks import TurnTask
 from engine.worker.text import tokenize
 
 
-def begin(session: Session, request: Embed) -> Embedding | Embedded:
+def begin(session: LoadedContext, request: Embed) -> Embedding | Embedded:
     """Return the work, or the answer where there is nothing to do.
 
     Raises:
@@ -46,7 +46,7 @@ def begin(session: Session, request: Embed) -> Embedding | Embedded:
 class Embedding(TurnTask):
     """The texts of one request; a turn computes a batch of them."""
 
-    def __init__(self, session: Session, request: Embed, texts: list[list[int]]) -> None:
+    def __init__(self, session: LoadedContext, request: Embed, texts: list[list[int]]) -> None:
         super().__init__(request.id)
         self._session = session
         self._texts = texts

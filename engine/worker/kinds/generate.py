@@ -6,10 +6,11 @@ import time
 from typing import Literal
 
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
-from engine.worker.outcome import failure
+from engine.worker.begun import with_begun
+from engine.worker.loaded_context import LoadedContext
+from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
-from engine.worker.sampling import SamplerChain
-from engine.worker.session import Session
+from engine.worker.sampling import SamplerChain, settings_of
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder
@@ -17,7 +18,7 @@ from engine.worker.text import PieceDecoder
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
-def begin(session: Session, request: Generate) -> Generation:
+def begin(session: LoadedContext, request: Generate) -> Generation:
     """Return the generation.
 
     Raises:
@@ -25,24 +26,28 @@ def begin(session: Session, request: Generate) -> Generation:
     """
     if not session.makes_text:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
-    if "" in request.stop:
+    if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    tokens, replaced = prompt_tokens(session, request.messages, request.prompt)
-    return Generation(session, request, tokens, replaced)
+    prompt, replaced = prompt_tokens(session, request.messages, request.prompt, request.template)
+    return Generation(session, request, *with_begun(session, request, prompt), replaced=replaced)
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
-    def __init__(self, session: Session, request: Generate, tokens: list[int], replaced: str = "") -> None:
+    def __init__(
+        self, session: LoadedContext, request: Generate, tokens: list[int], first: str, *, replaced: str = ""
+    ) -> None:
         super().__init__(request.id, tokens)
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
         self._room = session.context_tokens
-        self._most = request.max_tokens
-        self._sampler = SamplerChain(session.engine, session.context, request)
-        self._decoder = PieceDecoder(session)
-        self._stops = StopTexts(request.stop)
+        settings = settings_of(request)
+        self._most = settings.max_tokens
+        self._sampler = SamplerChain(session, settings, tokens)
+        self._decoder = PieceDecoder(session, request.marks)
+        self._first = first
+        self._stops = StopTexts(settings.stop)
         self._prompt_tokens = len(tokens)
         self._replaced = replaced
         self._cached = self._evaluated = self._generated = 0
@@ -69,9 +74,15 @@ class Generation(SequenceTask):
     def take_logits(self, place: int, answers: list[Message]) -> bool:
         if self._begun is None:
             self._begun = time.perf_counter()
+            if self._first:
+                answers.append(Piece(request=self.id, text=self._first))
         if self._generated == self._most:
             return self._end("length", answers)
-        token = self._sampler.sample(place)
+        try:
+            token = self._sampler.sample(place)
+        except EndOfRequest as end:
+            answers.append(end.word_of(self.id))
+            return False
         if self._is_end(self._vocabulary, token):
             return self._end("end_of_text", answers)
         self._generated += 1

@@ -6,15 +6,15 @@ import ctypes
 from pathlib import Path
 
 from engine.protocol.messages import RestoreSequence, SequenceRestored
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
 from engine.worker.saved_state import refusal
 from engine.worker.sequence_file import SequenceFileError, SequenceReader
-from engine.worker.session import Session
 from engine.worker.slots import Slot, Slots
 from engine.worker.tasks import TurnTask
 
 
-def begin(session: Session, request: RestoreSequence) -> Restoring:
+def begin(session: LoadedContext, request: RestoreSequence) -> Restoring:
     """Return the work, once the header says that the file suits.
 
     Raises:
@@ -37,7 +37,7 @@ class Restoring(TurnTask):
 
     wants = 1
 
-    def __init__(self, session: Session, request: RestoreSequence, reader: SequenceReader) -> None:
+    def __init__(self, session: LoadedContext, request: RestoreSequence, reader: SequenceReader) -> None:
         super().__init__(request.id)
         self._session = session
         self._reader = reader

@@ -6,14 +6,14 @@ import ctypes
 from pathlib import Path
 
 from engine.protocol.messages import SaveSequence, SequenceSaved
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
 from engine.worker.saved_state import header_of
 from engine.worker.sequence_file import SequenceFileError, write_sequence
-from engine.worker.session import Session
 from engine.worker.slots import Slots
 
 
-def answer(session: Session, slots: Slots, request: SaveSequence) -> SequenceSaved:
+def answer(session: LoadedContext, slots: Slots, request: SaveSequence) -> SequenceSaved:
     """Write the sequence of an ended request to a file.
 
     Raises:

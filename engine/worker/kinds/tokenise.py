@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from engine.protocol.messages import Tokenise, Tokenised
+from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
-from engine.worker.session import Session
 from engine.worker.text import piece_text, tokenize
 
 
-def answer(session: Session, request: Tokenise) -> Tokenised:
+def answer(session: LoadedContext, request: Tokenise) -> Tokenised:
     """Return the tokens of a text.
 
     Raises:

@@ -68,7 +68,7 @@ def test_the_explanation_is_for_people_too(model: Path, rig: Path, capsys: pytes
     assert f"\n{explanation}\n" in run_here(capsys, "plan", model, "--rig", rig, "--auto", "balanced").out
 
 
-@pytest.mark.parametrize("strategy", sorted(set(STRATEGIES) - {"priority"}))
+@pytest.mark.parametrize("strategy", STRATEGIES)
 def test_a_split_that_was_asked_for_is_one(
     strategy: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

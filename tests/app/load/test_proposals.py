@@ -14,7 +14,8 @@ from app.models.loading import ModelState
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
-from engine.fit.proposals import Proposal, propose
+from engine.fit.proposal import Proposal
+from engine.fit.proposals import propose
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device

@@ -13,7 +13,7 @@ from app.models.loading import ModelState
 from app.notices import Notice
 from app.settings import Settings
 from app.wiring import Desk, make_desk
-from engine.fit.proposals import Proposal
+from engine.fit.proposal import Proposal
 from engine.layout.layout import single_device
 from engine.memory.side_files import SideFiles, read_adapter
 from engine.plan.edit import Edit
@@ -22,6 +22,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
 from tests.support.side_models import write_tiny_lora
+from widgets.layout_editor.moves import PinToggle
 
 DEADLINE_MS = 60_000
 N_LAYERS = 8
@@ -54,7 +55,7 @@ def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk,
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
     loaded, edit = desk.loading.loaded, desk.document.edit
     assert loaded is not None
     assert edit is not None
@@ -75,7 +76,7 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     desk.document.replace(asked, "test")
     desk.settings.step_back(True)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
     loaded = desk.loading.loaded
     assert loaded is not None
     assert loaded.edit.layout != asked.layout
@@ -83,6 +84,21 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     assert desk.document.edit == loaded.edit
     desk.document.undo_group.undo()
     assert desk.document.edit == asked
+
+
+def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
+    desk.settings.step_back(True)
+    desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
+    desk.auto_layouts.toggle_pin(PinToggle((6, 7)))
+    # Moved by hand since: that one is released.
+    desk.document.replace(replace(ASKED, layout=ASKED.layout.assign(7, "CPU")), "test")
+    desk.loader.load()
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    loaded = desk.loading.loaded
+    assert loaded is not None
+    places = loaded.edit.layout.assignment()
+    assert [places[layer] for layer in (0, 1, 6, 7)] == ["RPC0", "RPC0", "RPC0", "CPU"]
+    assert "CPU" in places[2:6]
 
 
 def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBot) -> None:

@@ -389,3 +389,15 @@ def test_all_of_them_end_with_the_window(bench: Bench) -> None:
     assert len(children()) == 3
     bench.desk.close()
     assert children() == set()
+
+
+def test_a_model_unloaded_in_the_middle_of_an_answer_can_be_loaded_again_at_once(bench: Bench) -> None:
+    ada = bench.load("ada", context=LONG)
+    ada.conversation.send("go on")
+    assert ada.loading.state is ModelState.GENERATING
+    bench.desk.unloader.unload_current()
+    assert ada.loading.loaded is None
+    assert ada.loading.has_child
+    bench.desk.loader.load()
+    bench.wait_for(ada, ModelState.READY)
+    assert bench.loaded_names == ["ada"]

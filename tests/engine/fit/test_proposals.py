@@ -14,9 +14,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Holding, Rig
-from engine.fit.proposals import MAX_PROPOSALS, Proposal, propose
+from engine.errors import CancelledError
+from engine.fit.proposal import Proposal, ProposalKind
+from engine.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
 from engine.fit.strategies.constraints import Constraints, Pin
+from engine.fit.strategies.watch import Watch
 from engine.gguf.reader import read_model
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
 from engine.layout.layout import Layout, make_layout, single_device
@@ -38,6 +42,8 @@ N_LAYERS = 32
 CONTEXT = ContextSettings(n_ctx=16384)
 TWO_CARDS = make_rig(make_gpu("CUDA0", 24), make_gpu("CUDA1", 12))
 HALVES = make_layout(N_LAYERS, ["CUDA0"] * 16 + ["CUDA1"] * 16)
+THREE_SMALL = make_rig(*(make_gpu(f"CUDA{index}", 2.5, used_gib=0) for index in range(3)))
+THIRDS = make_layout(N_LAYERS, ["CUDA0"] * 11 + ["CUDA1"] * 11 + ["CUDA2"] * 10)
 
 
 @cache
@@ -57,9 +63,14 @@ def texts(proposals: tuple[Proposal, ...]) -> tuple[str, ...]:
     return tuple(proposal.text for proposal in proposals)
 
 
+def of_kind(kind: ProposalKind, proposals: tuple[Proposal, ...]) -> Proposal:
+    (found,) = [each for each in proposals if each.kind == kind]
+    return found
+
+
 def test_the_fewest_layers_go_to_the_neighbour() -> None:
     proposals = propose(plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT), {"CUDA1": 100 * MIB})
-    first = proposals[0]
+    first = of_kind("layers", proposals)
     assert first.text == "Move layer 16 from CUDA1 to CUDA0"
     assert first.edit.layout == HALVES.move_range(16, 16, "CUDA0")
     assert first.edit.context == CONTEXT
@@ -72,7 +83,7 @@ def test_the_fewest_layers_go_to_the_neighbour() -> None:
 def test_more_that_is_missing_moves_more() -> None:
     memory = memory_of("dense")
     before = rows(memory, TWO_CARDS, HALVES, CONTEXT)["CUDA1"].need_bytes
-    (move, *_) = propose(plan_of(memory, TWO_CARDS, HALVES, CONTEXT), {"CUDA1": 2 * GIB})
+    move = of_kind("layers", propose(plan_of(memory, TWO_CARDS, HALVES, CONTEXT), {"CUDA1": 2 * GIB}))
     count = move.edit.layout.runs[0].length - 16
     one_less = HALVES.move_range(16, 16 + count - 2, "CUDA0")
     assert count > 1
@@ -108,14 +119,14 @@ def test_the_cache_types_keep_to_the_rules() -> None:
 def test_a_device_in_many_runs_is_left_where_no_run_is_enough() -> None:
     host_first = make_layout(N_LAYERS, [CPU_ID, "CUDA1"] * 2 + ["CUDA0"] * (N_LAYERS - 4))
     rig = Rig(tuple(replace(device, endpoint="10.0.0.1:50052") for device in TWO_CARDS.devices), TWO_CARDS.host)
-    found = propose(plan_of(memory_of("dense"), rig, host_first, CONTEXT), {"CUDA1": GIB})
-    assert found[0].text == "Move everything from CUDA1 to CUDA0"
-    assert "CUDA1" not in found[0].edit.layout.devices
+    found = of_kind("layers", propose(plan_of(memory_of("dense"), rig, host_first, CONTEXT), {"CUDA1": GIB}))
+    assert found.text == "Move everything from CUDA1 to CUDA0"
+    assert "CUDA1" not in found.edit.layout.devices
 
 
 def test_without_a_neighbour_a_card_comes_before_the_cpu() -> None:
     found = propose(plan_of(memory_of("dense"), TWO_CARDS, single_device(N_LAYERS, "CUDA0"), CONTEXT), {"CUDA0": MIB})
-    assert found[0].text == "Move layer 0 from CUDA0 to CUDA1"
+    assert of_kind("layers", found).text == "Move layer 0 from CUDA0 to CUDA1"
 
 
 def test_experts_go_to_the_cpu_where_there_are_some() -> None:
@@ -204,6 +215,85 @@ def test_every_proposal_fits_helps_and_differs(
             assert after[device].need_bytes == 0 or relieved_bytes >= missing_bytes
 
 
+# ------------------------------------------------------------------ what keeps the wish
+
+
+def test_a_layout_with_everything_as_it_was_asked_for_comes_first() -> None:
+    asked = plan_of(memory_of("dense"), THREE_SMALL, THIRDS, CONTEXT)
+    assert len([row for row in asked.forecast if row.need_bytes and row.shortfall_bytes > 0]) > 1
+    found = propose_by_forecast(asked)
+    assert found[0].kind == "layout"
+    assert found[0].text.startswith("Place layers 0-")
+    assert found[0].edit.context == CONTEXT
+    assert found[0].edit.layout.runs[0].device == CPU_ID
+    assert asked.with_edit(found[0].edit).report.fits
+    # No single move is enough where several devices are short; several moves are one proposal.
+    assert of_kind("layers", found).text.count(" from ") > 1
+
+
+def test_what_gives_up_more_comes_later_and_tells_what_it_costs() -> None:
+    rig = make_rig(*(make_gpu(f"CUDA{index}", 3, used_gib=0) for index in range(3)))
+    found = propose_by_forecast(plan_of(memory_of("dense"), rig, THIRDS, CONTEXT))
+    # Prompts alone are read more slowly in small batches; answers are what layers on the CPU cost.
+    assert [each.kind for each in found] == ["layout", "ubatch", "layers", "cache", "context"]
+    slower = of_kind("layers", found)
+    assert 0 < slower.speed < 1
+    assert slower.words == f"{slower.detail} · about {100 * (1 - slower.speed):.0f} % slower · estimated"
+    assert "slower" not in of_kind("ubatch", found).words
+
+
+def test_the_best_is_the_first_of_all() -> None:
+    plan = plan_of(memory_of("dense"), THREE_SMALL, THIRDS, CONTEXT)
+    assert best_by_forecast(plan) == propose_by_forecast(plan)[0]
+    on_devices = Constraints(off=frozenset({CPU_ID}))
+    assert best_by_forecast(plan, on_devices) == propose_by_forecast(plan, on_devices)[0]
+    assert best_by_forecast(plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)) is None
+    token = CancelToken()
+    token.cancel()
+    with pytest.raises(CancelledError):
+        best_by_forecast(plan, Constraints(watch=Watch(token)))
+
+
+def test_a_found_layout_takes_no_more_than_the_device_gave() -> None:
+    """Whatever is reported as free: the device refused memory, and is not asked for as much again."""
+    plan, missing_bytes = plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT), 3 * GIB
+    first = propose(plan, {"CUDA1": missing_bytes})[0]
+    assert first.kind == "layout"
+    before = rows(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)["CUDA1"].need_bytes
+    after = rows(memory_of("dense"), TWO_CARDS, first.edit.layout, CONTEXT)["CUDA1"].need_bytes
+    assert after <= before - missing_bytes
+
+
+def test_a_search_that_takes_too_long_costs_its_proposal_only() -> None:
+    token = CancelToken()
+    token.cancel()
+    plan = plan_of(memory_of("dense"), TWO_CARDS, HALVES, CONTEXT)
+    found = propose(plan, {"CUDA1": 100 * MIB}, constraints=Constraints(watch=Watch(token)))
+    assert {each.kind for each in found} >= {"layers", "context", "cache"}
+    assert not any(each.kind == "layout" for each in found)
+
+
+def test_the_copies_of_a_pipeline_can_go() -> None:
+    context = ContextSettings(n_ctx=16384, pipeline="on")
+    found = propose(plan_of(memory_of("dense"), TWO_CARDS, HALVES, context), {"CUDA1": 8 * MIB})
+    pipeline = of_kind("pipeline", found)
+    assert pipeline.edit.context.pipeline == "off"
+    assert pipeline.edit.layout == HALVES
+    without = ContextSettings(n_ctx=16384, pipeline="off")
+    found = propose(plan_of(memory_of("dense"), TWO_CARDS, HALVES, without), {"CUDA1": 8 * MIB})
+    assert not any(each.kind == "pipeline" for each in found)
+
+
+def test_a_shorter_context_is_one_of_each_request() -> None:
+    context = ContextSettings(n_ctx=4 * 4096, n_seq_max=4)
+    found = propose(plan_of(memory_of("dense"), TWO_CARDS, HALVES, context), {"CUDA1": 100 * MIB})
+    shorter = of_kind("context", found)
+    each = shorter.edit.context.n_ctx_each
+    assert shorter.text == f"Shorten the context to {each} for each of 4 requests"
+    assert each % 256 == 0
+    assert shorter.edit.context.n_ctx == 4 * each
+
+
 def test_shares_change_in_mode_tensor() -> None:
     memory = memory_of("dense")
     split = with_shares(HALVES.with_split_mode("tensor"), (("CUDA0", 1.0), ("CUDA1", 1.0)))
@@ -240,7 +330,8 @@ def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> N
         CONTEXT,
     )
     assert unload.detail == "CUDA1 2.00 GiB less"
-    assert found[-1] is unload
+    kinds = [each.kind for each in found]
+    assert kinds.index("layers") < kinds.index("unload") < kinds.index("context")
     assert not any(
         each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA1": 7 * GIB})
     )
@@ -256,11 +347,12 @@ def test_pinned_layers_stay_and_devices_that_are_off_get_nothing() -> None:
     both = propose(plan, missing, constraints=Constraints(pins=(Pin("CUDA1", 16, 17),), output="CUDA1"))
     assert {each.edit.layout.output_device for each in both} == {"CUDA1"}
     off = propose(plan, missing, constraints=Constraints(off=frozenset({"CUDA0"})))
-    assert off[0].kind == "layers"
-    assert off[0].edit.layout.assignment().count("CUDA0") == 16
-    assert CPU_ID in off[0].edit.layout.devices
+    moved = of_kind("layers", off).edit.layout
+    assert moved.assignment().count("CUDA0") == 16
+    assert CPU_ID in moved.devices
+    assert "CUDA0" not in of_kind("layout", off).edit.layout.devices
     nowhere = propose(plan, missing, constraints=Constraints(off=frozenset({"CUDA0", CPU_ID})))
-    assert not any(each.kind in ("layers", "experts") for each in nowhere)
+    assert not any(each.kind in ("layout", "layers", "experts") for each in nowhere)
 
 
 @pytest.mark.parametrize("model", ["dense", "mixture"])

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.step_back import MAX_TENTHS, Refusal, Step, Tried, change_words, step_back
+from engine.fit.step_back import MAX_TENTHS, NextLayout, Refusal, Tried, change_words, step_back
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Pin
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Override, SplitMode, make_layout, single_device
@@ -92,7 +92,9 @@ class World:
         raise AssertionError(f"still going after {[each.layout.runs for each in self.history]}")
 
 
-def step_of(rig: Rig, *history: Tried, constraints: Constraints = NO_CONSTRAINTS, model: str = "dense") -> Step | None:
+def step_of(
+    rig: Rig, *history: Tried, constraints: Constraints = NO_CONSTRAINTS, model: str = "dense"
+) -> NextLayout | None:
     return step_back(plan_of(memory_of(model), rig, history[-1].layout, CONTEXT), history, constraints)
 
 

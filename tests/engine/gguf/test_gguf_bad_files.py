@@ -10,7 +10,7 @@ from struct import pack
 import pytest
 
 from engine.errors import ModelFileError
-from engine.gguf.byte_source import ByteSource, open_source
+from engine.gguf.byte_source import FileSource, open_source
 from engine.gguf.header import read_header
 from engine.gguf.reader import read_model
 from tests.support.gguf_bytes import (
@@ -194,7 +194,7 @@ def test_file_replaced_by_a_pipe_between_look_and_open(tmp_path: Path, monkeypat
 def test_failing_disk(tmp_path: Path) -> None:
     path = GgufBytes().write(tmp_path / "model.gguf")
     # A descriptor that is open for writing only fails every read, as a broken disk does.
-    source = ByteSource(path, os.open(path, os.O_WRONLY), path.stat().st_size)
+    source = FileSource(path, os.open(path, os.O_WRONLY), path.stat().st_size)
     with source, pytest.raises(ModelFileError, match="cannot be read: ") as caught:
         read_header(source)
     assert caught.value.offset == 0

@@ -28,6 +28,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.orders import plan_of
+from tests.support.patience import DEADLINE_S
 from tests.support.previews import make_gpu, make_rig
 
 N_LAYERS = 16
@@ -77,7 +78,7 @@ def check(
     memory: ModelMemory, probes: Probes, missing: Mapping[str, int], cancel: CancelToken | None = None
 ) -> ProposalCheck:
     plan = plan_of(memory, make_rig(*CARDS), HALVES, ContextSettings(n_ctx=8192))
-    return ProposalCheck(plan, missing, probes, cancel or CancelToken())
+    return ProposalCheck(plan, missing, probes, cancel or CancelToken(), DEADLINE_S)
 
 
 def test_what_the_engine_confirms_has_its_numbers(memory: ModelMemory) -> None:
@@ -87,7 +88,7 @@ def test_what_the_engine_confirms_has_its_numbers(memory: ModelMemory) -> None:
     assert {each.grade for each in found} == {Grade.PROBED}
     assert len(probes.asked) == len(found)
     assert all(row.grade is Grade.PROBED for each in found for row in each.rows)
-    assert found[0].text == "Move layer 8 from CUDA1 to CUDA0"
+    assert [each.text for each in found[:2]] == ["Place layers 0-15 on CUDA0", "Move layer 8 from CUDA1 to CUDA0"]
 
 
 def test_what_the_engine_finds_too_small_is_made_larger(memory: ModelMemory) -> None:
@@ -107,7 +108,7 @@ def test_what_the_engine_finds_too_small_is_made_larger(memory: ModelMemory) -> 
 
 
 def test_what_the_engine_never_confirms_is_left_out(memory: ModelMemory) -> None:
-    probes = PlannedProbes({"CUDA0": 100 * GIB, "CUDA1": 100 * GIB})
+    probes = PlannedProbes({"CUDA0": 100 * GIB, "CUDA1": 100 * GIB, CPU_ID: 100 * GIB})
     found = check(memory, probes, {"CUDA1": 100 * MIB}).run()
     assert found == ()
     assert len(probes.asked) <= 3 * 8
@@ -131,7 +132,7 @@ def test_a_stronger_change_keeps_to_what_is_pinned(memory: ModelMemory) -> None:
     plan = plan_of(memory, make_rig(*CARDS), HALVES, ContextSettings(n_ctx=8192))
     constraints = Constraints(pins=(Pin("CUDA1", 8, 8),))
     probes = PlannedProbes({"CUDA1": 300 * MIB})
-    found = ProposalCheck(plan, {"CUDA1": 100 * MIB}, probes, CancelToken(), constraints=constraints).run()
+    found = ProposalCheck(plan, {"CUDA1": 100 * MIB}, probes, CancelToken(), DEADLINE_S, constraints).run()
     assert {each.edit.layout.device_of(8) for each in found} == {"CUDA1"}
     moved = next(each for each in found if each.kind == "layers")
     assert moved.edit.layout != HALVES
@@ -141,7 +142,7 @@ def test_another_model_of_ours_that_goes_is_checked_with_its_memory_free(memory:
     held = replace(CARDS[1], free_bytes=GIB, holdings=(Holding("other", 20 * GIB),))
     plan = plan_of(memory, make_rig(CARDS[0], held), HALVES, ContextSettings(n_ctx=8192))
     probes = PlannedProbes({})
-    found = ProposalCheck(plan, {"CUDA1": 2 * GIB}, probes, CancelToken()).run()
+    found = ProposalCheck(plan, {"CUDA1": 2 * GIB}, probes, CancelToken(), DEADLINE_S).run()
     unload = next(each for each in found if each.unload)
     assert (unload.text, unload.edit.layout, unload.grade) == ("Unload other", HALVES, Grade.PROBED)
     freed = next(asked.rig.device("CUDA1") for asked in probes.asked if asked.edit.layout == HALVES)

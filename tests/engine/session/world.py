@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from engine.devices.endpoint import Greeting, GreetingStatus
 from engine.errors import ArgumentError
-from engine.fit.step_back import Step as NextLayout
+from engine.fit.step_back import NextLayout
 from engine.layout.engine_parameters import EngineParameters
 from engine.layout.layout import single_device
 from engine.plan.plan import Plan

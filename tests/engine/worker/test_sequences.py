@@ -249,6 +249,8 @@ def test_only_what_is_cached_and_ended_can_be_saved(model: Path, tmp_path: Path)
         assert isinstance(unknown, Failure)
         assert "cached any more" in unknown.message
         child.send(Generate(id=2, prompt="Hello", temperature=1.0, min_p=0.0, seed=1))
+        while not isinstance(child.message(), Piece):
+            pass  # Stopped before its first batch it would have left nothing in the cache.
         child.send(SaveSequence(id=3, path=str(tmp_path / "s"), of=2))
         said = child.last_words(3)[3]
         assert isinstance(said[-1], Failure)

@@ -16,7 +16,9 @@ from widgets.library.loaded_list import MAX_SHOWN, LoadedList
 
 ADA = LoadedEntry(0, "ada", "230.0 MiB · RPC0, CPU", "answering", inf, is_current=True, tool_tip="ada\nRPC0: 230.0 MiB")
 BOB = LoadedEntry(3, "bob", "1.20 GiB · CUDA0", "idle for 3 min", 300.0)
-QUESTION = LoadQuestion("bob does not fit.", "Unload ada and load", "Unload ada and load bob", "Load anyway", True)
+QUESTION = LoadQuestion(
+    "bob does not fit.", "Unload ada and load", "Unload ada and load bob", "Load anyway", True, "Change that and load"
+)
 
 
 @pytest.fixture
@@ -108,18 +110,20 @@ def test_each_button_is_an_answer(bar: LoadQuestionBar, qtbot: QtBot, answer: Lo
     buttons = {
         LoadAnswer.UNLOAD: bar.unload_button,
         LoadAnswer.BESIDE: bar.beside_button,
+        LoadAnswer.PROPOSAL: bar.proposal_button,
         LoadAnswer.CANCEL: bar.cancel_button,
     }
     bar.remember_box.setChecked(True)
     with qtbot.waitSignal(bar.answered) as answered:
         buttons[answer].click()
-    assert answered.args == [LoadChoice(answer, remember=answer is not LoadAnswer.CANCEL)]
+    assert answered.args == [LoadChoice(answer, remember=answer in (LoadAnswer.UNLOAD, LoadAnswer.BESIDE))]
 
 
 def test_what_cannot_be_is_not_offered(bar: LoadQuestionBar) -> None:
-    bar.set_question(replace(QUESTION, beside_text="", can_remember=False))
+    bar.set_question(replace(QUESTION, beside_text="", proposal_text="", can_remember=False))
     assert bar.text == "bob does not fit."
     assert not bar.beside_button.isVisible()
+    assert not bar.proposal_button.isVisible()
     assert not bar.remember_box.isVisible()
     bar.set_question(None)
     assert not bar.isVisible()

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.building.family import build_graph
 from engine.memory.compute_graph.building.graph_tables import GraphTables, Sizes
-from engine.memory.compute_graph.building.homes import homes, homes_of_variants, in_their_blocks, memory_of
+from engine.memory.compute_graph.building.homes import homes, homes_of_variants, in_their_blocks
 from engine.memory.compute_graph.building.placed import Placed
 from engine.memory.compute_graph.building.sketch import Batch, HomeOf, Sketch
+from engine.memory.compute_graph.ggml.parts import take_apart
 from engine.memory.compute_graph.ggml.scheduler import HOST
-from engine.memory.compute_graph.ggml.sections import ON_CPU, FarReachError, Marks, Section, memory_at, pin_at, whole
+from engine.memory.compute_graph.ggml.sections import ON_CPU, FarReachError, Marks, Section, memory_at, pin_at
 from engine.memory.compute_graph.ggml.simulation import SectionName
+
+_MOST_GRAPHS = 16
+"""A drag over devices of several sorts needs a graph for each step."""
 
 
 class Chains:
@@ -32,6 +34,7 @@ class Chains:
         self._pinned = pinned
         self._lends = lends
         self._known: dict[SectionName, Section] = {}
+        self._parts: dict[tuple[tuple[TensorOverride, ...], tuple[int, ...]], tuple[Section, ...]] = {}
 
     def sizes_matter(self, memory: str, left_out: int) -> Sizes:
         """Return whose bytes tell layers apart in this memory of devices of the sort `left_out`."""
@@ -80,32 +83,43 @@ class Chains:
         build_graph(sketch, family, placed, memories[-1], sliding=slides, ends=ends, passed=marks, inside=bool(before))
         if not sketch.shared.all_inputs:
             raise FarReachError
-        return marks.last(sketch.common, open_end=not ends) if before else marks.first(sketch.common)
+        places = range(len(memories))
+        if before:
+            return marks.last(sketch.common, places, open_end=not ends)
+        return marks.first(sketch.common, places)
 
-    def whole(
-        self,
-        parts: list[tuple[str, int, int]],
-        pins: Mapping[str, int],
-        output: str,
-        overrides: tuple[TensorOverride, ...],
-        sorts: Mapping[str, int],
-    ) -> Section:
-        """Return the graph of all layers as one section, given device, first and last layer of each part, and the sort
-        of each memory."""
-        memories = [memory_of(device) for device, first, end in parts for _ in range(first, end + 1)]
-        home = homes(overrides, {memory: self.tables.left_out[sort] for memory, sort in sorts.items() if sort})
-        if self.tables.numbers.shares_blocks:
+    def parts(self, overrides: tuple[TensorOverride, ...], sorts: tuple[int, ...]) -> tuple[Section, ...]:
+        """Return the graph of all layers in parts, given the sort of device of each layer and of the output."""
+        found = self._parts.get((overrides, sorts))
+        if found is None:
+            if len(self._parts) >= _MOST_GRAPHS:
+                self._parts.clear()
+            found = self._parts[overrides, sorts] = self._take_apart(overrides, sorts)
+        return found
+
+    def _take_apart(self, overrides: tuple[TensorOverride, ...], sorts: tuple[int, ...]) -> tuple[Section, ...]:
+        tables = self.tables
+        memories = [memory_at(place, sort) for place, sort in enumerate(sorts)]
+        left_out = {memory: tables.left_out[sort] for memory, sort in zip(memories, sorts, strict=True) if sort}
+        home = homes(tables.moved(overrides), left_out)
+        if tables.numbers.shares_blocks:
             home = in_their_blocks(home, memories)
         sketch = self._sketch(home)
-        last, sources = self.tables.n_trunk - 1, self.tables.sources
+        last = tables.n_trunk - 1
         placed = [
-            self._placed(
-                index, memory_of(device), pins.get(device, -1), is_last=index == last, home=memories[sources[index]]
-            )
-            for device, first, end in parts
-            for index in range(first, end + 1)
+            self._placed(index, memories[index], pin_at(index), is_last=index == last, home=memories[source])
+            for index, source in enumerate(tables.sources)
         ]
-        return whole(build_graph(sketch, self.tables.family, placed, memory_of(output), sliding=self.tables.slides))
+        starts: list[tuple[int, int]] = []
+        build_graph(
+            sketch,
+            tables.family,
+            placed,
+            memories[-1],
+            sliding=tables.slides,
+            passed=lambda _: starts.append((len(sketch.graph.nodes), len(sketch.graph.leafs))),
+        )
+        return take_apart(sketch.graph, starts[1:], sketch.common)
 
     def _sketch(self, home: HomeOf) -> Sketch:
         tables = self.tables

@@ -136,7 +136,7 @@ class GraphTables:
         weights in the same places under `overrides`. A device that borrows weights from the host makes room for them:
         for those that lie there `sizes` tell layers apart too.
         """
-        moved = self._moved(overrides)
+        moved = self.moved(overrides)
         found = []
         for index, (kind, weights) in enumerate(zip(self.kinds, self.weights, strict=True)):
             here = [facts for facts in weights.values() if facts.name in moved] if moved else []
@@ -148,7 +148,7 @@ class GraphTables:
 
     def outside(self, overrides: tuple[TensorOverride, ...]) -> int:
         """Return the number of the variant of what is in no layer."""
-        moved = self._moved(overrides)
+        moved = self.moved(overrides)
         here = {facts.name: moved[facts.name] for facts in self.outer.values() if facts.name in moved}
         return self._variant(("outer", *here.items()), -1, here)
 
@@ -158,7 +158,7 @@ class GraphTables:
             self.variants.append(Variant(layer, moved))
         return found
 
-    def _moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
+    def moved(self, overrides: tuple[TensorOverride, ...]) -> dict[str, str]:
         """Return the memories of weights that overrides take somewhere, by name."""
         return {name: memory_of(device) for name, device in self._homes.devices(overrides).items()}
 

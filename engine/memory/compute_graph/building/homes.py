@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from engine.devices.device import CPU_ID
-from engine.layout.engine_parameters import TensorOverride
 from engine.memory.compute_graph.building.facts import WeightFacts
 from engine.memory.compute_graph.building.sketch import HomeOf
 from engine.memory.compute_graph.ggml.scheduler import HOST
-from engine.memory.override_homes import usable_rules
 
 
 def memory_of(device: str) -> str:
@@ -17,20 +15,18 @@ def memory_of(device: str) -> str:
     return HOST if device == CPU_ID else device
 
 
-def homes(overrides: tuple[TensorOverride, ...], left_out: Mapping[str, frozenset[str]]) -> HomeOf:
+def homes(moved: Mapping[str, str], left_out: Mapping[str, frozenset[str]]) -> HomeOf:
     """Return what tells the memory of a weight, given that of its layer.
 
-    `left_out`: by device, the names of the weights that it has no kernel for; overrides do not ask for one.
+    `moved`: the memories that overrides take weights to, by name; `left_out`: by memory, the names of the weights that
+    its device has no kernel for; overrides do not ask for one.
     """
-    if not overrides and not left_out:
+    if not moved and not left_out:
         return lambda _, memory: memory
-    rules = usable_rules(overrides)
 
     def home(facts: WeightFacts, memory: str) -> str:
-        for finds, device in rules:
-            if finds(facts.name):
-                return memory_of(device)
-        return HOST if facts.name in left_out.get(memory, ()) else memory
+        found = moved.get(facts.name)
+        return found or (HOST if facts.name in left_out.get(memory, ()) else memory)
 
     return home
 

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
-from engine.memory.compute_graph.ggml.scheduler import Backend, Copy, Piece
-from engine.memory.compute_graph.ggml.sections import FarReachError, pass_on
+from engine.memory.compute_graph.ggml.scheduler import Backend, Copy, Piece, Work
+from engine.memory.compute_graph.ggml.sections import FarReachError, Key, is_shared
 
 _ENDLESS = 1 << 62
 
@@ -79,23 +78,25 @@ class Size(NamedTuple):
     pipeline_bytes: int
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """Where a tensor lies: `memory`, first byte and length."""
-
-    memory: str
-    offset: int
-    size_bytes: int
+Held = tuple[Key, str, int, int]
+"""A tensor in a buffer: its name, the memory, first byte and length."""
 
 
 @dataclass(frozen=True, slots=True)
 class Filled:
-    """Buffers between two sections: free blocks (offsets, sizes) and highest end of each memory, the bytes that copies
-    and inputs under pipeline parallelism keep for good, and the tensors that are read later."""
+    """Buffers between two sections: free blocks (offsets, sizes) of each memory, and what is read later."""
 
-    buffers: tuple[tuple[str, tuple[int, ...], tuple[int, ...], int], ...] = ()
+    buffers: tuple[tuple[str, tuple[int, ...], tuple[int, ...]], ...] = ()
+    held: tuple[Held, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """What a section asks of memories: how far it fills each buffer, and the bytes of copies and inputs that are kept
+    apart under pipeline parallelism."""
+
+    ends: tuple[tuple[str, int], ...] = ()
     kept: tuple[tuple[str, int], ...] = ()
-    live: tuple[tuple[object, Block], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,75 +105,70 @@ class Ahead:
     or before, the names of what they read, and the memories that they put something in."""
 
     copies: tuple[Copy, ...] = ()
-    read: frozenset[object] = frozenset()
+    read: frozenset[Key] = frozenset()
     memories: frozenset[str] = frozenset()
 
 
 def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     """Return what the section before `piece` has to know, given what `piece` has to."""
-    begins = len(piece.spans) > 1
-    read = set(piece.reads)
-    for span in piece.spans[1:]:
-        read.update(copy.root_key for copy in span.copies)
+    begins, section = len(piece.spans) > 1, piece.section
+    passing = [key for key in ahead.read if is_shared(key)]
     if begins:
-        read.update(copy.root_key for copy in ahead.copies)
-    read |= {key for key in ahead.read if is_shared(key)}
-    known = {_before(key) for key in read}
-    known.discard(None)
+        passing += [copy.root_key for copy in ahead.copies if copy.root_key is not None]
+    before = [section.hand_back(key) for key in passing if section.is_known_before(key)]
+    copies = [_hand_back(piece, copy) for copy, _, _ in piece.spans[0].copies]
+    if not begins:
+        copies += [_hand_back(piece, copy) for copy in ahead.copies]
+    known = piece.handed_back.union([key for key in before if key is not None], [copy.key for copy in copies])
     memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
-    copies = (*piece.spans[0].copies, *(() if begins else ahead.copies))
-    return Ahead(tuple(_copy_before(copy) for copy in copies), frozenset(known), ahead.memories | memories)
+    return Ahead(tuple(copies), known, ahead.memories | memories)
 
 
-def _copy_before(copy: Copy) -> Copy:
-    key, root_key = _before(copy.key), _before(copy.root_key)
-    if not isinstance(key, tuple) or root_key is None:
+def _hand_back(piece: Piece, copy: Copy) -> Copy:
+    """Return what the section before calls a copy that its last split begins with."""
+    key = piece.section.hand_back(copy.key)
+    root_key = None if copy.root_key is None else piece.section.hand_back(copy.root_key)
+    if key is None or root_key is None:
         raise FarReachError
     return copy if key == copy.key else replace(copy, key=key, root_key=root_key)
 
 
-def is_shared(key: object) -> bool:
-    """Return whether a name means the same tensor in all sections."""
-    if not isinstance(key, tuple):
-        return False
-    return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)
-
-
-def _before(key: object) -> object:
-    """Return what the section before calls what this one calls `key`, None for what it does not know."""
-    if not isinstance(key, tuple):
-        return None
-    if key[0] == "copy":
-        original = _before(key[1])
-        return None if original is None else ("copy", original, key[2])
-    if isinstance(key[0], str):
-        return key
-    return (key[0] + 1, key[1]) if key[0] in (-1, -2) else None
-
-
-def start(leafs: Iterable[tuple[object, bool, str, int]], n_copies: int) -> Filled:
+def start(leafs: Iterable[tuple[Key | None, bool, str, int]], n_copies: int) -> tuple[Filled, Growth]:
     """Return buffers with the leafs of the whole graph in them that the allocator places, given the name of each,
     whether it is an input, its memory and its size."""
     buffers: dict[str, Buffer] = {}
-    live: dict[object, Block] = {}
+    held: list[Held] = []
     kept: Counter[str] = Counter()
     for key, is_input, memory, size in leafs:
         if n_copies > 1 and is_input:
             kept[memory] += size * n_copies
-        else:
-            buffer = buffers.setdefault(memory, Buffer())
-            live[key] = Block(memory, buffer.take(size), size)
-    return _filled(buffers, kept, live)
+            continue
+        offset = buffers.setdefault(memory, Buffer()).take(size)
+        if key is not None:
+            held.append((key, memory, offset, size))
+    return _filled(buffers, held), _growth(buffers, kept)
 
 
-def _filled(buffers: dict[str, Buffer], kept: dict[str, int], live: dict[object, Block]) -> Filled:
+def _filled(buffers: dict[str, Buffer], held: Sequence[Held]) -> Filled:
     return Filled(
-        tuple(
-            (memory, tuple(found.offsets), tuple(found.sizes), found.size_bytes) for memory, found in buffers.items()
-        ),
-        tuple(kept.items()),
-        tuple(live.items()),
+        tuple([(memory, tuple(found.offsets), tuple(found.sizes)) for memory, found in buffers.items()]), tuple(held)
     )
+
+
+def _growth(buffers: dict[str, Buffer], kept: dict[str, int]) -> Growth:
+    return Growth(tuple([(memory, found.size_bytes) for memory, found in buffers.items()]), tuple(kept.items()))
+
+
+def joined(growths: Sequence[Growth]) -> Growth:
+    """Return what several sections ask of memories together."""
+    ends: dict[str, int] = {}
+    kept: Counter[str] = Counter()
+    for growth in growths:
+        for memory, end in growth.ends:
+            ends[memory] = max(ends.get(memory, 0), end)
+        for memory, size in growth.kept:
+            kept[memory] += size
+    return Growth(tuple(ends.items()), tuple(kept.items()))
 
 
 class Allocation:
@@ -182,72 +178,93 @@ class Allocation:
         self._backends = backends
         self._n_copies = n_copies
 
-    def fill(self, piece: Piece, ahead: Ahead, before: Filled) -> tuple[Filled, dict[str, Size]]:
-        """Return the buffers behind `piece`, and the sizes of those that nothing is put in any more."""
+    def fill(self, piece: Piece, ahead: Ahead, before: Filled) -> tuple[Filled, Growth]:
+        """Return the buffers behind `piece`, and what it asked of them."""
         step = _Step(self._backends, self._n_copies, piece, ahead, before)
         step.run(piece)
-        return step.finish(ahead)
+        return step.finish()
 
 
 class _Step:
-    """The work on one piece. Tensors that other sections know go by their names, others by themselves."""
+    """The work on one piece. What lies in a slot of the piece, or in one behind those if the piece does not know it, is
+    told by `_blocks`: memory, first byte and length."""
 
     def __init__(self, backends: Sequence[Backend], n_copies: int, piece: Piece, ahead: Ahead, before: Filled) -> None:
         self._backends = backends
         self._n_copies = n_copies
-        self._keys = piece.assigned.bound.section.keys
-        self._homes = piece.assigned.bound.homes
-        self._assigned = piece.assigned.backends
+        self._piece = piece
         self._ahead = ahead
-        self._buffers = {memory: Buffer(offsets, sizes, end) for memory, offsets, sizes, end in before.buffers}
-        self._kept = dict(before.kept)
-        self._blocks: dict[object, Block] = dict(before.live)
-        self._reads = piece.reads.copy()
-        self._reads.update(ahead.read)
-        self._reads.update(piece.assigned.bound.section.outputs)
-        last = len(piece.spans) - 1
-        self._copies = [
-            [*span.copies, *(ahead.copies if place == last else ())] for place, span in enumerate(piece.spans)
-        ]
-        for place, span in enumerate(piece.spans):
+        self._buffers = {memory: Buffer(offsets, sizes) for memory, offsets, sizes in before.buffers}
+        self._kept: dict[str, int] = {}
+        self._reads = reads = [*piece.reads]
+        self._slots = piece.slots
+        self._passed = [*piece.passed]
+        self._blocks: list[tuple[str, int, int] | None] = [None] * len(reads)
+        for key, *block in before.held:
+            self._blocks[self._slot(key)] = (block[0], block[1], block[2])  # type: ignore[assignment]
+        for copy in ahead.copies:
+            self._slot(copy.key)
+            assert copy.root_key is not None
+            self._reads[self._slot(copy.root_key)] += piece.spans[-1].is_new
+        for key in ahead.read:
+            slot = self._slots.get(key)
+            if slot is not None:
+                reads[slot] += 1
+        for span in piece.spans:
             if span.is_new:
-                self._reads.update(copy.root_key for copy in self._copies[place])
+                for _, slot, _ in span.copies:
+                    reads[slot] += 1
+
+    def _slot(self, key: Key) -> int:
+        """Return the slot of a name, a new one if the piece does not know it."""
+        found = self._slots.get(key)
+        if found is None:
+            if self._slots is self._piece.slots:
+                self._slots = self._slots.copy()
+            found = self._slots[key] = len(self._reads)
+            passed = self._piece.section.pass_on(key)
+            if passed is not None:
+                self._passed.append((found, passed))
+            self._reads.append(0)
+            self._blocks.append(None)
+        return found
 
     def run(self, piece: Piece) -> None:
-        for span, copies in zip(piece.spans, self._copies, strict=True):
+        last = piece.spans[-1]
+        for span in piece.spans:
             if span.is_new:
-                for copy in copies:
-                    self._done_with(copy.root_key)
-                    self._place_copy(copy)
-            for node, sources in span.nodes:
-                self._place(node, sources)
-                for source in sources:
-                    self._done_with(self._root_key(source))
+                for copy, slot, own in span.copies:
+                    self._done_with(slot)
+                    self._place_copy(copy, own)
+                for copy in self._ahead.copies if span is last else ():
+                    assert copy.root_key is not None
+                    self._done_with(self._slots[copy.root_key])
+                    self._place_copy(copy, self._slots[copy.key])
+            if span.work:
+                self._place(self._backends[span.backend].memory, span.work)
 
-    def finish(self, ahead: Ahead) -> tuple[Filled, dict[str, Size]]:
-        """Return the buffers for the next section, and the sizes of those that are done with."""
-        live: dict[object, Block] = {}
-        for key, block in self._blocks.items():
-            passed = pass_on(key) if isinstance(key, tuple) and self._reads[key] > 0 else None
-            if passed is not None and block.memory in ahead.memories:
-                live[passed] = block
-        done = {
-            memory: self._buffers[memory].size_bytes if memory in self._buffers else 0
-            for memory in {*self._buffers, *self._kept} - ahead.memories
-        }
-        sizes = {memory: self._with_kept(size, self._kept.get(memory, 0)) for memory, size in done.items()}
-        buffers = {memory: found for memory, found in self._buffers.items() if memory not in done}
-        kept = {memory: size for memory, size in self._kept.items() if memory not in done}
-        return _filled(buffers, kept, live), sizes
+    def _place(self, memory: str, work: Sequence[Work]) -> None:
+        """Place the results of nodes, and give back what is not read any more behind each."""
+        blocks, reads = self._blocks, self._reads
+        for number, size, alike, sources in work:
+            if number >= 0 and not (alike and self._reuse(number, size, memory, alike)):
+                blocks[number] = (memory, self._buffer(memory).take(size), size)
+            for source in sources:
+                reads[source] -= 1
+                if not reads[source] and (block := blocks[source]) is not None:
+                    blocks[source] = None
+                    self._buffers[block[0]].give_back(block[1], block[2])
 
-    def _with_kept(self, size_bytes: int, kept_bytes: int) -> Size:
-        return Size(size_bytes + kept_bytes, kept_bytes - kept_bytes // self._n_copies)
-
-    def _root_key(self, source: Tensor | Copy) -> object:
-        if isinstance(source, Copy):
-            return source.key
-        root = source.root or source
-        return self._keys.get(root, root)
+    def finish(self) -> tuple[Filled, Growth]:
+        """Return the buffers for the next section, and what was asked of them."""
+        held: list[Held] = []
+        memories = self._ahead.memories
+        for slot, name in self._passed:
+            block = self._blocks[slot]
+            if block is not None and self._reads[slot] > 0 and block[0] in memories:
+                held.append((name, *block))
+        left = {memory: found for memory, found in self._buffers.items() if memory in memories}
+        return _filled(left, held), _growth(self._buffers, self._kept)
 
     def _buffer(self, memory: str) -> Buffer:
         found = self._buffers.get(memory)
@@ -255,46 +272,33 @@ class _Step:
             found = self._buffers[memory] = Buffer()
         return found
 
-    def _place_copy(self, copy: Copy) -> None:
+    def _place_copy(self, copy: Copy, slot: int) -> None:
         memory = self._backends[copy.backend].memory
         if self._n_copies > 1:
             self._kept[memory] = self._kept.get(memory, 0) + copy.size_bytes * self._n_copies
         else:
-            self._blocks[copy.key] = Block(memory, self._buffer(memory).take(copy.size_bytes), copy.size_bytes)
+            self._blocks[slot] = (memory, self._buffer(memory).take(copy.size_bytes), copy.size_bytes)
 
-    def _place(self, node: Tensor, sources: Sequence[Tensor | Copy]) -> None:
-        if node.root is not None:
-            return
-        key = self._keys.get(node, node)
-        if node.op in INPLACE_OPS and self._reuse(key, node, sources):
-            return
-        backend = self._backends[self._assigned[node]]
-        size = backend.size_of(node)
-        self._blocks[key] = Block(backend.memory, self._buffer(backend.memory).take(size), size)
-
-    def _reuse(self, key: object, node: Tensor, sources: Sequence[Tensor | Copy]) -> bool:
-        """Put `node` in the place of a source of the same layout that nothing else reads; views do not qualify."""
-        for source in sources:
-            like = source.original if isinstance(source, Copy) else source
-            found = self._root_key(source)
-            if like.type != node.type or like.ne != node.ne or like.nb != node.nb:
+    def _reuse(self, number: int, size: int, memory: str, alike: Sequence[int]) -> bool:
+        """Put a node in the place of a source of the same layout that nothing else reads."""
+        for slot in alike:
+            block = self._blocks[slot]
+            if block is None or self._reads[slot] != 1:
                 continue
-            if found not in self._blocks or self._reads[found] != 1:
-                continue
-            if not isinstance(source, Copy) and source.root is not None:
-                continue
-            block = self._blocks.pop(found)
-            backend = next(each for each in self._backends if each.memory == block.memory)
-            size = backend.size_of(node)
-            if block.size_bytes > size:
-                self._buffer(block.memory).give_back(block.offset + size, block.size_bytes - size)
-            self._blocks[key] = Block(block.memory, block.offset, size)
+            self._blocks[slot] = None
+            held, offset, had = block
+            if held != memory:
+                backend = next(each for each in self._backends if each.memory == held)
+                size = backend.size_of(self._piece.section.tensors[number])
+            if had > size:
+                self._buffers[held].give_back(offset + size, had - size)
+            self._blocks[number] = (held, offset, size)
             return True
         return False
 
-    def _done_with(self, key: object) -> None:
-        self._reads[key] -= 1
-        if self._reads[key] == 0:
-            block = self._blocks.pop(key, None)
-            if block is not None:
-                self._buffer(block.memory).give_back(block.offset, block.size_bytes)
+    def _done_with(self, slot: int) -> None:
+        self._reads[slot] -= 1
+        block = self._blocks[slot]
+        if self._reads[slot] == 0 and block is not None:
+            self._blocks[slot] = None
+            self._buffers[block[0]].give_back(block[1], block[2])

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
-from engine.memory.compute_graph.ggml.allocator import Ahead, Block, Filled
+from engine.memory.compute_graph.ggml.allocator import Ahead, Filled, Held
 from engine.memory.compute_graph.ggml.scheduler import Copy
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, stands_for_place
 
 Places = tuple[tuple[Key, int], ...]
 """Backends of tensors that a section passes on."""
 State = Places | Ahead | Filled
+_MOST_CROSSINGS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,13 +32,10 @@ class Crossing:
         """
         if isinstance(state, Ahead):
             memories = frozenset(self.names[memory] for memory in state.memories if memory in self.names)
-            return Ahead(tuple(map(self._copy, state.copies)), self._names(state.read), memories)
+            return Ahead(tuple(map(self._copy, state.copies)), self.keys(state.read), memories)
         if isinstance(state, Filled):
             return self._filled(state)
         return tuple((self._certain(key), self._backend(backend)) for key, backend in state)
-
-    def _names(self, names: Iterable[object]) -> frozenset[object]:
-        return self.keys(name for name in names if isinstance(name, tuple))
 
     def backend(self, number: int) -> int:
         """Return the number of a backend, -1 where it is not there."""
@@ -74,23 +73,22 @@ class Crossing:
         return found
 
     def _copy(self, copy: Copy) -> Copy:
-        root_key = self._certain(copy.root_key) if isinstance(copy.root_key, tuple) else copy.root_key
+        root_key = None if copy.root_key is None else self._certain(copy.root_key)
         return replace(copy, key=self._certain(copy.key), root_key=root_key, backend=self._backend(copy.backend))
 
     def _filled(self, state: Filled) -> Filled:
-        live = (
-            (found, Block(self._name(block.memory), block.offset, block.size_bytes))
-            for key, block in state.live
-            if isinstance(key, tuple) and (found := self._key(key)) is not None
-        )
-        return Filled(
-            tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers),  # type: ignore[misc]
-            tuple((self._name(memory), size) for memory, size in state.kept),
-            tuple(live),
-        )
+        held: list[Held] = []
+        for key, memory, offset, size in state.held:
+            found = self._key(key)
+            if found is not None:
+                held.append((found, self._name(memory), offset, size))
+        return Filled(tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers), tuple(held))  # type: ignore[misc]
 
 
-def crossing(names: Sequence[str], memories: Sequence[str], to_names: Sequence[str], to: Sequence[str]) -> Crossing:
+@lru_cache(maxsize=_MOST_CROSSINGS)
+def crossing(
+    names: tuple[str, ...], memories: tuple[str, ...], to_names: tuple[str, ...], to: tuple[str, ...]
+) -> Crossing:
     """Return the way from a segment, given the names of its memories there and what they really are, to another."""
     numbers = tuple(to.index(memory) if memory in to else -1 for memory in memories)
     return Crossing(

@@ -1,17 +1,16 @@
 """Which backend computes what, where the graph is cut, and what is copied over the cuts (ggml's scheduler).
 
 It works on sections of a graph one after the other. What it finds for one depends on its neighbours and on what was
-copied before, and on nothing else, so that callers may remember it.
+copied before, and on nothing else, so that callers may remember it. Tensors go by their numbers in their section.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from engine.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor
-from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Section, memory_at, pass_on, pin_at
+from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
+from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Node, Section, is_alike, memory_at, pin_at
 
 PIPELINE_COPIES = 4
 """`GGML_SCHED_MAX_COPIES`: under pipeline parallelism inputs of the graph and of its parts are kept this often."""
@@ -53,56 +52,69 @@ class Place:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Bound:
-    """A section on devices: the memory of each leaf that has one, the backends that are certain from the start,
-    attention that is one operation with the memory of its layer, and for operations that some backend cannot compute
-    a bit for each that cannot."""
+    """A section on devices. For each tensor: the memory of a leaf that has one, the backend where that is certain from
+    the start (-1 where not), and a bit for each backend that cannot compute it. `fused`: operations that are one as
+    long as they are on their layer's device, with the memory of that."""
 
     section: Section
-    homes: dict[Tensor, str]
-    natural: dict[Tensor, int]
-    fused: tuple[tuple[Tensor, str], ...]
-    unable: dict[Tensor, int]
+    homes: list[str | None]
+    natural: list[int]
+    fused: tuple[tuple[int, str], ...]
+    unable: list[int]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Assigned:
-    """A section with a backend for each tensor that it computes or reads; `involved` are those that compute."""
+    """A section with a backend for each tensor that it computes or reads (-1: none); `involved` are those that
+    compute."""
 
     bound: Bound
-    backends: dict[Tensor, int]
+    backends: list[int]
     involved: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy of `original` (named `original_key` by those who share it, None where only one section knows it) for a
-    backend, of `size_bytes`; `root_key` names what `original` is a view of, or itself."""
+    """A copy for a backend, of `size_bytes`; `root_key` names what it is a copy of, or what that is a view of: None
+    where only one section knows it."""
 
     key: Key
-    original: Tensor
-    root_key: object
+    root_key: Key | None
     backend: int
     size_bytes: int
 
 
+Work = tuple[int, int, tuple[int, ...], tuple[int, ...]]
+"""A node at work: its slot (-1: its result has no place of its own), what that takes, the slots whose place it may
+take, and the slots that it reads."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Span:
-    """Nodes of one split inside a section, each with what it reads (a tensor or a copy); `is_new`: the split begins
-    here, else in a section before."""
+    """Nodes of one split inside a section; `is_new`: the split begins here, else in a section before; `copies` at its
+    start, each with the slot of what is copied and its own."""
 
     backend: int
     is_new: bool
-    copies: list[Copy] = field(default_factory=list)
-    nodes: list[tuple[Tensor, list[Tensor | Copy]]] = field(default_factory=list)
+    copies: list[tuple[Copy, int, int]] = field(default_factory=list)
+    work: list[Work] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Piece:
-    """A section cut into spans; `reads`: how often its nodes read what, by name, copies apart from their originals."""
+    """A section cut into spans. What needs a place has a slot: tensors that of their number, copies those behind.
 
-    assigned: Assigned
+    `reads`: how often each slot is read, and once more what is kept for good; `slots`: of what other sections know, by
+    name; `passed`: those that the next one may know, with their names there; `handed_back`: what the nodes and the
+    copies of new splits read, by the names in the section before.
+    """
+
+    section: Section
     spans: tuple[Span, ...]
-    reads: Counter[object]
+    reads: tuple[int, ...]
+    slots: dict[Key, int]
+    passed: tuple[tuple[int, Key], ...]
+    handed_back: frozenset[Key]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,47 +162,54 @@ class Scheduler:
                 self._deciding[backend.supports] = self._deciding.get(backend.supports, 0) | 1 << index
             for memory in backend.blind_to:
                 self._blind[memory] = self._blind.get(memory, 0) | 1 << index
+        self._works: dict[tuple[Section, int], list[Work]] = {}
         self._holders: dict[str, list[int]] = {}
         for index, backend in enumerate(backends):
             self._holders.setdefault(HOST if backend.is_cpu else backend.memory, []).append(index)
 
     # ------------------------------------------------------------------ passes 1 to 4: assignment
 
-    def bind(self, section: Section, places: Sequence[Place]) -> Bound:
-        """Put a section on devices, given those of the layers that it was made with."""
-        named = {memory_at(number, place.left_out): place.memory for number, place in enumerate(places)}
-        pins = {pin_at(number): place.pin for number, place in enumerate(places)}
+    def bind(self, section: Section, places: Mapping[int, Place]) -> Bound:
+        """Put a section on devices, given the places of the layers whose memories it uses."""
+        named = {memory_at(number, place.left_out): place.memory for number, place in places.items()}
+        pins = {pin_at(number): place.pin for number, place in places.items()}
         pins[ON_CPU] = self._last
-        homes = {leaf: named.get(leaf.home, leaf.home) for leaf in section.leafs if leaf.home is not None}
-        unable = self._unable(section, homes)
-        natural: dict[Tensor, int] = {}
-        for leaf in section.leafs:
+        tensors = section.tensors
+        homes: list[str | None] = [None] * len(tensors)
+        natural = [-1] * len(tensors)
+        for number in section.leafs:
+            leaf = tensors[number]
             if leaf.home is not None:
-                natural[leaf] = self._first_that_holds(homes[leaf], 0)
+                home = homes[number] = named.get(leaf.home, leaf.home)
+                natural[number] = self._first_that_holds(home, 0)
             elif leaf.is_input:
-                natural[leaf] = self._last
+                natural[number] = self._last
+        unable = self._unable(section, homes)
         for node in section.nodes:
-            place = pins.get(node.backend, node.backend)
+            number = node.number
+            place = tensors[number].backend
+            place = pins.get(place, place)
             if place == -1:
-                place = self._natural(node, homes, unable.get(node, 0))
+                place = self._natural(section, number, node.weights, homes, unable[number])
             if place != -1:
-                natural[node] = place
-        fused = tuple((node, named.get(memory, memory)) for node, memory in section.fused)
+                natural[number] = place
+        fused = tuple((number, named.get(memory, memory)) for number, memory in section.fused)
         return Bound(section, homes, natural, fused, unable)
 
-    def _unable(self, section: Section, homes: dict[Tensor, str]) -> dict[Tensor, int]:
-        found = {}
+    def _unable(self, section: Section, homes: Sequence[str | None]) -> list[int]:
+        found = [0] * len(homes)
+        blind = self._blind
         for node in section.nodes:
             bits = 0
             for supports, backends in self._deciding.items():
-                if not supports(node):
+                if not supports(section.tensors[node.number]):
                     bits |= backends
-            if self._blind:
-                for source in node.src:
-                    if source in homes:
-                        bits |= self._blind.get(homes[source], 0)
-            if bits:
-                found[node] = bits
+            if blind:
+                for source in node.sources:
+                    home = homes[source]
+                    if home is not None:
+                        bits |= blind.get(home, 0)
+            found[node.number] = bits
         return found
 
     def _holds(self, backend: int, home: str) -> bool:
@@ -199,18 +218,23 @@ class Scheduler:
 
     def _first_that_holds(self, home: str, unable: int) -> int:
         """Return the first backend that can use the memory `home` and is not `unable`, -1 if there is none."""
-        return next((index for index in self._holders.get(home, ()) if not unable >> index & 1), -1)
+        for index in self._holders.get(home, ()):
+            if not unable >> index & 1:
+                return index
+        return -1
 
-    def _natural(self, node: Tensor, homes: dict[Tensor, str], unable: int) -> int:
-        home = homes.get(node.root or node)
+    def _natural(
+        self, section: Section, number: int, weights: Sequence[int], homes: Sequence[str | None], unable: int
+    ) -> int:
+        home = homes[section.roots[number]]
         if home is not None:
             return self._first_that_holds(home, unable)
+        node = section.tensors[number]
         if node.op in ("rope", "flash_attn"):
             return -1
-        weight = next((source for source in node.src if source.is_weight), None)
-        if weight is None:
+        home = homes[weights[0]] if weights else None
+        if home is None:
             return -1
-        home = homes[weight]
         backend = self._first_that_holds(home, unable)
         lends = self._op_offload and backend == self._last and home == HOST
         if lends and offload_batch(node) >= self._offload_batch:
@@ -218,82 +242,71 @@ class Scheduler:
             return next((index for index in takers if not unable >> index & 1), backend)
         return backend
 
-    def assign(self, bounds: Sequence[Bound], place: int, known: dict[Key, int]) -> tuple[Assigned, dict[Key, int]]:
+    def assign(self, bounds: Sequence[Bound], place: int, known: Mapping[Key, int]) -> tuple[Assigned, dict[Key, int]]:
         """Give every node of `bounds[place]` a backend, with those around it in sight. `known` are backends of what
         earlier sections made; returns what the next one has to know of them too."""
         # Neighbours may be the same section on other devices, so that each has a table of its own.
-        tables = [dict(bound.natural) for bound in bounds]
-        rows = list(zip(bounds, tables, strict=True))
+        rows = [(bound, bound.natural.copy()) for bound in bounds]
         for skip in (self._last, -1):
-            self._expand(rows, skip)
-            self._expand(rows[::-1], skip, backwards=True)
-        backends = tables[place]
-        section = bounds[place].section
-        for tensor, key in section.known_before:
-            if key in known:
-                backends[tensor] = known[key]
-        self._complete(bounds[place], backends)
-        passed = {named: backends[tensor] for tensor, named in section.passed_on if tensor in backends}
-        involved = tuple(sorted({backends[node] for node in section.operations}))
-        return Assigned(bounds[place], backends, involved), passed
-
-    def _complete(self, bound: Bound, backends: dict[Tensor, int]) -> None:
-        """Settle what no neighbour decides."""
+            _expand(rows, skip)
+            _expand(rows[::-1], skip, backwards=True)
+        bound, backends = rows[place]
         section = bound.section
-        for node in section.operations:
-            if node not in backends:
-                self._assign_best(node, backends, bound)
-            elif self._repeats:
-                self._upgrade(node, backends, bound)
+        for number, key in section.known_before:
+            if key in known:
+                backends[number] = known[key]
+        self._complete(bound, backends)
+        passed = {named: backends[number] for number, named in section.passed_on if backends[number] != -1}
+        involved = tuple(sorted({backends[number] for number in section.operations}))
+        return Assigned(bound, backends, involved), passed
+
+    def _complete(self, bound: Bound, backends: list[int]) -> None:
+        """Settle what no neighbour decides."""
+        section, roots = bound.section, bound.section.roots
         for node in section.nodes:
-            if node not in backends and node.root is not None:
-                backends[node] = backends.get(node.root, -1)
-            for source in node.src:
-                if backends.get(source, -1) == -1:
-                    backends[source] = backends[node] if source.root is None else backends.get(source.root, -1)
+            if node.is_view:
+                continue
+            if backends[node.number] == -1:
+                self._assign_best(node.number, node.sources, backends, bound)
+            elif self._repeats:
+                self._upgrade(node.number, node.sources, backends, bound)
+        for node in section.nodes:
+            own = backends[node.number]
+            if own == -1:
+                own = backends[node.number] = backends[roots[node.number]]
+            for source in node.sources:
+                if backends[source] == -1:
+                    backends[source] = own if roots[source] == source else backends[roots[source]]
 
-    def _expand(self, rows: Sequence[tuple[Bound, dict[Tensor, int]]], skip: int, *, backwards: bool = False) -> None:
-        current = -1
-        for bound, backends in rows:
-            operations, unable = bound.section.operations, bound.unable
-            get = backends.get
-            for node in reversed(operations) if backwards else operations:
-                found = get(node, -1)
-                if found != -1:
-                    current = -1 if found == skip else found
-                elif current != -1 and (node not in unable or not unable[node] >> current & 1):
-                    backends[node] = current
-
-    def _assign_best(self, node: Tensor, backends: dict[Tensor, int], bound: Bound) -> None:
-        most, unable, homes = -1, bound.unable.get(node, 0), bound.homes
+    def _assign_best(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
+        most, unable, roots = -1, bound.unable[number], bound.section.roots
         for index in range(len(self.backends)):
             if unable >> index & 1:
                 continue
-            count = sum(
-                (backends.get(source, -1) != -1 or (source.root is not None and backends.get(source.root, -1) != -1))
-                and self._reaches(source, index, backends, homes)
-                for source in node.src
-            )
+            count = 0
+            for source in sources:
+                is_known = backends[source] != -1 or backends[roots[source]] != -1
+                count += is_known and self._reaches(source, index, backends, bound)
             if count > most:
-                most, backends[node] = count, index
+                most, backends[number] = count, index
 
-    def _upgrade(self, node: Tensor, backends: dict[Tensor, int], bound: Bound) -> None:
-        memory, homes = self.backends[backends[node]].memory, bound.homes
-        for index in range(backends[node]):
-            able = self.backends[index].memory == memory and not bound.unable.get(node, 0) >> index & 1
-            if able and all(self._reaches(source, index, backends, homes) for source in node.src):
-                backends[node] = index
+    def _upgrade(self, number: int, sources: Sequence[int], backends: list[int], bound: Bound) -> None:
+        memory, unable = self.backends[backends[number]].memory, bound.unable[number]
+        for index in range(backends[number]):
+            able = self.backends[index].memory == memory and not unable >> index & 1
+            if able and all(self._reaches(source, index, backends, bound) for source in sources):
+                backends[number] = index
                 return
 
-    def _reaches(self, tensor: Tensor, backend: int, backends: dict[Tensor, int], homes: dict[Tensor, str]) -> bool:
-        """Return whether `backend` can read `tensor` where it is."""
-        root = tensor.root or tensor
-        home = homes.get(root)
+    def _reaches(self, number: int, backend: int, backends: Sequence[int], bound: Bound) -> bool:
+        """Return whether `backend` can read a tensor where it is."""
+        root = bound.section.roots[number]
+        home = bound.homes[root]
         if home is not None:
             return self._holds(backend, home)
-        owner = backends.get(tensor, -1)
+        owner = backends[number]
         if owner == -1:
-            owner = backends.get(root, -1)
+            owner = backends[root]
         if owner == -1:
             return False
         found, own = self.backends[backend], self.backends[owner]
@@ -303,67 +316,118 @@ class Scheduler:
 
     def cut(self, assigned: Assigned, before: Cut) -> tuple[Piece, Cut]:
         """Return the section in spans, with copies of what a span cannot read, and where that leaves the next one."""
-        section, backends = assigned.bound.section, assigned.backends
+        bound, backends = assigned.bound, assigned.backends
+        section, roots = bound.section, bound.section.roots
         current, has_inputs = before.backend, before.has_inputs
-        known: dict[object, Copy] = {}
         made = set(before.copies)
-        spans = [Span(current, is_new=False)]
-        for node in section.nodes:
-            if node.op in VIEW_OPS:
-                spans[-1].nodes.append((node, list(node.src)))
+        slot_of = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
+        spans, reads = [Span(current, is_new=False)], [*section.reads]
+        rows, work = self._work(section, current), spans[-1].work
+        for number, node in enumerate(section.nodes):
+            if node.is_view:
+                work.append(rows[number])
                 continue
-            backend = backends[node]
+            backend = backends[node.number]
             if (
                 current == -1
                 or backend != current
-                or (has_inputs and self._wants_other_weights(node, current, assigned))
+                or (has_inputs and node.weights and self._wants_other_weights(node.weights, current, assigned))
             ):
                 spans.append(Span(backend, is_new=True))
                 current, has_inputs = backend, False
-            sources: list[Tensor | Copy] = list(node.src)
-            for place, source in enumerate(node.src):
-                if backends[source] == current or self._reaches(source, current, backends, assigned.bound.homes):
+                rows, work = self._work(section, current), spans[-1].work
+            slots: list[int] | None = None
+            for place, source in enumerate(node.sources):
+                if backends[source] == current or self._reaches(source, current, backends, bound):
                     continue
-                copy = self._copy(assigned, source, current, known)
-                if copy.key not in made:
-                    made.add(copy.key)
-                    spans[-1].copies.append(copy)
+                key = _copy_key(bound, source, current)
+                slot = slot_of.setdefault(key, len(reads))
+                if slot == len(reads):
+                    reads.append(0)
+                if key not in made:
+                    made.add(key)
+                    root = roots[source]
+                    copy = Copy(key, section.names[root], current, self._copy_bytes(section.tensors[source], current))
+                    spans[-1].copies.append((copy, root, slot))
                     has_inputs = True
-                sources[place] = copy
-            spans[-1].nodes.append((node, sources))
-        passed = (pass_on(key) for key in made)
-        return Piece(assigned, tuple(spans), Counter(_read_keys(section, spans))), Cut(
-            current, has_inputs, frozenset(key for key in passed if key)
+                slots = slots or [*node.roots]
+                reads[slots[place]] -= 1
+                reads[slot] += 1
+                slots[place] = slot
+            work.append(rows[number] if slots is None else (*rows[number][:2], _alike(section, node, slots), (*slots,)))
+        copies = (section.pass_on(key) for key in made if section.is_known_behind(key))
+        return (
+            _piece(section, spans, reads, slot_of),
+            Cut(current, has_inputs, frozenset([key for key in copies if key is not None])),
         )
 
-    def _wants_other_weights(self, node: Tensor, current: int, assigned: Assigned) -> bool:
-        backends, homes = assigned.backends, assigned.bound.homes
+    def _work(self, section: Section, backend: int) -> list[Work]:
+        """Return the work of each node on a backend that needs no copies for it."""
+        found = self._works.get((section, backend))
+        if found is None:
+            size_of, tensors = self.backends[backend].size_of, section.tensors
+            found = self._works[section, backend] = [
+                (node.number, size_of(tensors[node.number]), node.alike, node.roots)
+                if node.is_placed
+                else (-1, 0, (), node.roots)
+                for node in section.nodes
+            ]
+        return found
+
+    def _wants_other_weights(self, weights: Sequence[int], current: int, assigned: Assigned) -> bool:
+        backends, bound = assigned.backends, assigned.bound
         return any(
-            source.is_weight and backends[source] != current and not self._reaches(source, current, backends, homes)
-            for source in node.src
+            backends[weight] != current and not self._reaches(weight, current, backends, bound) for weight in weights
         )
 
-    def _copy(self, assigned: Assigned, source: Tensor, backend: int, known: dict[object, Copy]) -> Copy:
-        keys, homes = assigned.bound.section.keys, assigned.bound.homes
-        name = keys.get(source, (source,))
-        key: Key = ("copy", ("weight", homes[source]) if name[0] == "weight" else name, backend)
-        copy = known.get(key)
-        if copy is None:
-            duplicate = Tensor("none", source.type, source.ne, source.nb, [], n_bytes=source.n_bytes)
-            duplicate.padding_bytes = source.padding_bytes
-            size = self.backends[backend].size_of(duplicate)
-            root = source.root or source
-            copy = known[key] = Copy(key, source, keys.get(root, root), backend, size)
-        return copy
+    def _copy_bytes(self, original: Tensor, backend: int) -> int:
+        copy = Tensor("none", original.type, original.ne, original.nb, [], n_bytes=original.n_bytes)
+        copy.padding_bytes = original.padding_bytes
+        return self.backends[backend].size_of(copy)
 
 
-def _read_keys(section: Section, spans: Iterable[Span]) -> Iterator[object]:
-    keys = section.keys
-    for span in spans:
-        for _, sources in span.nodes:
-            for source in sources:
-                if isinstance(source, Copy):
-                    yield source.key
-                else:
-                    root = source.root or source
-                    yield keys.get(root, root)
+def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bool = False) -> None:
+    """Give operations without a backend that of the ones before, of those behind if `backwards`, except for `skip`."""
+    current = -1
+    for bound, backends in rows:
+        operations, unable = bound.section.operations, bound.unable
+        for number in reversed(operations) if backwards else operations:
+            found = backends[number]
+            if found != -1:
+                current = -1 if found == skip else found
+            elif current != -1 and not unable[number] >> current & 1:
+                backends[number] = current
+
+
+def _piece(section: Section, spans: Sequence[Span], reads: Sequence[int], slots: dict[Key, int]) -> Piece:
+    read = {name for name, slot in slots.items() if reads[slot]}
+    read.update(copy.root_key for span in spans[1:] for copy, _, _ in span.copies if copy.root_key is not None)
+    before = (section.hand_back(key) for key in read if section.is_known_before(key))
+    behind = ((slot, section.pass_on(name)) for name, slot in slots.items())
+    return Piece(
+        section=section,
+        spans=tuple(spans),
+        reads=tuple(reads),
+        slots=slots,
+        passed=tuple([(slot, name) for slot, name in behind if name is not None]),
+        handed_back=frozenset([name for name in before if name is not None]),
+    )
+
+
+def _alike(section: Section, node: Node, slots: Sequence[int]) -> tuple[int, ...]:
+    """Return those of the slots that a node reads whose place its result may take; copies are no views."""
+    tensors = section.tensors
+    result = tensors[node.number]
+    if not node.is_placed or result.op not in INPLACE_OPS:
+        return ()
+    return tuple(
+        slot
+        for source, slot in zip(node.sources, slots, strict=True)
+        if (slot >= len(tensors) or section.roots[slot] == source) and is_alike(tensors[source], result)
+    )
+
+
+def _copy_key(bound: Bound, source: int, backend: int) -> Key:
+    """Return the name of a copy; tensors that no other section knows have none but their number."""
+    name = bound.section.names[source] or (None, source)
+    return ("copy", ("weight", bound.homes[source]) if name[0] == "weight" else name, backend)

@@ -7,10 +7,11 @@ that norms are pinned to go by the place of the layer: see `memory_at` and `pin_
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from engine.memory.compute_graph.ggml.graph import VIEW_OPS, Graph, Tensor
+from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, VIEW_OPS, Graph, Tensor
 
 ON_CPU = -2
 
@@ -34,6 +35,11 @@ def stands_for_place(memory: str) -> bool:
     return memory.startswith("@")
 
 
+def place_of(memory: str) -> int:
+    """Return the place of the layer whose memory `memory_at` calls so."""
+    return int(memory[1:].partition(".")[0])
+
+
 def pin_at(place: int) -> int:
     """Return what stands for the backend that norms of the layer at `place` are pinned to."""
     return ON_CPU - 1 - place
@@ -51,31 +57,96 @@ def pass_on(key: Key) -> Key | None:
     return (-2, "out") if key == (-1, "out") else None
 
 
+def is_shared(key: Key) -> bool:
+    """Return whether a name means the same tensor in all sections."""
+    return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
+
+
+def _hand_back(key: Key) -> Key | None:
+    if key[0] == "copy":
+        original = _hand_back(key[1])  # type: ignore[arg-type]
+        return None if original is None else ("copy", original, key[2])
+    if isinstance(key[0], str):
+        return key
+    return (key[0] + 1, key[1]) if key[0] in (-1, -2) else None
+
+
+def _original(key: Key) -> object:
+    return key[1] if key[0] == "copy" else key
+
+
+def _is_weight(key: object) -> bool:
+    return isinstance(key, tuple) and key[0] == "weight"
+
+
 class FarReachError(Exception):
     """A layer reads what a layer made that is not its neighbour: the graph cannot be taken apart."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Section:
-    """Neighbouring nodes of a graph, in order.
+class Node(NamedTuple):
+    """One node of a section, by the numbers of its tensors: itself, what it reads, and whether it is only a view.
 
-    `operations`: those that compute something; `leafs`: what they read and nothing computes, in the order in which a
-    walk finds it; `keys`: names of tensors that other sections know; `known_before`: those that sections before this
-    one have backends for; `passed_on`: those whose backends the next one has to know, with their names there;
-    `outputs`: names of what is kept for good, or the tensors themselves; `fused`: see `Graph`; `shape`: what the layer
-    makes, and `shape_before`: what the layer before made, which tell whether two sections can be neighbours.
+    `roots`: of what it reads; `weights`: those of its sources that are weights; `alike`: those whose place its result
+    may take; `is_placed`: whether that has a place of its own.
     """
 
-    nodes: tuple[Tensor, ...]
-    operations: tuple[Tensor, ...]
-    leafs: tuple[Tensor, ...]
-    keys: dict[Tensor, Key]
-    known_before: tuple[tuple[Tensor, Key], ...]
-    passed_on: tuple[tuple[Tensor, Key], ...]
-    outputs: tuple[object, ...]
-    fused: tuple[tuple[Tensor, str], ...]
-    shape: Shape
-    shape_before: Shape
+    number: int
+    sources: tuple[int, ...]
+    is_view: bool
+    roots: tuple[int, ...]
+    weights: tuple[int, ...]
+    alike: tuple[int, ...]
+    is_placed: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Section:
+    """Neighbouring nodes of a graph, in order. Everything goes by the numbers of its `tensors`.
+
+    `roots`: of what each tensor is a view, itself if it is none; `names`: what other sections know it by, None where
+    they do not; `operations`: nodes that compute something; `leafs`: what they read and nothing computes, in the order
+    in which a walk finds it; `scratch`: those that are in no memory before something is put in them; `known_before`:
+    those that sections before this one have backends for; `passed_on`: those whose backends the next one has to know,
+    with their names there; `reads`: how often each is read, views of it included, and once more what is kept for good;
+    `fused`: see `Graph`; `shape`: what the layer makes, and `shape_before`: what the layer before made, which tell
+    whether two sections can be neighbours; `layers`: the places of those whose memories it uses.
+
+    `earlier` and `later` are for sections that hold for one place in one graph: the names that those before and behind
+    have in common with it. None where names are the same, or follow from the distance, everywhere.
+    """
+
+    tensors: tuple[Tensor, ...]
+    roots: tuple[int, ...]
+    names: tuple[Key | None, ...]
+    nodes: tuple[Node, ...]
+    operations: tuple[int, ...]
+    leafs: tuple[int, ...]
+    scratch: tuple[int, ...]
+    known_before: tuple[tuple[int, Key], ...]
+    passed_on: tuple[tuple[int, Key], ...]
+    reads: tuple[int, ...]
+    fused: tuple[tuple[int, str], ...]
+    layers: tuple[int, ...]
+    shape: Shape = ()
+    shape_before: Shape = ()
+    earlier: frozenset[Key] | None = None
+    later: frozenset[Key] | None = None
+
+    def pass_on(self, key: Key) -> Key | None:
+        """Return what the section behind calls `key`, None for what it cannot know."""
+        return pass_on(key) if self.later is None else key
+
+    def hand_back(self, key: Key) -> Key | None:
+        """Return what the section before calls `key`, None for what it cannot know."""
+        return _hand_back(key) if self.earlier is None else key
+
+    def is_known_behind(self, key: Key) -> bool:
+        """Return whether the sections behind may ask for `key`."""
+        return self.later is None or (original := _original(key)) in self.later or _is_weight(original)
+
+    def is_known_before(self, key: Key) -> bool:
+        """Return whether the sections before have to do with `key`."""
+        return self.earlier is None or (original := _original(key)) in self.earlier or _is_weight(original)
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +159,12 @@ class Mark:
     waiting: tuple[Tensor, ...]
     current: Tensor | None
     n_inputs: int
+
+    @property
+    def handed(self) -> frozenset[Tensor]:
+        """What the layer can read of what the one before made: what the nodes that it will add do."""
+        read = [source for node in self.waiting for source in node.src]
+        return frozenset((*read, *(source.root for source in read if source.root is not None)))
 
 
 class Marks:
@@ -110,17 +187,17 @@ class Marks:
             )
         )
 
-    def first(self, shared: Mapping[Tensor, Key]) -> Section:
+    def first(self, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return what comes before the first layer, and that layer: up to the second mark."""
-        return self._cut(0, self.found[1].n_nodes, 0, shared)
+        return self._cut(0, self.found[1].n_nodes, 0, shared, layers)
 
-    def last(self, shared: Mapping[Tensor, Key], *, open_end: bool) -> Section:
+    def last(self, shared: Mapping[Tensor, Key], layers: Collection[int], *, open_end: bool) -> Section:
         """Return the last layer of the graph, from its mark on; `open_end`: what comes behind it does not count."""
         place = len(self.found) - 2 if open_end else len(self.found) - 1
         end = self.found[-1].n_nodes if open_end else len(self.graph.nodes)
-        return self._cut(self.found[place].n_nodes, end, place, shared)
+        return self._cut(self.found[place].n_nodes, end, place, shared, layers)
 
-    def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key]) -> Section:
+    def _cut(self, start: int, end: int, place: int, shared: Mapping[Tensor, Key], layers: Collection[int]) -> Section:
         """Return the nodes from `start` to `end` as the section of the layer that begins at mark `place`."""
         graph = self.graph
         keys: dict[Tensor, Key] = {tensor: ("in", number) for number, tensor in enumerate(graph.inputs)}
@@ -130,8 +207,10 @@ class Marks:
         made = [_made(graph, before, mark) for before, mark in zip([None, *self.found], self.found, strict=False)]
         made.append(_made(graph, self.found[-1], Mark(len(graph.nodes), 0, (), None, 0)))
         for owner in (place, place + 1):
-            if owner:
-                keys.update((tensor, (owner - 1 - place, number)) for number, tensor in enumerate(made[owner]))
+            if owner and owner < len(self.found):
+                handed = self.found[owner].handed
+                numbered = enumerate(made[owner])
+                keys.update((tensor, (owner - 1 - place, number)) for number, tensor in numbered if tensor in handed)
         for owner, mark in enumerate(self.found[: place + 2]):
             assert mark.current is not None
             if mark.current.root is not None:
@@ -139,46 +218,93 @@ class Marks:
             keys[mark.current] = (owner - 1 - place, "out")
         nodes = tuple(node for node in graph.nodes[start:end] if not _is_view_of_input(node))
         leafs = _leafs(nodes) if place else tuple(graph.leafs[: self.found[1].n_leafs])
-        return _section(graph, nodes, leafs, keys, _shape(made[place + 1]), _shape(made[place]))
+        _check_reach(nodes, leafs, keys)
+        shapes = {"shape": _shape(made[place + 1]), "shape_before": _shape(made[place])}
+        known = [(tensor, key) for tensor, key in keys.items() if key[0] in (-1, -2)]
+        passed = [(tensor, found) for tensor, key in keys.items() if key[0] in (0, -1) and (found := pass_on(key))]
+        return number_tensors(graph, nodes, leafs, keys, known, passed, tuple(layers), **shapes)
 
 
-def whole(graph: Graph) -> Section:
-    """Return a graph as one section, which has nothing in common with others."""
-    return _section(graph, tuple(graph.nodes), tuple(graph.leafs), {}, (), ())
-
-
-def _section(
+def number_tensors(
     graph: Graph,
-    nodes: tuple[Tensor, ...],
-    leafs: tuple[Tensor, ...],
-    keys: dict[Tensor, Key],
-    shape: Shape,
-    before: Shape,
+    nodes: Sequence[Tensor],
+    leafs: Sequence[Tensor],
+    keys: Mapping[Tensor, Key],
+    known_before: Iterable[tuple[Tensor, Key]],
+    passed_on: Iterable[tuple[Tensor, Key]],
+    layers: tuple[int, ...],
+    **others: Any,
 ) -> Section:
+    """Return a section of these tensors; `others`: fields of it that need no numbers."""
+    known_before, passed_on = tuple(known_before), tuple(passed_on)
+    numbers: dict[Tensor, int] = {}
+    there: list[Tensor] = [*leafs, *nodes]
+    for node in nodes:
+        there += node.src
+    there += [tensor for tensor, _ in (*known_before, *passed_on)]
+    there += [tensor.root for tensor in there if tensor.root is not None]
+    for tensor in there:
+        numbers.setdefault(tensor, len(numbers))
+    tensors = tuple(numbers)
+    roots = tuple([numbers[tensor.root or tensor] for tensor in tensors])
+    numbered = tuple([_number_node(node, numbers, roots) for node in nodes])
+    reads = [int(tensor.is_output) for tensor in tensors]
+    for found in numbered:
+        for root in found.roots:
+            reads[root] += 1
     here = set(nodes)
-    if keys:
-        _name_views_of_inputs(nodes, keys)
-        for source in (source for node in nodes for source in node.src if source not in here and not source.is_leaf):
-            if keys.get(source, (None,))[0] not in (-1, -2, "view") or _is_view_of_leaf(source):
-                raise FarReachError
-        if any(leaf.home is None and not leaf.is_input for leaf in leafs):
-            raise FarReachError
     return Section(
-        nodes=nodes,
-        operations=tuple(node for node in nodes if node.op not in VIEW_OPS),
-        leafs=leafs,
-        keys=keys,
-        known_before=tuple((tensor, key) for tensor, key in keys.items() if key[0] in (-1, -2)),
-        passed_on=tuple(
-            (tensor, named)
-            for tensor, key in keys.items()
-            if not isinstance(key[0], str) and (named := pass_on(key)) is not None
-        ),
-        outputs=tuple(keys.get(node, node) for node in {*nodes, *keys} if node.is_output),
-        fused=tuple((node, memory) for node, memory in graph.fused if node in here),
-        shape=shape,
-        shape_before=before,
+        tensors=tensors,
+        roots=roots,
+        names=tuple([keys.get(tensor) for tensor in tensors]),
+        nodes=numbered,
+        operations=tuple([node.number for node in numbered if not node.is_view]),
+        leafs=tuple([numbers[leaf] for leaf in leafs]),
+        scratch=tuple([numbers[leaf] for leaf in leafs if leaf.home is None and not leaf.is_input]),
+        known_before=tuple([(numbers[tensor], key) for tensor, key in known_before]),
+        passed_on=tuple([(numbers[tensor], key) for tensor, key in passed_on]),
+        reads=tuple(reads),
+        fused=tuple([(numbers[node], memory) for node, memory in graph.fused if node in here]),
+        layers=layers,
+        **others,
     )
+
+
+def _number_node(node: Tensor, numbers: Mapping[Tensor, int], roots: Sequence[int]) -> Node:
+    sources = tuple([numbers[source] for source in node.src])
+    alike: tuple[int, ...] = ()
+    if node.root is None and node.op in INPLACE_OPS:
+        # Views do not qualify.
+        alike = tuple([numbers[source] for source in node.src if source.root is None and is_alike(source, node)])
+    return Node(
+        numbers[node],
+        sources,
+        node.op in VIEW_OPS,
+        tuple([roots[source] for source in sources]),
+        tuple([numbers[source] for source in node.src if source.is_weight]),
+        alike,
+        node.root is None,
+    )
+
+
+def is_alike(first: Tensor, second: Tensor) -> bool:
+    """Return whether two tensors have the same layout."""
+    return first.type == second.type and first.ne == second.ne and first.nb == second.nb
+
+
+def _check_reach(nodes: Sequence[Tensor], leafs: Sequence[Tensor], keys: dict[Tensor, Key]) -> None:
+    """Name the views of inputs among what `nodes` read.
+
+    Raises:
+        FarReachError: they read what is no neighbour's.
+    """
+    here = set(nodes)
+    _name_views_of_inputs(nodes, keys)
+    for source in (source for node in nodes for source in node.src if source not in here and not source.is_leaf):
+        if keys.get(source, (None,))[0] not in (-1, -2, "view") or _is_view_of_leaf(source):
+            raise FarReachError
+    if any(leaf.home is None and not leaf.is_input for leaf in leafs):
+        raise FarReachError
 
 
 def _name_views_of_inputs(nodes: Sequence[Tensor], keys: dict[Tensor, Key]) -> None:

@@ -3,19 +3,23 @@
 A step of any of these walks depends on one section and a small state. Layers repeat and states recur after a layer or
 two, so that a layout which was never seen is mostly made of steps that were. A step knows the backends that can matter
 to its section and no others, by numbers among those (a segment's): what was found between the second and the third
-device of a layout holds between any others of their sort.
+device of a layout holds between any others of their sort. Segments are remembered with all of their steps.
+
+What is remembered of buffers is what lies in them and what is free: how far they were ever filled is added up apart, as
+nothing that follows depends on it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
 
-from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Size, is_shared, look_back, start
+from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth, Size, joined, look_back, start
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
-from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section
+from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
+from engine.memory.effort import go_on
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
 """See `Chains.section`."""
@@ -29,38 +33,42 @@ what all may read, by backend."""
 
 @dataclass(frozen=True, slots=True)
 class Standing:
-    """Where cutting stands: see `PieceStep`."""
+    """Where cutting stands: see `PieceStep`; `lasting` has the backends for which there are copies, in order."""
 
     backend: int = -1
     has_inputs: bool = False
     passing: frozenset[Key] = _NO_COPIES
-    lasting: Mapping[int, frozenset[Key]] = field(default_factory=dict)
+    lasting: tuple[tuple[int, frozenset[Key]], ...] = ()
 
     def crossed(self, crossing: Crossing) -> Standing:
         """Return the same in the next segment; what is of no backend there is nothing to it."""
-        lasting = {
-            index: crossing.keys(keys) for old, keys in self.lasting.items() if (index := crossing.backend(old)) >= 0
-        }
-        return Standing(crossing.backend(self.backend), self.has_inputs, crossing.keys(self.passing), lasting)
+        lasting = {index: crossing.keys(keys) for old, keys in self.lasting if (index := crossing.backend(old)) >= 0}
+        return Standing(
+            crossing.backend(self.backend), self.has_inputs, crossing.keys(self.passing), _in_order(lasting)
+        )
+
+
+def _in_order(lasting: Mapping[int, frozenset[Key]]) -> tuple[tuple[int, frozenset[Key]], ...]:
+    return tuple(sorted((index, keys) for index, keys in lasting.items() if keys))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stop:
-    """A section of the walk: its name, and the places of the layers that it was made with. Two stops are equal only if
-    they are one, which is quicker to find out."""
+    """A section of the walk, or its name, and the places of the layers whose memories it uses. Two stops are equal only
+    if they are one, which is quicker to find out."""
 
-    section: SectionName
+    section: SectionName | Section
     places: tuple[Place, ...]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
     """Sections that steps of one kind go over: `stops` with the one before them and the one behind, None where there is
-    none; `memories`: the real one of each backend."""
+    none; `memories`: the real one of each backend. Two segments are equal only if they are one."""
 
     steps: Steps
     memories: tuple[str, ...]
-    stops: Sequence[Stop | None]
+    stops: tuple[Stop | None, ...]
 
     def crossing(self, other: Segment) -> Crossing:
         """Return the way to another segment of the same walk."""
@@ -78,21 +86,22 @@ class Steps:
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
-        self._fills: dict[tuple[Piece, int, int], tuple[int, dict[str, Size]]] = {}
-        self._starts: dict[tuple[Section, ...], int] = {}
+        self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
+        self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
         self._entered: dict[tuple[Steps, Crossing, int], int] = {}
+        self._assigned_segments: dict[tuple[Segment, int], tuple[tuple[Assigned, ...], int]] = {}
+        self._cut_segments: dict[tuple[tuple[Assigned, ...], Standing], tuple[tuple[Piece, ...], Standing]] = {}
+        self._aheads_of: dict[tuple[tuple[Piece, ...], int], tuple[tuple[int, ...], int]] = {}
+        self._filled_segments: dict[tuple[tuple[Piece, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
         self._numbers: dict[State, int] = {}
         self._states: list[State] = []
-
-    @property
-    def names(self) -> tuple[str, ...]:
+        self.names: tuple[str, ...] = tuple(backend.memory for backend in scheduler.backends)
         """What the backends' memories are called here."""
-        return tuple(backend.memory for backend in self.scheduler.backends)
 
     @property
     def n_remembered(self) -> int:
-        return len(self._fills)
+        return len(self._fills) + len(self._filled_segments)
 
     def number(self, state: State) -> int:
         """Return a number that stands for `state`, the same for equal ones."""
@@ -112,13 +121,21 @@ class Steps:
         """Return the section of a stop on its backends."""
         found = self._bounds.get(stop)
         if found is None:
-            found = self._bounds[stop] = self.scheduler.bind(self._section_of(stop.section), stop.places)
+            section = stop.section if isinstance(stop.section, Section) else self._section_of(stop.section)
+            places = dict(zip(section.layers, stop.places, strict=True))
+            found = self._bounds[stop] = self.scheduler.bind(section, places)
         return found
 
     # ------------------------------------------------------------------ one segment
 
-    def assign(self, stops: Sequence[Stop | None], state: int) -> tuple[list[Assigned], int]:
+    def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
         """Return the sections with their backends, and what those passed on, given what came before."""
+        found = self._assigned_segments.get((segment, state))
+        if found is None:
+            found = self._assigned_segments[segment, state] = self._assign_all(segment.stops, state)
+        return found
+
+    def _assign_all(self, stops: Sequence[Stop | None], state: int) -> tuple[tuple[Assigned, ...], int]:
         bounds = [None if stop is None else self.bound(stop) for stop in stops]
         found: list[Assigned] = []
         last: tuple[Bound | None, Bound | None, Bound | None] | None = None
@@ -132,9 +149,10 @@ class Steps:
                 last = around if after == state else None
                 state = after
             found.append(assigned)
-        return found, state
+        return tuple(found), state
 
     def _assign(self, before: Bound | None, bound: Bound, behind: Bound | None, state: int) -> tuple[Assigned, int]:
+        go_on()
         if before is not None and before.section.shape != bound.section.shape_before:
             raise FarReachError
         bounds = [each for each in (before, bound, behind) if each is not None]
@@ -142,8 +160,14 @@ class Steps:
         assigned, passed = self.scheduler.assign(bounds, 0 if before is None else 1, known)
         return assigned, self.number(tuple(passed.items()))
 
-    def cut(self, assigned: Sequence[Assigned], before: Standing) -> tuple[list[Piece], Standing]:
+    def cut(self, assigned: tuple[Assigned, ...], before: Standing) -> tuple[tuple[Piece, ...], Standing]:
         """Return the sections in pieces, and where cutting stands behind them."""
+        found = self._cut_segments.get((assigned, before))
+        if found is None:
+            found = self._cut_segments[assigned, before] = self._cut_all(assigned, before)
+        return found
+
+    def _cut_all(self, assigned: Sequence[Assigned], before: Standing) -> tuple[tuple[Piece, ...], Standing]:
         known = self._pieces
         backend, has_inputs, passing = before.backend, before.has_inputs, before.passing
         lasting = dict(before.lasting)
@@ -163,9 +187,10 @@ class Steps:
                 _, backend, has_inputs, passing, _ = found
                 lasting.update(zip(involved, copies, strict=True))
             pieces.append(piece)
-        return pieces, Standing(backend, has_inputs, passing, lasting)
+        return tuple(pieces), Standing(backend, has_inputs, passing, _in_order(lasting))
 
     def _cut(self, assigned: Assigned, before: Cut) -> PieceStep:
+        go_on()
         piece, cut = self.scheduler.cut(assigned, before)
         lasting: dict[int, set[Key]] = {index: set() for index in assigned.involved}
         passing: set[Key] = set()
@@ -174,12 +199,19 @@ class Steps:
         copies = tuple(frozenset(lasting[index]) for index in assigned.involved)
         return piece, cut.backend, cut.has_inputs, frozenset(passing), copies
 
-    def look_back(self, pieces: Sequence[Piece], state: int) -> tuple[list[int], int]:
+    def look_back(self, pieces: tuple[Piece, ...], state: int) -> tuple[tuple[int, ...], int]:
         """Return for each piece what it has to know of those behind it, and what the one before them has to."""
+        found = self._aheads_of.get((pieces, state))
+        if found is None:
+            found = self._aheads_of[pieces, state] = self._look_back_all(pieces, state)
+        return found
+
+    def _look_back_all(self, pieces: Sequence[Piece], state: int) -> tuple[tuple[int, ...], int]:
         known = self._aheads
-        aheads = [state]
+        aheads: list[int] = []
         last: Piece | None = None
         for piece in reversed(pieces):
+            aheads.append(state)
             if piece is not last:
                 found = known.get((piece, state))
                 if found is None:
@@ -187,45 +219,52 @@ class Steps:
                     found = known[piece, state] = self.number(ahead)
                 last = piece if found == state else None
                 state = found
-            aheads.append(state)
-        aheads.pop()
-        aheads.reverse()
-        return aheads, state
+        return tuple(aheads[::-1]), state
 
-    def fill(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[dict[str, Size], int]:
-        """Return the sizes of buffers that nothing is put in any more, and the state of the others."""
-        sizes: dict[str, Size] = {}
+    def fill(self, pieces: tuple[Piece, ...], aheads: tuple[int, ...], state: int) -> tuple[Growth, int]:
+        """Return what is asked of memories, and the state of the buffers behind the last piece."""
+        found = self._filled_segments.get((pieces, aheads, state))
+        if found is None:
+            found = self._filled_segments[pieces, aheads, state] = self._fill_all(pieces, aheads, state)
+        return found
+
+    def _fill_all(self, pieces: Sequence[Piece], aheads: Sequence[int], state: int) -> tuple[Growth, int]:
+        growths: list[Growth] = []
         known = self._fills
         last: tuple[Piece, int] | None = None
         for piece, ahead in zip(pieces, aheads, strict=True):
-            if last is not None and piece is last[0] and ahead == last[1]:
-                continue
-            found = known.get((piece, ahead, state))
-            if found is None:
-                filled, done = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
-                found = known[piece, ahead, state] = self.number(filled), done
-            last = (piece, ahead) if found[0] == state and not found[1] else None
-            state, done = found
-            if done:
-                sizes |= done
-        return sizes, state
+            if last is None or piece is not last[0] or ahead != last[1]:
+                step = known.get((piece, ahead, state))
+                if step is None:
+                    go_on()
+                    filled, growth = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
+                    step = known[piece, ahead, state] = self.number(filled), growth
+                last = (piece, ahead) if step[0] == state else None
+                state, growth = step
+            growths.append(growth)
+        return joined(growths), state
 
-    def start(self, assigned: Sequence[Assigned]) -> int:
+    def start(self, assigned: Sequence[Assigned]) -> tuple[int, Growth]:
         """Return the buffers before the first section: what the engine places ahead of everything is in them. Those are
-        inputs, which are in the host's memory, wherever their sections are."""
-        sections = tuple(dict.fromkeys(each.bound.section for each in assigned))
+        inputs, which are in the host's memory, wherever their sections are, and what operations fill in place."""
+        by_section = {each.bound.section: each for each in assigned}
+        sections = tuple(
+            [(section, tuple([each.backends[n] for n in section.scratch])) for section, each in by_section.items()]
+        )
         found = self._starts.get(sections)
         if found is None:
             backends = self.scheduler.backends
-            placed: dict[object, tuple[object, bool, str, int]] = {}
+            placed: dict[Key, tuple[Key, bool, str, int]] = {}
             for each in assigned:
                 section = each.bound.section
-                for leaf in section.leafs:
-                    key = section.keys.get(leaf, leaf)
+                for number in section.leafs:
+                    leaf, key = section.tensors[number], section.names[number]
                     if leaf.home is None and key not in placed:
-                        backend = backends[-1 if leaf.is_input else each.backends[leaf]]
+                        assert key is not None
+                        backend = backends[-1 if leaf.is_input else each.backends[number]]
                         placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
-            found = self._starts[sections] = self.number(start(placed.values(), self.scheduler.n_copies))
+            filled, growth = start(placed.values(), self.scheduler.n_copies)
+            found = self._starts[sections] = self.number(filled), growth
         return found
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
@@ -233,8 +272,9 @@ class Steps:
         found = self._moved.get(assigned)
         if found is None:
             backends, fused = self.scheduler.backends, assigned.bound.fused
+            tensors = assigned.bound.section.tensors
             found = self._moved[assigned] = frozenset(
-                node.op for node, home in fused if backends[assigned.backends[node]].memory != home
+                tensors[number].op for number, home in fused if backends[assigned.backends[number]].memory != home
             )
         return found
 
@@ -255,16 +295,22 @@ class Simulation:
         assigned = self._assign()
         pieces = self._cut(assigned)
         aheads = self._look_back(pieces)
-        found = {memory: Size(0, 0) for segment in self._segments for memory in segment.memories}
-        first = self._segments[0].steps
-        state = first.start([each for of_segment in assigned for each in of_segment])
+        ends = {memory: 0 for segment in self._segments for memory in segment.memories}
+        kept = dict.fromkeys(ends, 0)
+        state, asked = self._segments[0].steps.start([each for of_segment in assigned for each in of_segment])
         for place, segment in enumerate(self._segments):
             state = self._entered(place, state) if place else state
-            sizes, state = segment.steps.fill(pieces[place], aheads[place], state)
-            for backend, memory in zip(segment.steps.scheduler.backends, segment.memories, strict=True):
-                if backend.memory in sizes:
-                    found[memory] = sizes[backend.memory]
-        return found
+            growth, state = segment.steps.fill(pieces[place], aheads[place], state)
+            growth = growth if place else joined((asked, growth))
+            names = dict(zip(segment.steps.names, segment.memories, strict=True))
+            for memory, end in growth.ends:
+                ends[names[memory]] = max(ends[names[memory]], end)
+            for memory, size in growth.kept:
+                kept[names[memory]] += size
+        n_copies = self._segments[0].steps.scheduler.n_copies
+        return {
+            memory: Size(end + kept[memory], kept[memory] - kept[memory] // n_copies) for memory, end in ends.items()
+        }
 
     def moved(self) -> frozenset[str]:
         """Return which operations do not all end up on the device of their layer.
@@ -282,16 +328,16 @@ class Simulation:
         origin = self._segments[place - 1].steps
         return self._segments[place].steps.entered(origin, self._crossings[place - 1], state)
 
-    def _assign(self) -> list[list[Assigned]]:
+    def _assign(self) -> list[tuple[Assigned, ...]]:
         found = []
         state = self._segments[0].steps.number(NOTHING)
         for place, segment in enumerate(self._segments):
             state = self._entered(place, state) if place else state
-            assigned, state = segment.steps.assign(segment.stops, state)
+            assigned, state = segment.steps.assign(segment, state)
             found.append(assigned)
         return found
 
-    def _cut(self, assigned: Sequence[Sequence[Assigned]]) -> list[list[Piece]]:
+    def _cut(self, assigned: Sequence[tuple[Assigned, ...]]) -> list[tuple[Piece, ...]]:
         found = []
         standing = Standing()
         for place, segment in enumerate(self._segments):
@@ -300,8 +346,8 @@ class Simulation:
             found.append(pieces)
         return found
 
-    def _look_back(self, pieces: Sequence[Sequence[Piece]]) -> list[list[int]]:
-        found: list[list[int]] = []
+    def _look_back(self, pieces: Sequence[tuple[Piece, ...]]) -> list[tuple[int, ...]]:
+        found: list[tuple[int, ...]] = []
         state = self._segments[-1].steps.number(Ahead())
         behind: Segment | None = None
         for place in reversed(range(len(self._segments))):

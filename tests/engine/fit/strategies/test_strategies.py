@@ -178,6 +178,24 @@ def test_splitting_can_be_asked_for(strategy: str) -> None:
     assert result.fits
 
 
+@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("model", ["dense 8B", "mixture"])
+def test_a_split_uses_several_devices_although_one_is_enough(strategy: str, model: str) -> None:
+    rig = make_rig(make_gpu("CUDA0", 40, used_gib=0), make_gpu("CUDA1", 2.4, used_gib=0))
+    result = found(strategy, model, rig, Constraints(split=True))
+    check(result, memory_of(model), rig)
+    assert result.fits
+    assert set(result.layout.devices) >= {"CUDA0", "CUDA1"}
+
+
+def test_a_split_that_does_not_go_is_told() -> None:
+    rig = make_rig(make_gpu("CUDA0", 24, used_gib=0), make_gpu("CUDA1", 0.6, used_gib=0))
+    result = found("fewest", "dense 8B", rig, Constraints(split=True))
+    assert result.fits
+    assert result.layout.devices == ("CUDA0",)
+    assert "no other device has room" in result.explanation
+
+
 def test_fewest_takes_two_of_three_and_cards_before_integrated_ones() -> None:
     assert len(found("fewest", "mixture", RIGS["three equal"]).layout.devices) == 2
     rig = make_rig(make_gpu("CUDA0", 8), replace(make_gpu("Vulkan0", 64), backend="Vulkan", kind="igpu"))

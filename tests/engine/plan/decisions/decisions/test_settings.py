@@ -89,6 +89,31 @@ def test_context_by_memory(memory: ModelMemory, gib: float, n_ctx: int, says: st
     assert says in found.reason
 
 
+@pytest.mark.parametrize(
+    ("gib", "each", "says"),
+    [
+        (80, 131072, "All of what the model was trained with, 131072"),
+        (5, 512, "1024 tokens for each of 4 requests would not"),
+        (2, 256, "No length fits"),
+    ],
+)
+def test_with_several_requests_the_context_of_each_is_decided(
+    memory: ModelMemory, gib: float, each: int, says: str
+) -> None:
+    asked = ContextSettings(n_ctx=AUTO_CONTEXT, n_seq_max=4)
+    found = decisions(memory, card(gib), layout(), asked)
+    assert found["n_ctx"].value == 4 * each
+    assert says in found["n_ctx"].reason
+    assert f"{each} tokens each" in found["n_seq_max"].reason
+
+
+def test_a_usual_context_for_each_of_several_requests_is_not_a_choice(memory: ModelMemory) -> None:
+    found = decisions(memory, card(80), layout(), ContextSettings(n_ctx=4 * 8192, n_seq_max=4))["n_ctx"]
+    assert not found.overridden
+    longer = decisions(memory, card(80), layout(), ContextSettings(n_ctx=4 * 131072, n_seq_max=4))["n_ctx"]
+    assert "longer than" not in longer.reason
+
+
 def test_a_length_that_is_found_fits_and_twice_as_much_does_not(memory: ModelMemory) -> None:
     rig = card(24)
     crowded = Rig((replace(rig.devices[0], free_bytes=7 * GIB),), rig.host)

@@ -15,13 +15,13 @@ from engine.worker.diagnosis import (
     context_failure,
     model_failure,
 )
+from engine.worker.loaded_context import LoadedContext, output_buffer_bytes
 from engine.worker.log import EngineLog, LoggedBuffer
 from engine.worker.members import MemberBuffers
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
 from engine.worker.parts import logged_parts
 from engine.worker.progress import StageReporter
-from engine.worker.session import Session, output_buffer_bytes
 from engine.worker.side_files import Beside, SideFileLoader
 from engine.worker.stop import StopRequest
 from engine.worker.warm_up import WarmUp
@@ -31,8 +31,8 @@ PLAIN_HOST_BUFFER = "CPU"
 """The buffer type whose weights are not read but mapped, in a mapping load mode."""
 
 
-class Loader:
-    """One load, from request to session."""
+class ModelLoader:
+    """One load, from request to loaded context."""
 
     def __init__(
         self, engine: Bindings, log: EngineLog, stop: StopRequest, reporter: StageReporter, load: Load
@@ -50,8 +50,8 @@ class Loader:
         members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
         self._members = MemberBuffers(engine, members, self._end_refused)
 
-    def run(self) -> tuple[Session, LoadedModel]:
-        """Load, and return the session with what is to be told of it.
+    def run(self) -> tuple[LoadedContext, LoadedModel]:
+        """Load, and return the loaded context with what is to be told of it.
 
         Raises:
             EndOfRequest: with `AllocationFailure`, `Failure` or `Stopped`; nothing stays allocated.
@@ -59,7 +59,7 @@ class Loader:
         with self._members:
             return self._run()
 
-    def _run(self) -> tuple[Session, LoadedModel]:
+    def _run(self) -> tuple[LoadedContext, LoadedModel]:
         self._reporter.enter("allocate")
         check_file(self._load.path)
         model = self._read_model()
@@ -72,14 +72,14 @@ class Loader:
                 beside.free()
             self._engine.low.llama_model_free(model)
             raise
-        session = Session(self._engine, self._log, self._devices, self._load.context, model, context, beside)
+        loaded = LoadedContext(self._engine, self._log, self._devices, self._load.context, model, context, beside)
         beside.adapters.apply(context)
         try:
-            WarmUp(session, self._free, self._stop, self._reporter).run(self._load.context)
+            WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
         except EndOfRequest:
-            session.free()
+            loaded.free()
             raise
-        return session, self._describe(session)
+        return loaded, self._describe(loaded)
 
     def _read_model(self) -> int:
         parameters = ModelParameters(self._engine, self._load.parameters, self._devices, self._load.context, dry=False)
@@ -137,17 +137,17 @@ class Loader:
         )
         os._exit(1)
 
-    def _describe(self, session: Session) -> LoadedModel:
+    def _describe(self, loaded: LoadedContext) -> LoadedModel:
         facts = self._log.facts
         names = {name: self._devices.id_of_name(name) for name in self._logged_names()}
         return LoadedModel(
-            parts=self._members.split(session.parts()),
-            n_ctx=int(self._engine.low.llama_n_ctx(session.context)),
-            n_ctx_seq=session.context_tokens,
+            parts=self._members.split(loaded.parts()),
+            n_ctx=int(self._engine.low.llama_n_ctx(loaded.context)),
+            n_ctx_seq=loaded.context_tokens,
             slots=max(1, self._load.context.n_seq_max),
-            n_vocab=session.vocabulary_size,
+            n_vocab=loaded.vocabulary_size,
             flash_attention=facts.flash_attention,
-            chat_template=bool(self._engine.low.llama_model_chat_template(session.model, None)),
+            chat_template=bool(self._engine.low.llama_model_chat_template(loaded.model, None)),
             layer_devices=tuple(names[name] for _, name in sorted(facts.layer_devices.items())),
             kv_devices=tuple((layer, names[name]) for layer, name in sorted(facts.cache_devices.items())),
         )

@@ -25,7 +25,7 @@ POOLING_NONE, POOLING_RANK = 0, 4
 
 
 @dataclass(slots=True)
-class Session:
+class LoadedContext:
     """Native model and context."""
 
     engine: Bindings

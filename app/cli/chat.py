@@ -1,0 +1,107 @@
+"""`chat`: a conversation in a terminal, kept in the same database as those of the window."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from contextlib import closing
+
+from app.cli import exit_codes
+from app.cli.chat_options import chosen_settings
+from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
+from app.cli.orders import order_of
+from app.cli.output import print_document, print_line, say
+from app.cli.prompts import check_text
+from app.cli.talk import Talk, TalkOptions
+from app.paths import chats_path, kept_states_path, presets_path
+from engine.chats.conversation import Conversation
+from engine.chats.kept_state import KeptStates
+from engine.chats.message import new_id, now_ms
+from engine.chats.presets import Preset, read_presets
+from engine.chats.store import ChatStore
+from engine.errors import ArgumentError
+from engine.session.events import Cancelled
+
+
+def run_chat(options: Namespace) -> int:
+    """List or search what is kept, or load a model and talk."""
+    if options.file is None and not options.list and options.search is None:
+        raise ArgumentError("`chat` needs the FILE.gguf to talk with, or --list or --search.")
+    for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
+        if text is not None:
+            check_text(text, what)
+    with closing(ChatStore(chats_path())) as store:
+        if store.notice:
+            say(store.notice)
+        if options.list:
+            return _list(store, as_json=options.json)
+        if options.search is not None:
+            return _search(store, options.search, as_json=options.json)
+        return _talk(store, options)
+
+
+def _talk(store: ChatStore, options: Namespace) -> int:
+    conversation = _conversation(store, options)
+    preset = _preset(options.preset or conversation.preset)
+    printer: ChatPrinter = JsonChat() if options.json else TextChat()
+    try:
+        order = order_of(options, printer.load.explain)
+    except KeyboardInterrupt:
+        printer.load.show(Cancelled(stage="header"))
+        return exit_codes.INTERRUPTED
+    states = KeptStates(kept_states_path())
+    wishes = TalkOptions(preset, chosen_settings(options), options.overflow, options.prompt)
+    return Talk(store, states, order, printer, conversation, wishes).run()
+
+
+def _conversation(store: ChatStore, options: Namespace) -> Conversation:
+    """Return the one to go on with, changed as the options say, or a new one, which is not kept yet."""
+    if options.conversation is None:
+        time_ms = now_ms()
+        return Conversation(
+            id=new_id(),
+            system=options.system or "",
+            preset=options.preset or "",
+            created_ms=time_ms,
+            updated_ms=time_ms,
+        )
+    named = [each for each in store.conversations() if each.id.startswith(options.conversation)]
+    if not options.conversation or len(named) != 1:
+        found = "no conversation" if not named else f"{len(named)} conversations"
+        raise ArgumentError(f'--conversation: {found} of this id: "{options.conversation}". See chat --list.')
+    return named[0]
+
+
+def _preset(name: str) -> Preset | None:
+    if not name:
+        return None
+    presets = read_presets(presets_path())
+    found = next((preset for preset in presets if preset.name == name), None)
+    if found is None:
+        known = ", ".join(f'"{preset.name}"' for preset in presets) or "none"
+        raise ArgumentError(f'--preset: there is no preset "{name}"; known are {known}. They are in {presets_path()}.')
+    return found
+
+
+def _list(store: ChatStore, *, as_json: bool) -> int:
+    kept = store.conversations()
+    if as_json:
+        fields = ("id", "title", "folder", "pinned", "created_ms", "updated_ms")
+        print_document({"conversations": [{name: getattr(each, name) for name in fields} for each in kept]})
+    else:
+        for each in kept:
+            print_line(f"{each.id}  {'* ' if each.pinned else ''}{_one_line(each.title)}")
+    return exit_codes.OK
+
+
+def _search(store: ChatStore, text: str, *, as_json: bool) -> int:
+    hits = store.search(text)
+    if as_json:
+        print_document({"hits": hits})
+    else:
+        for hit in hits:
+            print_line(f"{hit.conversation}  {_one_line(hit.title)}: {_one_line(hit.snippet)}")
+    return exit_codes.OK
+
+
+def _one_line(text: str) -> str:
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

@@ -1,0 +1,110 @@
+"""The `fit` command: how every quantisation of a repository would fit, before a byte of weights is fetched."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from dataclasses import replace
+
+from app.cli import exit_codes
+from app.cli.auto_options import check_auto_options, constraints_of, with_margins
+from app.cli.hub import find_hub, repo_of
+from app.cli.inputs import patience, this_machine
+from app.cli.output import print_document, print_line
+from app.cli.settings_options import context_of
+from app.paths import remote_headers_path, speeds_path
+from engine.devices.rig_file import read_rig
+from engine.fit.speed_book import read_speed_book
+from engine.fit.strategies.catalogue import find_strategy
+from engine.fit.strategies.watch import Watch
+from engine.gguf.model_file import ModelFile
+from engine.hub.fit import QuantisationFit, RepoFit
+from engine.hub.fitting import fit_repo
+from engine.hub.forecast import FitWish
+from engine.hub.remote_header import HeaderCache
+from engine.layout.layout_file import LayoutFile, layout_document
+from engine.rigs.speed_test import known_speeds
+from engine.units import format_bytes
+
+DEFAULT_STRATEGY = "fewest"
+
+
+def run_fit(options: Namespace) -> int:
+    """Print a line for each quantisation, and which one is proposed."""
+    options.auto = options.auto or DEFAULT_STRATEGY
+    check_auto_options(options)
+    find_strategy(options.auto)
+    hub = find_hub()
+    address = repo_of(options.repo, hub)
+    rig = with_margins(read_rig(options.rig) if options.rig is not None else this_machine(), options.margin)
+    speeds = known_speeds(rig, read_speed_book(speeds_path()))
+
+    def wish_of(model: ModelFile) -> FitWish:
+        constraints = constraints_of(options, rig, model.n_layers)
+        watched = replace(constraints, speeds=speeds, watch=Watch(tell=patience()))
+        return FitWish(rig, options.auto, context_of(options, model, None), watched)
+
+    found = fit_repo(address, hub.settings, hub.token, HeaderCache(remote_headers_path()), wish_of)
+    if options.json:
+        print_document(_document(found, options.auto))
+    else:
+        print_line(_text(found))
+    return exit_codes.OK if found.best is not None else exit_codes.DOES_NOT_FIT
+
+
+def _document(found: RepoFit, strategy: str) -> dict[str, object]:
+    return {
+        "repo": found.listing.repo,
+        "commit": found.listing.commit,
+        "strategy": strategy,
+        "architecture": found.model.architecture,
+        "n_layer": found.model.n_layers,
+        "best": found.best,
+        "why": found.why,
+        "quantisations": [_row(fit, found.model.name) for fit in found.fits],
+        "projectors": [file.path for file in found.listing.projectors],
+    }
+
+
+def _row(fit: QuantisationFit, name: str) -> dict[str, object]:
+    speed = fit.tokens_per_second
+    return {
+        "name": fit.quantisation.name,
+        "quantisation": fit.quantisation.tag or None,
+        "files": [file.path for file in fit.quantisation.files],
+        "size_bytes": fit.quantisation.size_bytes,
+        "verdict": fit.verdict,
+        "grade": fit.grade,
+        "message": fit.sentence,
+        "n_layers_on_cpu": fit.n_layers_on_cpu,
+        "n_experts_on_cpu": fit.n_experts_on_cpu,
+        "n_ctx": fit.n_ctx or None,
+        "need_bytes": fit.need_bytes,
+        "tokens_per_second": None if speed is None else [round(each, 2) for each in speed],
+        "layout": _layout(fit, name),
+        "devices": list(fit.rows),
+    }
+
+
+def _layout(fit: QuantisationFit, name: str) -> dict[str, object] | None:
+    if fit.layout is None or fit.context is None:
+        return None
+    return layout_document(LayoutFile(name, fit.layout, fit.context))
+
+
+def _text(found: RepoFit) -> str:
+    lines = [f"{found.listing.repo}: {found.model.architecture}, {found.model.n_layers} layers", ""]
+    width = max((len(fit.quantisation.label) for fit in found.fits), default=0)
+    for fit in found.fits:
+        speed = "" if fit.tokens_per_second is None or not fit.fits else _speed(fit.tokens_per_second)
+        mark = "*" if fit.quantisation.name == found.best else " "
+        size = format_bytes(fit.quantisation.size_bytes)
+        lines.append(f"{mark} {fit.quantisation.label:<{width}}  {size:>10}  {fit.sentence}{speed}")
+    lines += ["", found.why]
+    others = [fit.quantisation.label for fit in found.fits if fit.grade == "header"]
+    lines.append(f"Read from the header of {', '.join(others)}; the others are estimated by the size of their files.")
+    return "\n".join(lines)
+
+
+def _speed(rates: tuple[float, float]) -> str:
+    slow, fast = (f"{rate:.0f}" if rate >= 100 else f"{rate:.2g}" for rate in rates)
+    return f" {slow} to {fast} tokens per second."

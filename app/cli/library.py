@@ -1,0 +1,83 @@
+"""The `library` command."""
+
+from __future__ import annotations
+
+import os
+from argparse import Namespace
+from contextlib import closing
+from pathlib import Path
+
+from app.cli import exit_codes
+from app.cli.output import print_document, print_line, say
+from app.paths import library_path
+from engine.errors import ArgumentError
+from engine.library.census import Census
+from engine.library.document import library_document, library_text
+from engine.library.errors import LibraryError
+from engine.library.facts import Facts
+from engine.library.fit import Fit
+from engine.library.index import LibraryIndex
+from engine.library.listed import Listed
+from engine.library.looking import check_folder, current_facts, list_models, read_facts_of, unread
+from engine.library.scan import scan
+from engine.library.stores import folder_stores, known_stores
+
+
+def run_library(options: Namespace) -> int:
+    """Print the models in the folders that were added, in those that are named, and in other programs' stores."""
+    named = [_folder(folder) for folder in options.folder]
+    with closing(LibraryIndex(library_path())) as index:
+        if index.set_aside is not None:
+            say(f"layerdeck-cli: the library's index could not be used and was kept as {index.set_aside}.")
+        folders = dict.fromkeys((*index.folders(), *named))
+        census = scan((*folder_stores(folders), *known_stores(os.environ, Path.home())))
+        facts = _facts(index, census)
+        models = list_models(census.files, facts, index.notes(), {})
+        if options.fit:
+            models = list_models(census.files, facts, index.notes(), _fits(index, models, options))
+    for problem in census.problems:
+        say(f"layerdeck-cli: {problem.sentence}")
+    if options.json:
+        print_document(library_document(census, models))
+    else:
+        print_line(library_text(models))
+    return exit_codes.OK
+
+
+def _folder(folder: Path) -> Path:
+    try:
+        return check_folder(folder)
+    except LibraryError as error:
+        raise ArgumentError(error.summary()) from error
+
+
+def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
+    """Return what headers say: what the index knows is not read again, and what is read is kept."""
+    facts = current_facts(census, index.facts())
+    read = read_facts_of(census, unread(census, facts), facts.__setitem__)
+    index.keep_facts(read)
+    return facts
+
+
+def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -> dict[str, Fit]:
+    """Return forecasts on this machine, or on the rig that `options` name."""
+    from app.cli.auto_options import STRATEGIES
+    from app.cli.inputs import this_machine
+    from app.paths import speeds_path
+    from engine.cancellation import CancelToken
+    from engine.devices.rig_file import read_rig
+    from engine.fit.speed_book import read_speed_book
+    from engine.fit.strategies.constraints import Constraints
+    from engine.library.planning import jobs, plan_all
+    from engine.library.settled import rig_key, settled_rig
+    from engine.rigs.speed_test import known_speeds
+
+    rig = settled_rig(read_rig(options.rig) if options.rig is not None else this_machine())
+    strategy, constraints = STRATEGIES[0], Constraints(speeds=known_speeds(rig, read_speed_book(speeds_path())))
+    key = rig_key(rig, constraints, strategy)
+    fits = index.fits(key)
+    found: dict[str, Fit] = {}
+    wanted = jobs((model.entry for model in models), fits)
+    plan_all(wanted, rig, strategy, constraints, found.__setitem__, CancelToken())
+    index.keep_fits(key, found)
+    return fits | found

@@ -1,0 +1,1 @@
+"""The library in the window: looked at, remembered and forecast beside the GUI thread."""

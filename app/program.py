@@ -1,0 +1,45 @@
+"""Entry point of the bundle, where window, command line and children are one executable.
+
+- `layerdeck [FILE.gguf]`: the window
+- `layerdeck-cli WORDS`: the command line, the program under another name; `layerdeck --cli WORDS` is the same
+- `layerdeck --worker WORDS`: a child, as `engine.programs` starts it, and so are the others named there
+"""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from engine.programs import CHILDREN
+
+CLI_NAME = "layerdeck-cli"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Be what the first argument, or the name of the program, says; return the exit code."""
+    program, *words = sys.argv if arguments is None else arguments
+    match words:
+        case [option, *words] if option.startswith("--") and (child := CHILDREN.get(option[2:])):
+            sys.argv = [program, *words]
+            runpy.run_module(child, run_name="__main__", alter_sys=True)
+            return 0
+        case ["--cli", *words]:
+            return _run_command_line(words)
+        case _ if Path(program).stem == CLI_NAME:
+            return _run_command_line(words)
+        case _:
+            from app.gui import main as open_window
+
+            return open_window(words)
+
+
+def _run_command_line(words: Sequence[str]) -> int:
+    from app.cli import main as run
+
+    return run(words)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""Carries what the library knows to its view, and what people want there to whoever does it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox
+
+from app.library.keeper import LibraryKeeper
+from app.library.stock import Shelf
+from app.models.document import LayoutDocument
+from app.models.layouts import Layouts
+from app.models.opener import ModelOpener
+from app.rig.live_rig import LiveRig
+from app.settings import KeptSideFiles, Settings
+from app.window.library_page import LibraryPage
+from app.window.main_window import MainWindow
+from engine.gguf.model_file import ModelFile
+from engine.library.duplicates import Duplicates
+from engine.library.listed import Listed, marks_of
+from engine.library.notes import KeptDocument
+from engine.library.removal import Removal
+from engine.library.starters import Starter, starters_for
+from engine.units import format_bytes
+from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
+
+_MOST_DUPLICATES = 12
+
+
+class LibraryPresenter(QObject):
+    """`page` is where the view is shown."""
+
+    def __init__(
+        self,
+        keeper: LibraryKeeper,
+        *,
+        opener: ModelOpener,
+        document: LayoutDocument,
+        layouts: Layouts,
+        live: LiveRig,
+        settings: Settings,
+        open_file: Callable[[], None],
+        main: MainWindow,
+    ) -> None:
+        super().__init__(main)
+        self.page = LibraryPage(main)
+        self._keeper, self._opener, self._document = keeper, opener, document
+        self._layouts, self._live, self._settings, self._main = layouts, live, settings, main
+        self._awaited: KeptDocument | None = None
+        """A layout that the model is to have which is being opened."""
+        self._removing = ""
+        view = self._view = self.page.view
+        keeper.shelf_changed.connect(self._on_shelf_changed)
+        keeper.progress.connect(view.show_progress)
+        keeper.removal_planned.connect(self._ask_removal)
+        keeper.documents_found.connect(view.details.show_layouts)
+        keeper.duplicates_found.connect(self._show_duplicates)
+        opener.model_changed.connect(self._on_model_opened)
+        self.page.shown_changed.connect(self._on_shown_changed)
+        view.add_folder_requested.connect(self.add_folder)
+        view.folders_requested.connect(self._show_folders)
+        view.duplicates_requested.connect(keeper.find_duplicates)
+        view.model_shown.connect(self._on_model_shown)
+        view.starters.open_requested.connect(open_file)
+        view.starters.try_demo_requested.connect(self._try_demo)
+        view.starters.starter_chosen.connect(self._find_starter)
+        details = view.details
+        details.open_requested.connect(self._open)
+        details.notes_changed.connect(self._note)
+        details.removal_requested.connect(self._plan_removal)
+        details.forget_requested.connect(keeper.forget)
+        details.layouts.use_requested.connect(self._open_with)
+        details.layouts.forget_requested.connect(self._forget_layout)
+        details.layouts.keep_requested.connect(self._keep_layout)
+
+    def add_folder(self) -> None:
+        """Ask for a folder to look into."""
+        name = QFileDialog.getExistingDirectory(self._main, "Add a folder with models")
+        if name:
+            self._keeper.add_folder(Path(name))
+
+    # ------------------------------------------------------------------ showing
+
+    def _on_shown_changed(self, shown: bool) -> None:
+        if shown:
+            self._view.show_starters(starters_for(self._live.rig))
+            self._keeper.wake()
+
+    def _on_shelf_changed(self, shelf: Shelf) -> None:
+        self._view.show_models(shelf.models, shelf.problems, is_looked=shelf.is_looked)
+
+    def _on_model_shown(self, model: Listed | None) -> None:
+        if model is None:
+            return
+        current = self._document.model
+        paths = {copy.path for each in model.entry.quantisations for copy in each.copies}
+        self._view.details.layouts.set_can_keep(current is not None and current.paths[0] in paths)
+        self._keeper.find_documents(marks_of(model.entry))
+
+    # ------------------------------------------------------------------ opening
+
+    def _open(self, wish: OpenWish) -> None:
+        if wish.projector is not None:
+            kept = self._settings.side_files(wish.path)
+            self._settings.keep_side_files(wish.path, KeptSideFiles(str(wish.projector), kept.device, kept.adapters))
+        self._awaited = None
+        self.page.hide()
+        self._opener.open(wish.path)
+
+    def _open_with(self, document: KeptDocument) -> None:
+        wish, current = self._view.details.wish, self._document.model
+        if wish is None:
+            return
+        if current is not None and current.paths[0] == wish.path:
+            self.page.hide()
+            self._layouts.use(document.name, document.text)
+        else:
+            self._open(wish)
+            self._awaited = document
+
+    def _on_model_opened(self, file: ModelFile | None) -> None:
+        self._keeper.note_opened(file)
+        document, self._awaited = self._awaited, None
+        if document is not None and file is not None:
+            self._layouts.use(document.name, document.text)
+
+    def _try_demo(self) -> None:
+        self.page.hide()
+        self._opener.try_demo()
+
+    # ------------------------------------------------------------------ keeping
+
+    def _note(self, wish: NotesWish) -> None:
+        self._keeper.note(marks_of(wish.model.entry), **wish.change)
+
+    def _keep_layout(self, name: str) -> None:
+        model, text, shown = self._document.model, self._layouts.text(), self._view.list_view.current
+        if model is not None and text is not None and shown is not None:
+            document = KeptDocument("layout", name, text)
+            self._keeper.keep_document(model.paths[0], document, marks_of(shown.entry))
+
+    def _forget_layout(self, document: KeptDocument) -> None:
+        current = self._view.list_view.current
+        if current is not None:
+            self._keeper.forget_document(marks_of(current.entry), document)
+
+    # ------------------------------------------------------------------ removing
+
+    def _plan_removal(self, wish: RemovalWish) -> None:
+        self._removing = f"{wish.entry.title} {wish.quantisation.label}".strip()
+        self._keeper.plan_removal(wish.entry, wish.quantisation, wish.copy)
+
+    def _ask_removal(self, removal: Removal) -> None:
+        box = self._question("Move to the trash", removal.question(self._removing))
+        box.setDetailedText("\n".join(map(str, removal.paths)))
+        move = box.addButton("Move to Trash", QMessageBox.ButtonRole.AcceptRole)
+        move.setProperty("role", "danger")
+        box.addButton(QMessageBox.StandardButton.Cancel)
+        box.setDefaultButton(QMessageBox.StandardButton.Cancel)
+        move.clicked.connect(lambda: self._keeper.remove(removal))
+        box.open()
+
+    def _show_duplicates(self, duplicates: tuple[Duplicates, ...]) -> None:
+        if not duplicates:
+            self._question("Duplicates", "No file is there twice.", close=True).open()
+            return
+        wasted = sum(each.wasted_bytes for each in duplicates)
+        lines = [f"{format_bytes(wasted)} would be free without copies."]
+        for each in duplicates[:_MOST_DUPLICATES]:
+            cost = "links to one file" if each.is_linked else f"{format_bytes(each.wasted_bytes)} too much"
+            lines += ["", f"{cost}:", *(f"{file.path}  ({file.store.words})" for file in each.files)]
+        if len(duplicates) > _MOST_DUPLICATES:
+            lines += ["", f"And {len(duplicates) - _MOST_DUPLICATES} more."]
+        self._question("Duplicates", "\n".join(lines), close=True).open()
+
+    def _question(self, title: str, text: str, *, close: bool = False) -> QMessageBox:
+        box = QMessageBox(self._main)
+        box.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        box.setWindowTitle(title)
+        box.setTextFormat(Qt.TextFormat.PlainText)
+        box.setText(text)
+        if close:
+            box.addButton(QMessageBox.StandardButton.Close)
+        return box
+
+    # ------------------------------------------------------------------ folders
+
+    def _show_folders(self) -> None:
+        """Show the folders that were added, each to be taken off the list."""
+        menu = QMenu(self._view)
+        menu.addAction("&Add a Folder…", self.add_folder)
+        menu.addAction("&Look Again Now", self._keeper.look)
+        menu.addSeparator()
+        for folder in self._keeper.shelf.folders:
+            text = str(folder).replace("&", "&&")
+            menu.addAction(f"Stop looking into {text}", partial(self._keeper.remove_folder, folder))
+        button = self._view.folders_button
+        menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
+
+    def _find_starter(self, starter: Starter) -> None:
+        self._view.show_find(starter.address)

@@ -1,0 +1,198 @@
+"""Everything of the window but its widgets, made and connected."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+from PySide6.QtCore import QObject
+
+from app.background import Background
+from app.chats.archive import ChatArchive
+from app.chats.preset_book import PresetBook
+from app.chats.shelf import ChatShelf
+from app.library.finder import HubFinder
+from app.library.keeper import LibraryKeeper
+from app.library.stock import Stock
+from app.load.loader import Loader
+from app.load.prober import Prober
+from app.load.reloader import Reloader
+from app.models.auto_layouts import AutoLayouts
+from app.models.document import LayoutDocument
+from app.models.edited import is_edited
+from app.models.held_memory import HeldMemory
+from app.models.layouts import Layouts
+from app.models.loading import Loading, ModelState
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.models.other_layouts import OtherLayouts
+from app.models.side_files import SideFileKeeper
+from app.models.speeds import SpeedKeeper
+from app.models.unloader import Unloader
+from app.notices import Notices
+from app.paths import chats_path, library_path, presets_path
+from app.rig.calibrator import Calibrator
+from app.rig.examiner import Examiner
+from app.rig.watchman import Watchman
+from app.settings import Settings
+from app.wiring.rig import RigParts, make_rig
+from app.worker import Worker
+from widgets.markdown.typesetter import Typesetter
+
+
+@dataclass(frozen=True, slots=True)
+class Desk:
+    """Everything of the window but its widgets. What waits happens elsewhere; answers arrive as signals."""
+
+    settings: Settings
+    background: Background
+    notices: Notices
+    rig: RigParts
+    document: LayoutDocument
+    models: OpenModels
+    calibrator: Calibrator
+    loader: Loader
+    reloader: Reloader
+    prober: Prober
+    watchman: Watchman
+    held_memory: HeldMemory
+    opener: ModelOpener
+    layouts: Layouts
+    auto_layouts: AutoLayouts
+    side_files: SideFileKeeper
+    speeds: SpeedKeeper
+    unloader: Unloader
+    other_layouts: OtherLayouts
+    library: LibraryKeeper
+    examiner: Examiner
+    finder: HubFinder
+    archive: ChatArchive
+    shelf: ChatShelf
+    presets: PresetBook
+    typesetter: Typesetter
+
+    @property
+    def loading(self) -> Loading:
+        """The child of the current model."""
+        return self.models.current.loading
+
+    @property
+    def is_edited(self) -> bool:
+        """Whether what is edited is not what is loaded of the current model."""
+        return is_edited(self.document, self.loading.loaded)
+
+    def close(self) -> None:
+        """End every process and thread of ours. Bounded; called once, when the window closes."""
+        self.background.close()
+        self.library.close()
+        self.examiner.close()
+        self.finder.close()
+        self.prober.close()
+        self.loader.close()
+        self.models.close()
+        self.archive.close()
+        self.rig.close()
+        self.settings.sync()
+
+
+def make_desk(
+    settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
+) -> Desk:
+    """Return a desk with one blank model and no devices yet."""
+    background, notices, document = Background(parent), Notices(parent), LayoutDocument(parent)
+    rig = make_rig(background, notices, settings, parent)
+    live = rig.live
+    calibrator = Calibrator(live, background, parent=parent)
+    models = OpenModels(calibrator, clock=clock, parent=parent)
+    watchman = Watchman(live, parent)
+    # First of all who follow the models: the loader asks what is free on devices that know of them.
+    held_memory = HeldMemory(models, live, watchman, parent)
+    speeds = SpeedKeeper(live, models, background, notices, parent=parent)
+    auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
+    loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
+    unloader = Unloader(models, rig.lab, notices, parent)
+    examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
+    examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
+    examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
+    archive = ChatArchive(chats_path(), background, notices, parent)
+    desk = Desk(
+        settings=settings,
+        background=background,
+        notices=notices,
+        rig=rig,
+        document=document,
+        models=models,
+        calibrator=calibrator,
+        loader=loader,
+        reloader=Reloader(models, loader, settings, parent),
+        prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
+        watchman=watchman,
+        held_memory=held_memory,
+        opener=ModelOpener(models, document, live, rig.lab, settings, background, notices, parent),
+        layouts=Layouts(document, models, live, background, notices, parent),
+        auto_layouts=auto_layouts,
+        side_files=SideFileKeeper(document, background, settings, notices, parent),
+        speeds=speeds,
+        unloader=unloader,
+        other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
+        library=LibraryKeeper(
+            Stock(library_path()),
+            models=models,
+            live=live,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
+        examiner=examiner,
+        finder=HubFinder(
+            live=live,
+            models=models,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            settings=settings,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
+        archive=archive,
+        shelf=ChatShelf(archive, models, settings, parent),
+        presets=PresetBook(presets_path(), models, background, notices, parent),
+        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
+    )
+    _connect_notices(desk)
+    for model in models.all:
+        _connect_model(desk, model)
+    models.added.connect(lambda model: _connect_model(desk, model))
+    return desk
+
+
+def _held_endpoints(models: OpenModels) -> list[str]:
+    return [endpoint for model in models.held for endpoint in model.endpoints]
+
+
+def _connect_notices(desk: Desk) -> None:
+    """Pass on what is said by those who are not given the notices."""
+    notices = desk.notices
+    desk.loader.notice.connect(notices.given)
+    desk.watchman.alarmed.connect(lambda sentence: notices.say(sentence, bad=True))
+
+
+def _connect_model(desk: Desk, model: OpenModel) -> None:
+    prober = desk.prober
+
+    def on_state_changed(state: ModelState) -> None:
+        if state is ModelState.LOADING:
+            # A probe under way holds workers that the load is about to ask for.
+            prober.cancel()
+
+    desk.speeds.follow(model)
+    desk.library.follow(model)
+    model.loading.state_changed.connect(on_state_changed)
+    model.loading.released.connect(prober.restart)
+    desk.held_memory.follow(model)
+    desk.other_layouts.follow(model)

@@ -1,0 +1,79 @@
+"""What the menus do, made and connected."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from app.theme import Theme
+from app.window.actions import Actions
+from app.window.arrangement import Arranger
+from app.window.help import open_log, show_about, show_keys
+from app.window.main_window import MainWindow
+from app.window.menus import (
+    chat_menu,
+    check_theme,
+    devices_menu,
+    edit_menu,
+    file_menu,
+    help_menu,
+    layout_menu,
+    model_menu,
+    view_menu,
+)
+from app.window.model_views import ModelViews
+from app.window.questions import Questions
+from app.wiring.desk import Desk
+
+
+def make_actions(
+    main: MainWindow,
+    desk: Desk,
+    questions: Questions,
+    views: ModelViews,
+    theme: Theme,
+    *,
+    show_auto_layout: Callable[[], None],
+    show_library: Callable[[], None],
+    check_machine: Callable[[], None],
+    arranger: Arranger,
+) -> Actions:
+    """Return the actions of all menus, which are then in the menu bar of `main`."""
+    models, notices = desk.models, desk.notices
+
+    def search_chats() -> None:
+        main.chat_view.show_list(True)
+        main.chat_view.conversations.search_edit.setFocus()
+
+    def delete_chat() -> None:
+        desk.shelf.delete(models.current.conversation.chat.id)
+
+    actions = Actions(
+        main,
+        (
+            file_menu(questions, desk.opener, main),
+            edit_menu(desk.document.undo_group, views.copy_report),
+            layout_menu(desk.layouts, desk.auto_layouts, show_auto_layout, main.editor.toggle_pin),
+            devices_menu(
+                questions,
+                search=desk.rig.search,
+                unloader=desk.unloader,
+                repeats=desk.rig.repeats,
+                speeds=desk.speeds,
+                calibrator=desk.calibrator,
+            ),
+            model_menu(models, desk.loader, desk.unloader, desk.settings),
+            chat_menu(
+                desk.shelf, desk.settings, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat
+            ),
+            view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
+            help_menu(
+                show_keys=lambda: show_keys(main, actions.shortcuts()),
+                check_machine=check_machine,
+                open_log=lambda: open_log(notices),
+                show_about=lambda: show_about(main),
+            ),
+        ),
+    )
+    main.fill_menus(actions.menus, before_demo=actions["open_demo"])
+    check_theme(actions, theme, main)
+    return actions

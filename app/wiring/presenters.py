@@ -1,0 +1,206 @@
+"""A function for each part of the screen: it makes the presenter and gives it what it uses.
+
+A presenter whose parent is the window needs no other owner.
+"""
+
+from __future__ import annotations
+
+from app.models.open_model import OpenModel
+from app.window.actions import Actions
+from app.window.arrangement import Arranger
+from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.chat_presenter import ChatPresenter
+from app.window.chat_settings_presenter import ChatSettingsPresenter
+from app.window.code_saver import CodeSaver
+from app.window.find_presenter import FindPresenter
+from app.window.layout_presenter import LayoutPresenter
+from app.window.library_presenter import LibraryPresenter
+from app.window.load_presenter import LoadPresenter
+from app.window.loaded_presenter import LoadedPresenter
+from app.window.main_window import MainWindow
+from app.window.model_presenter import ModelPresenter
+from app.window.model_views import ModelView, ModelViews
+from app.window.questions import Questions
+from app.window.reading_presenter import ReadingPresenter
+from app.window.rig_presenter import RigPresenter
+from app.window.settings_presenter import SettingsPresenter
+from app.window.shelf_presenter import ShelfPresenter
+from app.window.state_presenter import StatePresenter
+from app.wiring.desk import Desk
+from widgets.chat.chat_pane import ChatPane
+
+
+def make_questions(main: MainWindow, desk: Desk) -> Questions:
+    """Return what the window asks for before something is done."""
+    return Questions(
+        main,
+        desk.settings,
+        document=desk.document,
+        opener=desk.opener,
+        layouts=desk.layouts,
+        rig_files=desk.rig.files,
+        search=desk.rig.search,
+        lab=desk.rig.lab,
+    )
+
+
+def make_views(main: MainWindow, desk: Desk) -> ModelViews:
+    """Return the chats and reports, one of each for every open model."""
+
+    def present(model: OpenModel, view: ModelView) -> None:
+        ChatPresenter(model, view.chat, main)
+        ChatSettingsPresenter(model, desk.presets, view.chat, main)
+        ReadingPresenter(model, desk.models, main.status_line, main)
+        model.loading.state_changed.connect(main.open_report)
+        view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
+        LoadPresenter(
+            model,
+            desk.models,
+            desk.rig.live,
+            other_layouts=desk.other_layouts,
+            report=view.report,
+            dock=main.docks["report"],
+            bar=main.settings_bar,
+            status_line=main.status_line,
+            notices=desk.notices,
+            parent=main,
+        )
+
+    return ModelViews(desk.models, main.chats, main.reports, present, desk.typesetter, main)
+
+
+def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arranger) -> None:
+    """Show the list of conversations, and save code that people want as a file."""
+    ShelfPresenter(
+        desk.archive,
+        desk.shelf,
+        main.chat_view.conversations,
+        current_pane=lambda: views.current.chat,
+        window=main,
+    )
+    code = CodeSaver(main, desk.background, desk.notices)
+    for view in views.all:
+        _connect_pane(view.chat, desk, arranger, code)
+    views.added.connect(lambda view: _connect_pane(view.chat, desk, arranger, code))
+
+
+def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:
+    pane.new_requested.connect(desk.shelf.new)
+    pane.list_toggled.connect(arranger.toggle_list)
+    pane.save_requested.connect(code.save)
+
+
+def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresenter:
+    """Return what shows the dialog of automatic layouts."""
+    return AutoLayoutPresenter(
+        desk.auto_layouts, desk.document, desk.rig.live, opener=desk.opener, editor=main.editor, window=main
+    )
+
+
+def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -> LibraryPresenter:
+    """Return what shows the library."""
+    return LibraryPresenter(
+        desk.library,
+        opener=desk.opener,
+        document=desk.document,
+        layouts=desk.layouts,
+        live=desk.rig.live,
+        settings=desk.settings,
+        open_file=questions.open_model,
+        main=main,
+    )
+
+
+def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
+    """Connect the Find tab of the library."""
+    FindPresenter(desk.finder, desk.library, library.page, main)
+
+
+def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
+    """Show on the status line that a layout is searched for; it can be cancelled meanwhile."""
+
+    def show_search(what: str) -> None:
+        main.status_line.set_busy("auto layout", what)
+        actions.enable(cancel_auto_layout=bool(what))
+
+    desk.auto_layouts.searching.connect(show_search)
+    show_search("")
+
+
+def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
+    """Show the devices' cards."""
+    rig = desk.rig
+    RigPresenter(
+        rig.live,
+        rig.lab,
+        search=rig.search,
+        limits=rig.limits,
+        watchman=desk.watchman,
+        strip=main.device_strip,
+        actions=actions,
+        notices=desk.notices,
+        parent=main,
+    )
+
+
+def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:
+    """Show the layout being edited."""
+    LayoutPresenter(
+        desk.document,
+        desk.rig.live,
+        editor=main.editor,
+        share_editor=main.share_editor,
+        bar=main.settings_bar,
+        actions=actions,
+        parent=main,
+    )
+
+
+def make_model_presenter(main: MainWindow, desk: Desk, actions: Actions) -> ModelPresenter:
+    """Return what shows which model is open, and recent ones."""
+    return ModelPresenter(
+        desk.opener,
+        desk.settings,
+        window=main,
+        bar=main.settings_bar,
+        panel=main.model_panel,
+        recent_menu=main.recent_menu,
+        actions=actions,
+    )
+
+
+def present_state(main: MainWindow, desk: Desk, actions: Actions) -> None:
+    """Show how the current model stands."""
+    StatePresenter(
+        desk.models,
+        desk.document,
+        desk.loader,
+        opener=desk.opener,
+        unloader=desk.unloader,
+        bar=main.settings_bar,
+        editor=main.editor,
+        strip=main.device_strip,
+        status_line=main.status_line,
+        actions=actions,
+        parent=main,
+    )
+
+
+def present_loaded(main: MainWindow, desk: Desk) -> None:
+    """List the loaded models, and ask when one is in the way of another."""
+    LoadedPresenter(
+        desk.models,
+        desk.loader,
+        desk.rig.live,
+        opener=desk.opener,
+        unloader=desk.unloader,
+        window=main,
+        panel=main.model_panel,
+        question=main.load_question,
+        strip=main.device_strip,
+    )
+
+
+def make_settings_presenter(main: MainWindow, desk: Desk) -> SettingsPresenter:
+    """Return what shows the dialog of settings."""
+    return SettingsPresenter(desk.document, desk.models, desk.side_files, bar=main.settings_bar, window=main)

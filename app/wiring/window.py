@@ -1,0 +1,153 @@
+"""The window with what is behind it, made and connected."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import Qt
+
+from app.settings import Settings
+from app.theme import Theme
+from app.window.actions import Actions
+from app.window.arrangement import Arranger
+from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.doctor_presenter import DoctorPresenter
+from app.window.library_page import LibraryPage
+from app.window.library_presenter import LibraryPresenter
+from app.window.main_window import MainWindow
+from app.window.model_presenter import ModelPresenter
+from app.window.model_views import ModelViews
+from app.window.questions import Questions
+from app.window.sample_questions import SampleQuestionPresenter
+from app.window.settings_presenter import SettingsPresenter
+from app.wiring.desk import Desk, make_desk
+from app.wiring.menu_bar import make_actions
+from app.wiring.presenters import (
+    make_auto_layout_presenter,
+    make_library_presenter,
+    make_model_presenter,
+    make_questions,
+    make_settings_presenter,
+    make_views,
+    present_chats,
+    present_finder,
+    present_layout,
+    present_loaded,
+    present_rig,
+    present_searches,
+    present_state,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class WindowParts:
+    """The window with what is behind it."""
+
+    main: MainWindow
+    desk: Desk
+    actions: Actions
+    views: ModelViews
+    questions: Questions
+    theme: Theme
+    model_presenter: ModelPresenter
+    settings_presenter: SettingsPresenter
+    auto_layout_presenter: AutoLayoutPresenter
+    library_presenter: LibraryPresenter
+
+    def start(self, *, files: Sequence[Path], rig: Path | None) -> None:
+        """Look for devices and open what the command line names."""
+        if self.desk.settings.fault:
+            self.desk.notices.say(self.desk.settings.fault, bad=True)
+        self.model_presenter.show_recent_models()
+        self.desk.archive.start()
+        self.desk.presets.start()
+        self.desk.typesetter.warm_up()
+        self.desk.rig.start(rig)
+        self.desk.finder.go_on()
+        for path in files:
+            self.questions.open_dropped(path)
+
+    def open_files(self, files: Sequence[Path]) -> None:
+        """Open what a later start was given, and come to the front."""
+        for path in files:
+            self.questions.open_dropped(path)
+        self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
+        self.main.raise_()
+        self.main.activateWindow()
+
+
+def make_window(settings: Settings, theme: Theme) -> WindowParts:
+    """Return a window that is not shown yet, with a desk of its own that is closed with it."""
+    main = MainWindow(settings)
+    desk = make_desk(settings, main)
+    _connect_status_line(main, desk)
+    questions = make_questions(main, desk)
+    views = make_views(main, desk)
+    SampleQuestionPresenter(desk.opener, views, main)
+    auto_layout_presenter = make_auto_layout_presenter(main, desk)
+    library_presenter = make_library_presenter(main, desk, questions)
+    doctor = DoctorPresenter(desk.examiner, main)
+    views.check_requested.connect(doctor.show)
+    present_finder(main, desk, library_presenter)
+    arranger = Arranger(main, settings)
+    actions = make_actions(
+        main,
+        desk,
+        questions,
+        views,
+        theme,
+        show_auto_layout=auto_layout_presenter.show,
+        show_library=library_presenter.page.toggle,
+        check_machine=doctor.show,
+        arranger=arranger,
+    )
+    arranger.leaving.connect(library_presenter.page.hide)
+    library_presenter.page.shown_changed.connect(arranger.make_way)
+    present_chats(main, desk, views, arranger)
+    present_searches(main, desk, actions)
+    present_rig(main, desk, actions)
+    present_layout(main, desk, actions)
+    model_presenter = make_model_presenter(main, desk, actions)
+    present_state(main, desk, actions)
+    present_loaded(main, desk)
+    settings_presenter = make_settings_presenter(main, desk)
+    _connect_window(main, desk, questions)
+    _connect_theme(main, views, library_presenter.page, theme)
+    main.restore()
+    arranger.restore()
+    return WindowParts(
+        main,
+        desk,
+        actions,
+        views,
+        questions,
+        theme,
+        model_presenter,
+        settings_presenter,
+        auto_layout_presenter,
+        library_presenter,
+    )
+
+
+def _connect_status_line(main: MainWindow, desk: Desk) -> None:
+    desk.notices.given.connect(main.status_line.show_notice)
+    desk.background.busy_changed.connect(lambda what: main.status_line.set_busy("work", what))
+
+
+def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
+    main.model_panel.open_requested.connect(questions.open_model)
+    main.model_panel.lab_requested.connect(questions.start_lab)
+    main.device_strip.add_remote_requested.connect(questions.add_remote)
+    main.device_strip.add_lab_requested.connect(questions.start_lab)
+    main.file_dropped.connect(questions.open_dropped)
+    # Qt keeps the method of a plain object weakly: this one is to be there for as long as the window.
+    main.closing.connect(partial(desk.close))
+
+
+def _connect_theme(main: MainWindow, views: ModelViews, library: LibraryPage, theme: Theme) -> None:
+    for apply_palette in (main.apply_palette, views.apply_palette, library.view.apply_palette):
+        theme.palette_changed.connect(apply_palette)
+        apply_palette(theme.palette)

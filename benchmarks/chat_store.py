@@ -1,0 +1,121 @@
+"""Time that kept conversations take: 10,000 of them, one of which has 1,000 messages.
+
+    python -m benchmarks.chat_store [--conversations N]
+
+`open`: the store opened, all conversations listed and the long one read; `search`: the slowest of several texts, short
+ones among them; `append`: a piece of an answer kept, from the call until it is on disk. Times are milliseconds; the
+median of several runs where no other word is said. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.chats.conversation import Conversation
+from engine.chats.message import Message, Role
+from engine.chats.store import ChatStore
+from engine.chats.tree import MessageTree, add, tree_of
+
+REPEATS = 5
+LONG_MESSAGES = 1000
+WORDS_OF_MESSAGE = 60
+TEXTS = ("needle in a haystack", "conversation", "def function", "wo", "z9", "q", "日本", "not there at all")
+PIECES = 200
+PIECES_PER_SECOND = 200
+
+
+def main() -> None:
+    """Fill a database, measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--conversations", type=int, default=10_000)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "chats.sqlite"
+        _fill(path, options.conversations)
+        opened = _median(lambda: _open(path))
+        store = ChatStore(path)
+        searches = {text: _median(lambda text=text: store.search(text)) for text in TEXTS}  # type: ignore[misc]
+        for text, milliseconds in searches.items():
+            print(f"search {text!r}: {milliseconds:.1f} ms, {len(store.search(text))} found", flush=True)
+        appended, calls = _append(store)
+        size_bytes = path.stat().st_size
+        store.close()
+    result = {
+        "benchmark": "chat_store",
+        "conversations": options.conversations,
+        "size_bytes": size_bytes,
+        "open_ms": round(opened, 1),
+        "search_ms": round(max(searches.values()), 1),
+        "append_ms": round(statistics.median(appended), 2),
+        "append_slowest_ms": round(max(appended), 2),
+        "append_call_ms": round(statistics.median(calls), 4),
+    }
+    print(json.dumps(result))
+
+
+def _fill(path: Path, count: int) -> None:
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=draw.randint(2, 9))) for _ in range(20_000)]
+    store = ChatStore(path)
+    last = None
+    for number in range(count):
+        ident, length = f"c{number}", LONG_MESSAGES if number == count // 2 else 4
+        store.save(Conversation(id=ident, title=f"Conversation {number}", created_ms=number, updated_ms=number))
+        messages: list[Message] = []
+        for place in range(length):
+            text = " ".join(draw.choices(words, k=WORDS_OF_MESSAGE))
+            if (number, place) == (7, 1):
+                text += " a needle in a haystack 日本語 z9"
+            role: Role = "user" if place % 2 == 0 else "assistant"
+            messages.append(
+                Message(id=f"{ident}.{place}", role=role, content=text, parent=messages[-1].id if messages else None)
+            )
+        last = store.apply(ident, MessageTree(), tree_of(messages, messages[-1].id))
+    if last is not None:
+        last.result()
+    store.close()
+
+
+def _open(path: Path) -> None:
+    store = ChatStore(path)
+    listed = store.conversations()
+    tree = store.tree(f"c{len(listed) // 2}")
+    assert len(tree.path) == LONG_MESSAGES
+    store.close()
+
+
+def _append(store: ChatStore) -> tuple[list[float], list[float]]:
+    """Return how long pieces take until they are on disk, and how long the caller is kept."""
+    tree = store.tree("c1")
+    answer = Message(id="new", role="assistant", content="", parent=tree.leaf, state="writing")
+    store.apply("c1", tree, add(tree, answer)).result()
+    kept: list[float] = []
+    calls: list[float] = []
+    for _ in range(PIECES):
+        begun = time.perf_counter()
+        done = store.append("new", content="piece ")
+        calls.append(1000 * (time.perf_counter() - begun))
+        done.add_done_callback(lambda _done, begun=begun: kept.append(1000 * (time.perf_counter() - begun)))  # type: ignore[misc]
+        time.sleep(1 / PIECES_PER_SECOND)
+    store.finish("c1", answer).result()
+    return kept, calls
+
+
+def _median(work: Callable[[], object]) -> float:
+    times = []
+    for _ in range(REPEATS):
+        begun = time.perf_counter()
+        work()
+        times.append(1000 * (time.perf_counter() - begun))
+    return statistics.median(times)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""Frames of the window while four answers stream into it, against the same window with nothing to do.
+
+    python -m benchmarks.frame_rate [--model FILE.gguf] [--seconds 10] [--answers 4]
+
+The whole window with a model that it loads itself, in this process; one answer goes through the chat, all of them
+through the GUI thread. A small widget asks to be painted 60 times a second, and each paint is a frame: it comes when
+everything before it in the event loop has been done, so that a stall of any kind is a long frame. The platform is
+offscreen unless QT_QPA_PLATFORM says otherwise. The last line is one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QDeadlineTimer, QEventLoop, Qt, QTimer
+from PySide6.QtGui import QPaintEvent
+from PySide6.QtWidgets import QApplication, QWidget
+
+if TYPE_CHECKING:
+    from app.wiring import WindowParts
+    from engine.session.events import Token
+
+FRAME_MS = 16
+SLOW_FRAME_S = 1 / 30
+TIMEOUT_S = 120
+TOKENS = 100_000
+"""More than are written in the time that is measured."""
+N_CTX = 2048
+"""Of each request."""
+
+
+class Frames(QWidget):
+    """Paints itself as often as a screen would, and keeps when it did."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.setFixedSize(4, 4)
+        self.times: list[float] = []
+        self._timer = QTimer(self)
+        self._timer.setTimerType(Qt.TimerType.PreciseTimer)
+        self._timer.setInterval(FRAME_MS)
+        self._timer.timeout.connect(self.update)
+        self._timer.start()
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        """Note the moment; there is nothing to see."""
+        self.times.append(time.perf_counter())
+
+    def over(self, seconds: float) -> list[float]:
+        """Return the seconds from frame to frame over a time; the window goes on meanwhile."""
+        self.times.clear()
+        run_until(lambda: False, seconds)
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--model", type=Path)
+    parser.add_argument("--seconds", type=float, default=10.0)
+    parser.add_argument("--answers", type=int, default=4)
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as home:
+        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+        os.environ["HOME"] = home
+        for name in ("CONFIG", "DATA", "STATE", "CACHE"):
+            os.environ[f"XDG_{name}_HOME"] = home
+        result = measure(options.model, options.seconds, options.answers)
+    for name in ("idle", "answers"):
+        print(f"{name}: {result[f'{name}_fps']} frames/s, {result[f'{name}_slow']} of {result[f'{name}_frames']} slow")
+    print(json.dumps({"benchmark": "frame_rate", **result}))
+
+
+def measure(path: Path | None, seconds: float, answers: int) -> dict[str, object]:
+    """Return the figures of both times, and how many tokens came in the second."""
+    from app.demo import ensure_demo
+    from app.settings import Settings
+    from app.theme import Theme
+    from app.wiring import make_window
+
+    application = QApplication(sys.argv[:1])
+    window = make_window(Settings(), Theme(application, "dark"))
+    frames = Frames()
+    window.main.statusBar().addPermanentWidget(frames)
+    window.main.show()
+    try:
+        load(window, path or ensure_demo(), answers)
+        idle = frames.over(seconds)
+        tokens = ask(window, answers)
+        busy = frames.over(seconds)
+        return {**figures("idle", idle), **figures("answers", busy), "answers": answers, "tokens": len(tokens)}
+    finally:
+        window.main.close()
+
+
+def load(window: WindowParts, path: Path, answers: int) -> None:
+    """Load the model with room for so many requests at a time."""
+    from app.models.loading import ModelState
+    from engine.settings.context_settings import ContextSettings
+
+    desk = window.desk
+    window.start(files=[path], rig=None)
+    wait_for(lambda: desk.document.edit is not None)
+    desk.document.set_context(ContextSettings(n_ctx=N_CTX).with_requests(answers))
+    desk.loader.load()
+    wait_for(lambda: desk.loading.state is ModelState.READY)
+
+
+def ask(window: WindowParts, answers: int) -> list[object]:
+    """Begin the answers, wait for their first words, and return a list that grows with each token."""
+    from engine.protocol.messages import Generate
+
+    model = window.desk.models.current
+    tokens: list[object] = []
+    begun: set[object] = set()
+
+    def note(event: Token) -> None:
+        tokens.append(event)
+        begun.add(event.request)
+
+    model.loading.bridge.token.connect(note)
+    model.conversation.send("Tell a long story about layers and devices.")
+    for number in range(1, answers):
+        model.loading.generate(Generate(prompt=f"{number} layers are", max_tokens=TOKENS))
+    wait_for(lambda: len(begun) == answers)
+    tokens.clear()
+    return tokens
+
+
+def figures(name: str, gaps: list[float]) -> dict[str, object]:
+    """Return what is told of the seconds from frame to frame."""
+    return {
+        f"{name}_fps": round(1 / statistics.median(gaps), 1),
+        f"{name}_frames": len(gaps),
+        f"{name}_slow": sum(gap > SLOW_FRAME_S for gap in gaps),
+        f"{name}_p99_ms": round(sorted(gaps)[int(len(gaps) * 0.99)] * 1000, 1),
+        f"{name}_longest_ms": round(max(gaps) * 1000, 1),
+    }
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Let the window go on until `condition` holds.
+
+    Raises:
+        RuntimeError: where that takes too long.
+    """
+    if not run_until(condition, TIMEOUT_S):
+        raise RuntimeError("The window did not get there in time.")
+
+
+def run_until(condition: Callable[[], bool], seconds: float) -> bool:
+    """Let the window go on until `condition` holds, or for `seconds`; return whether it does."""
+    deadline = QDeadlineTimer(int(seconds * 1000))
+    while not condition():
+        if deadline.hasExpired():
+            return False
+        QApplication.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
+    return True
+
+
+if __name__ == "__main__":
+    main()

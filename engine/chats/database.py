@@ -1,0 +1,123 @@
+"""Opening the database: what is damaged or of a newer version is kept aside, what a crash left open is closed."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+
+import psutil
+
+from engine.chats.schema import VERSION, upgrade, version_of
+from engine.errors import ChatError
+
+BUSY_SECONDS = 10.0
+"""How long a writer waits for that of another process (the window and a command line may be at it together)."""
+
+
+def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
+    """Return the connection that writes, and a sentence where what was there had to be kept aside.
+
+    Raises:
+        ChatError: no database can be opened or made there.
+    """
+    notice = ""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if reason := _fault(path):
+            notice = _keep_aside(path, reason)
+        if not path.exists():
+            path.touch(mode=0o600)  # what is said is nobody else's business
+        connection = _connect(path)
+        try:
+            upgrade(connection)
+        except BaseException:
+            connection.close()
+            raise
+    except (OSError, sqlite3.Error) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ChatError(f"The conversations cannot be kept in {path} ({reason}); check the folder.") from None
+    return connection, notice
+
+
+def our_name() -> str:
+    """Return what tells this process from all others, as the writer of messages."""
+    process = psutil.Process()
+    return f"{process.pid}:{process.create_time():.2f}"
+
+
+def is_alive(writer: str) -> bool:
+    """Tell whether the process that was writing a message still runs."""
+    pid, _, created = writer.partition(":")
+    try:
+        return f"{psutil.Process(int(pid)).create_time():.2f}" == created
+    except (psutil.Error, ValueError, OverflowError):
+        return False
+
+
+def mend(connection: sqlite3.Connection) -> None:
+    """Make messages whole that processes were writing when they ended."""
+    alive: Callable[[str], bool] = cache(is_alive)
+    open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
+    left = [message for message, writer in open_messages if not alive(writer)]
+    if not left:
+        return
+    connection.execute("BEGIN IMMEDIATE")
+    for message in left:
+        pieces = connection.execute(
+            "SELECT content, reasoning FROM piece WHERE message = ? ORDER BY number", (message,)
+        ).fetchall()
+        content, reasoning = connection.execute(
+            "SELECT content, reasoning FROM message WHERE id = ?", (message,)
+        ).fetchone()
+        connection.execute(
+            "UPDATE message SET content = ?, reasoning = ?, state = 'interrupted', writer = NULL WHERE id = ?",
+            (content + "".join(p[0] for p in pieces), reasoning + "".join(p[1] for p in pieces), message),
+        )
+        connection.execute("DELETE FROM piece WHERE message = ?", (message,))
+    connection.execute("COMMIT")
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+        connection.execute(f"PRAGMA {pragma}")
+    return connection
+
+
+def _fault(path: Path) -> str:
+    """Return why the database that is there cannot be used, empty where it can or there is none."""
+    if not path.exists() or not path.stat().st_size:
+        return ""
+    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+    try:
+        version = version_of(connection)
+        if version > VERSION:
+            return f"is of version {version} and this program reads version {VERSION}"
+        # a look at each table finds a damaged beginning; all of it is not read, which would take seconds
+        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+            connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+    except sqlite3.OperationalError as error:
+        if "locked" in str(error) or "unable to open" in str(error):
+            raise
+        return f"is damaged ({error})"
+    except sqlite3.DatabaseError as error:
+        return f"is damaged ({error})"
+    finally:
+        connection.close()
+    return ""
+
+
+def _keep_aside(path: Path, reason: str) -> str:
+    """Rename a database with what belongs to it; returns the sentence that says so."""
+    stamp = time.strftime("%Y%m%d-%H%M%S")
+    aside = path.with_name(f"{path.stem}-{stamp}-{os.getpid()}{path.suffix}")
+    path.replace(aside)
+    for ending in ("-wal", "-shm"):
+        with suppress(FileNotFoundError):
+            path.with_name(path.name + ending).replace(aside.with_name(aside.name + ending))
+    return f"The database of conversations {reason}. It was kept as {aside.name} and a new one begun."

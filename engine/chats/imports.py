@@ -1,0 +1,262 @@
+"""Conversations from files of other people: our JSON, and the lines of llama.cpp's own page. Every size is bounded.
+
+All ids are given anew, so that nothing that is kept is overwritten.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn
+
+import msgspec
+
+from engine.chats.conversation import Conversation
+from engine.chats.exports import FORMAT, VERSION
+from engine.chats.message import ROLES, Attachment, Message, new_id
+from engine.chats.tree import MessageTree, mended_tree
+from engine.errors import ChatError
+from engine.files import read_at_most
+
+MAX_BYTES = 256 << 20
+MAX_CONVERSATIONS = 20_000
+MAX_MESSAGES = 1_000_000
+MAX_TITLE_CHARACTERS = 500
+_TOO_LATE_MS = 1 << 52
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A conversation with its messages, and the bytes of its attachments by their SHA-256."""
+
+    conversation: Conversation
+    tree: MessageTree
+    files: Mapping[str, bytes] = field(default_factory=dict)
+
+
+def read_conversations(path: Path) -> tuple[Imported, ...]:
+    """Return the conversations of a file.
+
+    Raises:
+        ChatError: one sentence that names the file.
+    """
+    try:
+        data = read_at_most(path, MAX_BYTES + 1)
+    except (OSError, ValueError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ChatError(f"{path.name} cannot be read ({reason}); check the path.") from None
+    return parse_conversations(data, source=path.name)
+
+
+def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
+    """Return the conversations of a document; raises as `read_conversations` does."""
+    if len(data) > MAX_BYTES:
+        raise ChatError(f"{source} is larger than {MAX_BYTES >> 20} MiB; split it.")
+    try:
+        text = data.decode("utf-8-sig")
+        first = text.lstrip()[:1]
+        lines = text.split("\n")  # and at nothing else: JSON may hold other ends of lines in texts
+        if first == "{" and len(lines) > 1 and _is_session(lines):
+            found = tuple(_from_lines(lines))
+        else:
+            found = tuple(_from_document(_loaded(text)))
+    except UnicodeDecodeError:
+        raise ChatError(f"{source} is not UTF-8 text; choose a file of exported conversations.") from None
+    except RecursionError:
+        raise ChatError(f"{source} is nested too deeply for conversations.") from None
+    except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ChatError(f"{source} holds no conversations that can be read: {reason}.") from None
+    if not found:
+        raise ChatError(f"{source} holds no conversation.")
+    return found
+
+
+# ------------------------------------------------------------------ our document
+
+
+def _from_document(document: object) -> Iterator[Imported]:
+    if isinstance(document, list) or (isinstance(document, dict) and "conv" in document):
+        # the older form of llama.cpp's page: a list of conversations with their messages, or one
+        for item in _limited(document if isinstance(document, list) else [document], MAX_CONVERSATIONS):
+            yield _llama_conversation(_dict(_dict(item).get("conv")), _list(_dict(item).get("messages")))
+        return
+    root = _dict(document)
+    if root.get("format") != FORMAT:
+        _refuse("it is not of our form nor of llama.cpp's")
+    if root.get("version") != VERSION:
+        _refuse(f"it has version {root.get('version')!r} and version {VERSION} is understood; update Layerdeck")
+    files = dict(_files(_dict(root.get("files", {}))))
+    for item in _limited(_list(root.get("conversations")), MAX_CONVERSATIONS):
+        entry = _dict(item)
+        conversation = msgspec.convert(entry.get("conversation"), Conversation)
+        messages = [
+            msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
+        ]
+        tree = _renamed(messages, entry.get("leaf"))
+        used = {each.sha256 for message in messages for each in message.attachments}
+        yield Imported(
+            msgspec.structs.replace(conversation, id=new_id(), leaf=tree.leaf, deleted_ms=None, forked_from=None),
+            tree,
+            {sha256: files[sha256] for sha256 in used & files.keys()},
+        )
+
+
+def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
+    for name, text in encoded.items():
+        try:
+            data = base64.b64decode(text, validate=True)
+        except (binascii.Error, TypeError) as error:
+            raise ValueError(f"an attachment is damaged: {error}") from None
+        if hashlib.sha256(data).hexdigest() != name:
+            _refuse("an attachment is not what its name says")
+        yield name, data
+
+
+# ------------------------------------------------------------------ llama.cpp's lines
+
+
+def _is_session(lines: Sequence[str]) -> bool:
+    first = next((line for line in lines if line.strip()), "")
+    try:
+        record = _loaded(first)
+    except ValueError:
+        return False
+    return isinstance(record, dict) and record.get("type") == "session"
+
+
+def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
+    session: dict[str, Any] | None = None
+    messages: list[Any] = []
+    count = 0
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            record = _dict(_loaded(line))
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from None
+        if record.get("type") == "session":
+            if session is not None:
+                yield _llama_conversation(session, messages)
+            session, messages, count = record, [], count + 1
+            if count > MAX_CONVERSATIONS:
+                _refuse(f"more than {MAX_CONVERSATIONS} conversations are in it")
+        elif record.get("type") == "message":
+            messages.append(record.get("message"))
+    if session is not None:
+        yield _llama_conversation(session, messages)
+
+
+def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imported:
+    records = [_dict(item) for item in _limited(items, MAX_MESSAGES)]
+    roots = {str(record.get("id")): record.get("parent") for record in records if record.get("type") == "root"}
+    messages = [_llama_message(record, roots) for record in records if record.get("type") != "root"]
+    tree = _renamed(messages, session.get("currNode"))
+    title = str(session.get("name") or "")[:MAX_TITLE_CHARACTERS]
+    modified_ms = _time(session.get("lastModified"))
+    created_ms = min((message.created_ms for message in messages), default=modified_ms)
+    return Imported(
+        Conversation(
+            id=new_id(),
+            title=title,
+            pinned=session.get("pinned") is True,
+            leaf=tree.leaf,
+            created_ms=created_ms,
+            updated_ms=modified_ms,
+        ),
+        tree,
+    )
+
+
+def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any]) -> Message:
+    role = record.get("role")
+    if role not in ROLES:
+        _refuse(f"a message has the role {str(role)[:40]!r}, which is none of {', '.join(ROLES)}")
+    parent = record.get("parent")
+    attachments = []
+    for extra in record.get("extra") or ():
+        text = _dict(extra).get("content")
+        if isinstance(text, str) and text:
+            attachments.append(
+                Attachment(
+                    id=new_id(),
+                    kind="text",
+                    name=str(extra.get("name") or "file"),
+                    mime="text/plain",
+                    sha256="",
+                    size_bytes=len(text.encode("utf-8", "replace")),
+                    text=text,
+                )
+            )
+    return Message(
+        id=str(record.get("id")),
+        role=role,
+        content=_text(record.get("content")),
+        parent=None if parent is None or str(parent) in roots else str(parent),
+        reasoning=_text(record.get("reasoningContent") or record.get("thinking")),
+        model=_text(record.get("model")),
+        created_ms=_time(record.get("timestamp")),
+        attachments=tuple(attachments),
+    )
+
+
+# ------------------------------------------------------------------ parts
+
+
+def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
+    """Return a tree with new ids, in which nobody writes any more."""
+    tree = mended_tree(messages, leaf if isinstance(leaf, str) else None)
+    ids = {message: new_id() for message in tree.messages}
+    copies = [
+        msgspec.structs.replace(
+            message,
+            id=ids[message.id],
+            parent=None if message.parent is None else ids[message.parent],
+            state="interrupted" if message.state == "writing" else message.state,
+            attachments=tuple(msgspec.structs.replace(each, id=new_id()) for each in message.attachments),
+        )
+        for message in tree.messages.values()
+    ]
+    return mended_tree(copies, None if tree.leaf is None else ids[tree.leaf])
+
+
+def _loaded(text: str) -> Any:
+    return json.loads(text, parse_constant=lambda name: _refuse(f"{name} is not a number that JSON has"))
+
+
+def _dict(value: object) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        _refuse("an object is missing where one has to be")
+    return value
+
+
+def _list(value: object) -> list[Any]:
+    if not isinstance(value, list):
+        _refuse("a list is missing where one has to be")
+    return value
+
+
+def _limited(items: Sequence[Any], most: int) -> Sequence[Any]:
+    if len(items) > most:
+        _refuse(f"a list of {len(items)} is longer than {most}")
+    return items
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _time(value: object) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _TOO_LATE_MS:
+        return 0
+    return int(value)
+
+
+def _refuse(reason: str) -> NoReturn:
+    raise ValueError(reason)

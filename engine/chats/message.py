@@ -1,0 +1,91 @@
+"""Messages of conversations and what belongs to them, as values. Times are milliseconds since 1970 (UTC)."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from typing import Literal
+
+import msgspec
+
+Role = Literal["system", "user", "assistant", "tool"]
+ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
+MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
+"""`writing`: an answer under way; `stopped` by a person; `interrupted`: the program or the model's process ended in the
+middle of it; `failed`: with an error, which is in `note`. Content so far is kept in each case."""
+AttachmentKind = Literal["text", "pdf", "image", "audio"]
+
+
+def new_id() -> str:
+    """Return a name for a conversation, a message or an attachment that no other has, on any machine."""
+    return secrets.token_hex(10)
+
+
+def now_ms() -> int:
+    """Return the time."""
+    return time.time_ns() // 1_000_000
+
+
+class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What an answer took. `cached_tokens` of the prompt were not read again; times in seconds, None: not known."""
+
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    generated_tokens: int = 0
+    thinking_tokens: int = 0
+    prompt_seconds: float | None = None
+    first_token_seconds: float | None = None
+    generation_seconds: float | None = None
+    thinking_seconds: float | None = None
+
+    @property
+    def prompt_tokens_per_second(self) -> float | None:
+        """How fast what was not cached was read."""
+        return _speed(self.prompt_tokens - self.cached_tokens, self.prompt_seconds)
+
+    @property
+    def generation_tokens_per_second(self) -> float | None:
+        return _speed(self.generated_tokens, self.generation_seconds)
+
+
+class Attachment(msgspec.Struct, frozen=True, kw_only=True):
+    """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text."""
+
+    id: str
+    kind: AttachmentKind
+    name: str
+    mime: str
+    sha256: str
+    size_bytes: int
+    text: str = ""
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True):
+    """A message; a conversation begins with one whose `parent` is None. Those with the same parent are versions.
+
+    Of an answer: `reasoning` is what was thought before `content`; `model` its name and `model_identity` what tells it
+    from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the
+    names of `SamplingSettings`; `stop_reason` as in events; `note` a sentence on what went wrong, or what was left out.
+    `pinned`: it stays in the context when old turns are dropped.
+    """
+
+    id: str
+    role: Role
+    content: str
+    parent: str | None = None
+    reasoning: str = ""
+    model: str = ""
+    model_identity: str = ""
+    layout: str = ""
+    settings: dict[str, object] = {}
+    timings: Timings | None = None
+    stop_reason: str = ""
+    state: MessageState = "done"
+    note: str = ""
+    pinned: bool = False
+    attachments: tuple[Attachment, ...] = ()
+    created_ms: int = 0
+
+
+def _speed(tokens: int, seconds: float | None) -> float | None:
+    return tokens / seconds if seconds else None

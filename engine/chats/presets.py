@@ -1,0 +1,86 @@
+"""Presets: named system prompts and settings of samplers, in a JSON file that people edit and share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from engine.errors import ChatError, EngineError
+from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.settings.sampling_kinds import SamplingValue
+from engine.settings.sampling_table import SAMPLING_BY_KEY, SAMPLING_KEYS
+
+VERSION = 1
+MAX_PRESETS = 1000
+MAX_NAME_CHARACTERS = 200
+
+
+class Preset(msgspec.Struct, frozen=True, kw_only=True):
+    """`settings` by the names of `SamplingSettings`; what it does not name is left to the model and the chat."""
+
+    name: str
+    system: str = ""
+    settings: dict[str, SamplingValue] = {}
+
+
+def read_presets(path: Path) -> tuple[Preset, ...]:
+    """Return the presets of a file, none where there is no file.
+
+    Raises:
+        ChatError: one sentence with the place of the fault.
+    """
+    if not path.exists():
+        return ()
+    return parse_presets(read_file(path, what="preset", fail=_fault), source=path.name)
+
+
+def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
+    """Return the presets of a document; raises as `read_presets` does."""
+    root = parse_document(data, what="preset", source=source, version=VERSION, fail=_fault)
+    root.allow("version", "presets")
+    items = root.nested_list("presets")
+    if len(items) > MAX_PRESETS:
+        root.refuse(f"these are {len(items)} presets, and {MAX_PRESETS} are the most", "presets")
+    presets = tuple(map(_preset, items))
+    names = [preset.name for preset in presets]
+    for item, name in zip(items, names, strict=True):
+        if names.count(name) > 1:
+            item.refuse("another preset has this name; give it another one", "name")
+    return presets
+
+
+def write_presets(path: Path, presets: Iterable[Preset]) -> None:
+    """Write a file; raises as `read_presets` does."""
+    document: dict[str, object] = {"version": VERSION, "presets": [_document(preset) for preset in presets]}
+    write_file(path, encode_document(document), what="preset", fail=_fault)
+
+
+def _preset(item: JsonObject) -> Preset:
+    item.allow("name", "system", "settings")
+    name = item.text("name").strip()
+    if not 0 < len(name) <= MAX_NAME_CHARACTERS:
+        item.refuse(f"a name has 1 to {MAX_NAME_CHARACTERS} characters", "name")
+    settings: dict[str, SamplingValue] = {}
+    if "settings" in item.keys:
+        values = item.nested("settings")
+        values.allow(*SAMPLING_KEYS)
+        for key in values.keys:
+            try:
+                settings[key] = SAMPLING_BY_KEY[key].kind.checked(values.any_value(key))
+            except ValueError as error:
+                values.refuse(str(error), key)
+    return Preset(name=name, system=item.maybe("system", item.text, ""), settings=settings)
+
+
+def _document(preset: Preset) -> dict[str, object]:
+    return {
+        "name": preset.name,
+        **({"system": preset.system} if preset.system else {}),
+        **({"settings": preset.settings} if preset.settings else {}),
+    }
+
+
+def _fault(reason: str, *, place: str = "", source: str = "") -> EngineError:
+    return ChatError(": ".join(part for part in (source, place, reason) if part))

@@ -1,0 +1,92 @@
+"""A download as the queue keeps it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from engine.downloads.placing import cache_folder, from_web, in_cache, in_folder
+from engine.downloads.view import JobState
+from engine.hub.addresses import WebAddress
+from engine.hub.listing import HubFile, Quantisation, RepoListing
+from engine.hub.settings import HubSettings
+from engine.protocol.messages import TransferFile
+
+QUEUE_VERSION = 1
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """All parts of a model, and its projector. `endpoint`: the hub it comes from, "" for any other server.
+
+    `kind` is the contract's word for the fault that `reason` is about, "" for none; `paths` are the files once they are
+    here. `restart`: what was begun of a file that has changed is to be thrown away.
+    """
+
+    id: str
+    title: str
+    files: tuple[TransferFile, ...]
+    refs: tuple[tuple[str, str], ...] = ()
+    endpoint: str = ""
+    repo: str = ""
+    quantisation: str = ""
+    state: JobState = JobState.WAITING
+    kind: str = ""
+    reason: str = ""
+    done_bytes: int = 0
+    paths: tuple[str, ...] = ()
+    restart: bool = False
+
+    @property
+    def size_bytes(self) -> int | None:
+        """What all files take, None where nobody said."""
+        sizes = [file.size_bytes for file in self.files]
+        return None if None in sizes else sum(size or 0 for size in sizes)
+
+
+class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The queue between two runs."""
+
+    version: int = QUEUE_VERSION
+    jobs: tuple[Job, ...] = ()
+
+
+def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:
+    """Return what belongs together: all parts, and the projector where there is one and it is wanted."""
+    beside = listing.projector_of(quantisation) if projector else None
+    return (*quantisation.files, *([beside] if beside else []))
+
+
+def hub_job(
+    job_id: str, listing: RepoListing, quantisation: Quantisation, hub: HubSettings, folder: Path | None = None
+) -> Job:
+    """Return the job of a quantisation with all that belongs to it; without a folder it goes into the cache.
+
+    Raises:
+        ArgumentError: for names that are not safe.
+    """
+    files = files_of(listing, quantisation)
+    transfers, refs = _placed(listing, files, hub, folder)
+    return Job(
+        id=job_id,
+        title=f"{listing.repo}:{quantisation.label}",
+        files=transfers,
+        refs=refs,
+        endpoint=hub.endpoint,
+        repo=listing.repo,
+        quantisation=quantisation.label,
+    )
+
+
+def web_job(job_id: str, address: WebAddress, folder: Path) -> Job:
+    """Return the job of a file of any server; raises as `hub_job`."""
+    return Job(id=job_id, title=address.name, files=(from_web(address, folder),))
+
+
+def _placed(
+    listing: RepoListing, files: Sequence[HubFile], hub: HubSettings, folder: Path | None
+) -> tuple[tuple[TransferFile, ...], tuple[tuple[str, str], ...]]:
+    if folder is None:
+        return in_cache(listing, files, hub, cache_folder())
+    return in_folder(listing, files, hub, folder), ()

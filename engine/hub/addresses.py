@@ -1,0 +1,97 @@
+"""What people paste to name a model: `owner/name:Q4_K_M`, `hf.co/...`, pages of the hub, addresses of files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from engine.errors import ArgumentError
+from engine.gguf.quoting import quote
+from engine.hub.names import is_repo_id, is_safe_name, is_safe_path
+from engine.hub.settings import PUBLIC_ENDPOINT, is_safe_url
+
+MAX_ADDRESS = 2000
+_HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
+_PAGES = ("tree", "blob", "resolve", "raw")
+_REMEDY = "write owner/name, owner/name:Q4_K_M, or the https address of a .gguf file"
+
+
+@dataclass(frozen=True, slots=True)
+class HubAddress:
+    """A repository of the hub; `quantisation` is a tag such as "Q4_K_M", `path` one file in it."""
+
+    repo: str
+    revision: str = "main"
+    quantisation: str | None = None
+    path: str | None = None
+
+    def __str__(self) -> str:
+        return f"{self.repo}:{self.quantisation}" if self.quantisation else self.repo
+
+
+@dataclass(frozen=True, slots=True)
+class WebAddress:
+    """A file on any server; `name` is what it would be called here."""
+
+    url: str
+    name: str
+
+    def __str__(self) -> str:
+        return self.url
+
+
+def parse_address(text: str, endpoint: str = PUBLIC_ENDPOINT) -> HubAddress | WebAddress:
+    """Return what `text` names. Pages of the hub at `endpoint` are known as those of the public one.
+
+    Raises:
+        ArgumentError: for what names neither a repository nor a file.
+    """
+    address = text.strip()
+    if not address or len(address) > MAX_ADDRESS or not address.isprintable():
+        raise ArgumentError(f"{quote(address)} names no model; {_REMEDY}.")
+    if address.startswith("hf://"):
+        return _in_hub(address.removeprefix("hf://").removeprefix("models/"), address)
+    if "://" not in address:
+        host, _, rest = address.partition("/")
+        if host.lower() in _HUB_HOSTS and rest:
+            return _in_hub(rest, address)
+        return _in_hub(address, address)
+    return _at_url(address, endpoint)
+
+
+def _at_url(address: str, endpoint: str) -> HubAddress | WebAddress:
+    if not is_safe_url(address):
+        raise ArgumentError(f"{quote(address)} is no https address; {_REMEDY}.")
+    parts = urlsplit(address)
+    home = urlsplit(endpoint)
+    if parts.hostname in _HUB_HOSTS:
+        return _in_hub(unquote(parts.path).strip("/"), address)
+    if parts.netloc == home.netloc and f"{parts.path}/".startswith(f"{home.path.rstrip('/')}/"):
+        return _in_hub(unquote(parts.path)[len(home.path.rstrip("/")) :].strip("/"), address)
+    name = unquote(parts.path).rpartition("/")[2]
+    if not is_safe_name(name) or not name.lower().endswith(".gguf"):
+        raise ArgumentError(f"{quote(address)} does not end in the name of a .gguf file; {_REMEDY}.")
+    return WebAddress(address, name)
+
+
+def _in_hub(path: str, address: str) -> HubAddress:
+    repo_path, colon, tag = path.partition(":")
+    parts = repo_path.strip("/").split("/")
+    repo = "/".join(parts[:2])
+    if not is_repo_id(repo) or (colon and not is_safe_name(tag)):
+        raise ArgumentError(f"{quote(address)} names no model; {_REMEDY}.")
+    further = parts[2:]
+    if not further:
+        return HubAddress(repo, quantisation=tag or None)
+    if further[0] not in _PAGES or len(further) < 2:
+        return _file_of(repo, "main", further, address)
+    if further[0] == "tree":
+        return HubAddress(repo, further[1], tag or None)
+    return _file_of(repo, further[1], further[2:], address)
+
+
+def _file_of(repo: str, revision: str, parts: list[str], address: str) -> HubAddress:
+    path = "/".join(parts)
+    if not is_safe_path(path) or not is_safe_name(revision):
+        raise ArgumentError(f"{quote(address)} names no file of {repo}; {_REMEDY}.")
+    return HubAddress(repo, revision, path=path)

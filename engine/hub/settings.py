@@ -1,0 +1,85 @@
+"""Which hub is asked, and whether anything is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from engine.errors import ArgumentError
+from engine.gguf.quoting import quote
+from engine.hub.errors import HubError
+
+PUBLIC_ENDPOINT = "https://huggingface.co"
+_TRUE = {"1", "ON", "YES", "TRUE"}
+_LOOPBACK = {"localhost", "127.0.0.1", "::1"}
+
+
+@dataclass(frozen=True, slots=True)
+class HubSettings:
+    """`endpoint`: scheme and host (and path) of the hub, without a slash at the end; `offline`: nothing is asked.
+
+    `trusted`: the public hub, or one that the environment names; only there go tokens that other programs left.
+    """
+
+    endpoint: str = PUBLIC_ENDPOINT
+    offline: bool = False
+    trusted: bool = True
+
+    def require_online(self) -> None:
+        """Raise where nothing is to be asked."""
+        if self.offline:
+            raise HubError("offline", "Working offline: turn that off, or unset HF_HUB_OFFLINE, to reach the hub.")
+
+
+def hub_settings(
+    mirror: str = "", *, offline: bool = False, environment: Mapping[str, str] | None = None
+) -> HubSettings:
+    """Return the hub to ask: what `HF_ENDPOINT` names, else `mirror`, else the public one.
+
+    Raises:
+        ArgumentError: for an address that is no https address (http for this machine itself).
+    """
+    found = os.environ if environment is None else environment
+    named = found.get("HF_ENDPOINT", "").strip()
+    endpoint = (named or mirror.strip() or PUBLIC_ENDPOINT).rstrip("/")
+    if not is_safe_url(endpoint):
+        where = "HF_ENDPOINT" if named else "the mirror"
+        raise ArgumentError(f"{quote(endpoint)} is no address for {where}; use one that begins with https://.")
+    says_offline = any(found.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return HubSettings(endpoint, offline or says_offline, bool(named) or endpoint == PUBLIC_ENDPOINT)
+
+
+def is_loopback(url: str) -> bool:
+    """Return whether `url` leads to this machine itself."""
+    return _host(url) in _LOOPBACK
+
+
+def is_safe_url(url: str) -> bool:
+    """Return whether `url` may be asked: https to any host, http to this machine."""
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError:
+        return False
+    if not url.isprintable() or " " in url or "\\" in url or not parts.hostname or parts.username is not None:
+        return False
+    return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(url))
+
+
+def same_origin(url: str, other: str) -> bool:
+    """Return whether both have scheme, host and port in common."""
+    return _origin(url) == _origin(other)
+
+
+def _origin(url: str) -> tuple[str, str, int | None]:
+    parts = urlsplit(url)
+    return parts.scheme, parts.hostname or "", parts.port or {"https": 443, "http": 80}.get(parts.scheme)
+
+
+def _host(url: str) -> str:
+    try:
+        return urlsplit(url).hostname or ""
+    except ValueError:
+        return ""

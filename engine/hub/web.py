@@ -1,0 +1,305 @@
+"""Requests to hubs and other servers with the standard library: proxies, redirects to https only, bounded answers.
+
+huggingface_hub brings an HTTP client of its own; this one is for what a transfer needs in a small child and for ranges
+of headers. A token goes to the hub itself and to nobody that it redirects to.
+"""
+
+from __future__ import annotations
+
+import http.client
+import ssl
+import urllib.error
+import urllib.request
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
+from functools import cache
+from typing import Any
+from urllib.parse import urljoin, urlsplit
+
+from engine.gguf.quoting import clean
+from engine.hub.errors import HubError
+from engine.hub.settings import is_loopback, is_safe_url, same_origin
+
+TIMEOUT_S = 30.0
+"""For a connection, and for a line that says nothing."""
+USER_AGENT = "layerdeck"
+MAX_WAIT_S = 120.0
+"""Servers may ask for hours; then it is for people to try again."""
+_MAX_REDIRECTS = 8
+_MAX_VALUE = 500
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """What a server says of a file before its bytes.
+
+    `etag` and `size_bytes` are the hub's own where it redirects elsewhere (it names the blob then), None where nothing
+    was said; `first` and `end` tell which bytes follow, `end` None where that is open; `url` is the address that
+    answered in the end.
+    """
+
+    url: str
+    status: int
+    etag: str | None
+    size_bytes: int | None
+    commit: str | None
+    first: int
+    end: int | None
+
+
+class Response:
+    """An open answer; to be closed by leaving it."""
+
+    def __init__(self, head: Head, stream: http.client.HTTPResponse) -> None:
+        self.head = head
+        self._stream = stream
+
+    def __enter__(self) -> Response:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stream.close()
+
+    def read_some(self, max_bytes: int) -> bytes:
+        """Return what has arrived, at most `max_bytes`; nothing at the end.
+
+        Raises:
+            HubError: where the line is lost, or ends before its time.
+        """
+        try:
+            return self._stream.read1(max_bytes)
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            raise fault_of(error, self.head.url) from error
+
+    def read_whole(self, max_bytes: int) -> bytes:
+        """Return all of it.
+
+        Raises:
+            HubError: as `read_some`, and for more than `max_bytes`.
+        """
+        parts: list[bytes] = []
+        left = max_bytes + 1
+        while left > 0 and (part := self.read_some(min(left, 1 << 16))):
+            parts.append(part)
+            left -= len(part)
+        if left <= 0:
+            raise HubError("answer", f"{_host(self.head.url)} sent more than {max_bytes} bytes where little was due.")
+        return b"".join(parts)
+
+
+def open_url(
+    url: str,
+    *,
+    token: str | None = None,
+    first: int | None = None,
+    end: int | None = None,
+    timeout_s: float = TIMEOUT_S,
+) -> Response:
+    """Ask for `url`, for the bytes from `first` up to `end` where they are given, and follow redirects.
+
+    Raises:
+        HubError: for whatever is not an answer of 200 or 206.
+    """
+    headers = {"User-Agent": USER_AGENT, "Accept-Encoding": "identity"}
+    if first is not None:
+        headers["Range"] = f"bytes={first}-{'' if end is None else end - 1}"
+    at, linked = url, _Linked()
+    for _ in range(_MAX_REDIRECTS):
+        _require_safe(at, url)
+        sent = {**headers, "Authorization": f"Bearer {token}"} if token and same_origin(at, url) else headers
+        stream = _ask(at, sent, timeout_s)
+        linked = linked.with_answer(stream)
+        if stream.status not in _REDIRECTS:
+            return Response(_head(at, stream, linked), stream)
+        target = stream.headers.get("Location", "")
+        stream.close()
+        at = urljoin(at, target)
+    raise HubError("redirect", f"{_host(url)} redirects in circles; try another address.")
+
+
+def open_range(url: str, first: int, end: int, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
+    """Return the bytes from `first` up to `end`, which may be cut short by the end of the file.
+
+    Raises:
+        HubError: as `open_url`; where the server gives no ranges and more would have to be read than that.
+    """
+    with open_url(url, token=token, first=first, end=end, timeout_s=timeout_s) as response:
+        if response.head.first != first:
+            raise HubError("answer", f"{_host(url)} does not give parts of a file, so its header cannot be read alone.")
+        parts: list[bytes] = []
+        left = end - first
+        while left > 0 and (part := response.read_some(min(left, 1 << 18))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class _Linked:
+    """What the hub says of the blob that it redirects to."""
+
+    etag: str | None = None
+    size_bytes: int | None = None
+    commit: str | None = None
+
+    def with_answer(self, stream: http.client.HTTPResponse) -> _Linked:
+        headers = stream.headers
+        return _Linked(
+            self.etag or plain_etag(headers.get("X-Linked-Etag")),
+            self.size_bytes if self.size_bytes is not None else _number(headers.get("X-Linked-Size")),
+            self.commit or _bounded(headers.get("X-Repo-Commit")),
+        )
+
+
+def plain_etag(value: str | None) -> str | None:
+    """Return an etag without quotation marks and the mark of a weak one; None for none."""
+    bounded = _bounded(value)
+    return bounded.removeprefix("W/").strip('"') or None if bounded else None
+
+
+def _head(url: str, stream: http.client.HTTPResponse, linked: _Linked) -> Head:
+    headers = stream.headers
+    length = _number(headers.get("Content-Length"))
+    first, end, total = 0, length, length
+    if stream.status == http.HTTPStatus.PARTIAL_CONTENT:
+        first, end, total = _content_range(headers.get("Content-Range"), url)
+    return Head(
+        url=url,
+        status=stream.status,
+        etag=linked.etag or plain_etag(headers.get("ETag")) or _bounded(headers.get("Last-Modified")),
+        # An answer of 200 with the length of a page of a proxy would otherwise pass for the file's.
+        size_bytes=total if total is not None else linked.size_bytes,
+        commit=linked.commit,
+        first=first,
+        end=end,
+    )
+
+
+def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | None]:
+    unit, _, rest = (value or "").partition(" ")
+    span, _, total = rest.partition("/")
+    first, _, last = span.partition("-")
+    start, stop = _number(first), _number(last)
+    if unit != "bytes" or start is None or stop is None or stop < start:
+        raise HubError("answer", f"{_host(url)} sent a part of the file without saying which.")
+    return start, stop + 1, _number(total)
+
+
+def _ask(url: str, headers: dict[str, str], timeout_s: float) -> http.client.HTTPResponse:
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        stream = _opener().open(request, timeout=timeout_s)
+    except (OSError, http.client.HTTPException, ValueError) as error:
+        raise fault_of(error, url) from error
+    assert isinstance(stream, http.client.HTTPResponse)
+    if stream.status in (200, 206) or stream.status in _REDIRECTS:
+        return stream
+    with stream:
+        raise fault_of_status(stream.status, stream.headers, url)
+
+
+def _opener() -> urllib.request.OpenerDirector:
+    """An opener for http and https alone: no files, no FTP, no redirects by itself, no errors for an answer."""
+    opener = urllib.request.OpenerDirector()
+    opener.add_handler(urllib.request.ProxyHandler())
+    opener.add_handler(urllib.request.HTTPHandler())
+    opener.add_handler(urllib.request.HTTPSHandler(context=_tls_context()))
+    opener.add_handler(urllib.request.UnknownHandler())
+    return opener
+
+
+@cache
+def _tls_context() -> ssl.SSLContext:
+    return ssl.create_default_context()
+
+
+def _require_safe(url: str, asked: str) -> None:
+    # A server elsewhere must not send us to what listens on this machine.
+    if not is_safe_url(url) or (is_loopback(url) and not is_loopback(asked)):
+        raise HubError(
+            "redirect", f"{_host(asked)} redirects to {clean(url)}, which is no https address; nothing was fetched."
+        )
+
+
+def fault_of_status(status: int, headers: Any, url: str) -> HubError:
+    """Return what an answer that is no file means."""
+    host = _host(url)
+    code = headers.get("X-Error-Code") or ""
+    if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
+        return HubError(
+            "gated", f"{host} gives this model only to those who accepted its terms: do so on its page, "
+            "then enter an access token of that account.",
+        )  # fmt: skip
+    if status == 401:
+        return HubError("token", f"{host} wants an access token for this, or does not take the one it was given.")
+    if status == 403:
+        return HubError("refused", f"{host} refuses this file (403); its link may have expired. Look for it again.")
+    if status in (404, 410):
+        return HubError("not_found", f"{host} has no such file; look for it again.")
+    if status == 407:
+        return HubError("proxy", "The proxy wants a name and a password; put them into the proxy's address.")
+    if status == 416:
+        return HubError("answer", f"{host} does not have these bytes of the file (416); it may have changed.")
+    if status == 429:
+        return HubError(
+            "rate_limited", f"{host} takes no more requests for now (429); wait, or enter an access token.",
+            retry_after_s=retry_after(headers),
+        )  # fmt: skip
+    if status >= 500:
+        return HubError("server", f"{host} has trouble of its own ({status}).", retry_after_s=retry_after(headers))
+    return HubError("answer", f"{host} answered with {status}, which is no file.")
+
+
+def retry_after(headers: Any) -> float | None:
+    """Return the seconds that a server wants us to wait, at most `MAX_WAIT_S`; None where it does not say."""
+    value = headers.get("Retry-After")
+    if not value:
+        return None
+    seconds = _number(value.strip())
+    if seconds is None:
+        try:
+            date = parsedate_to_datetime(value)
+        except ValueError:
+            return None
+        from datetime import datetime
+
+        seconds = round((date - datetime.now(date.tzinfo)).total_seconds())
+    return min(max(0.0, float(seconds)), MAX_WAIT_S)
+
+
+def fault_of(error: BaseException, url: str) -> HubError:
+    """Return what a failure of the connection means."""
+    if isinstance(error, HubError):
+        return error
+    cause = error.reason if isinstance(error, urllib.error.URLError) else error
+    host = _host(url)
+    if isinstance(cause, ssl.SSLError):
+        reason = getattr(cause, "verify_message", "") or cause.reason or "TLS"
+        return HubError(
+            "tls", f"The connection to {host} is not safe ({clean(str(reason))}); check the clock, "
+            "the proxy and the certificates of this machine.",
+        )  # fmt: skip
+    if isinstance(cause, TimeoutError):
+        return HubError("timeout", f"{host} says nothing; the line or the server is stuck.")
+    text = clean(str(cause))
+    if "Tunnel connection failed" in text or "unknown url type" in text:
+        return HubError("proxy", f"The proxy did not connect to {host}: {text}.")
+    if isinstance(cause, http.client.HTTPException | ConnectionError):
+        return HubError("unreachable", f"The connection to {host} was lost ({text or type(cause).__name__}).")
+    return HubError("unreachable", f"{host} cannot be reached ({text}); check the network.")
+
+
+def _host(url: str) -> str:
+    try:
+        return clean(urlsplit(url).netloc.rpartition("@")[2]) or "The server"
+    except ValueError:
+        return "The server"
+
+
+def _number(value: str | None) -> int | None:
+    return int(value) if value and len(value) <= 18 and value.isascii() and value.isdigit() else None
+
+
+def _bounded(value: str | None) -> str | None:
+    return value if value and len(value) <= _MAX_VALUE and value.isprintable() else None

@@ -1,0 +1,42 @@
+"""What a model can do, as far as its header tells: tools and thinking by its chat template, embeddings by pooling."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from engine.architectures.registry import find_architecture
+from engine.gguf.model_file import MetadataValue
+
+CAPABILITIES = ("images", "sound", "tools", "thinking", "embeddings")
+"""In the order in which they are shown."""
+
+_TEMPLATE = "tokenizer.chat_template"
+_TOOLS = re.compile(r"\btools\b")
+_THINKING = re.compile(r"<think>|\[THINK\]|enable_thinking|reasoning_content|<\|channel\|>|<seed:think>")
+_NO_POOLING = 0
+
+
+def capabilities_of(metadata: Mapping[str, MetadataValue], architecture: str) -> tuple[str, ...]:
+    """Return which of `CAPABILITIES` a header speaks of. Images and sound are a projector's."""
+    found = set()
+    templates = [value for key, value in metadata.items() if key.startswith(_TEMPLATE) and isinstance(value, str)]
+    if any(_TOOLS.search(template) for template in templates):
+        found.add("tools")
+    if any(_THINKING.search(template) for template in templates):
+        found.add("thinking")
+    if metadata.get("clip.has_vision_encoder") is True:
+        found.add("images")
+    if metadata.get("clip.has_audio_encoder") is True:
+        found.add("sound")
+    if _makes_embeddings(metadata, architecture) and not templates:
+        found.add("embeddings")
+    return tuple(name for name in CAPABILITIES if name in found)
+
+
+def _makes_embeddings(metadata: Mapping[str, MetadataValue], architecture: str) -> bool:
+    pooling = metadata.get(f"{architecture}.pooling_type")
+    if isinstance(pooling, int) and pooling != _NO_POOLING:
+        return True
+    record = find_architecture(architecture)
+    return record is not None and not record.has_cache and pooling is not None

@@ -1,0 +1,171 @@
+"""The `library` document of the contract, and the same as text for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from engine.library.census import Census
+from engine.library.entry import Entry, Quantisation
+from engine.library.fit import Fit, fit_words, speed_words
+from engine.library.listed import Listed
+from engine.units import format_bytes
+
+
+class FitDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """What a quantisation would do on the rig. Speeds in tokens per second, null where nobody can tell."""
+
+    kind: str
+    strategy: str
+    n_ctx: int
+    layers: dict[str, int]
+    slowest: float | None
+    fastest: float | None
+    reason: str
+
+
+class CopyDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a quantisation lies; `parts` are paths in order."""
+
+    owner: str
+    parts: tuple[str, ...]
+
+
+class QuantisationDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """`fault`: why it cannot be opened, null where nothing says so. `fit` null: not asked for."""
+
+    quantisation: str
+    size_bytes: int
+    copies: tuple[CopyDocument, ...]
+    n_parameters: int | None
+    fault: str | None
+    fit: FitDocument | None
+
+
+class SideFileDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A file beside a model; `role`: projector, draft, adapter or imatrix."""
+
+    role: str
+    path: str
+    size_bytes: int
+
+
+class ModelDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """One model; null where no header tells."""
+
+    name: str
+    architecture: str | None
+    n_layer: int | None
+    n_ctx_train: int | None
+    capabilities: tuple[str, ...]
+    favourite: bool
+    tags: tuple[str, ...]
+    quantisations: tuple[QuantisationDocument, ...]
+    side_files: tuple[SideFileDocument, ...]
+
+
+class StoreDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """A place that was looked into; `owner` is empty for folders that people added."""
+
+    kind: str
+    owner: str
+    path: str
+    n_files: int
+
+
+class LibraryDocument(msgspec.Struct, frozen=True, kw_only=True):
+    """All of it. `problems`: a sentence for each place that could not be looked into."""
+
+    stores: tuple[StoreDocument, ...]
+    models: tuple[ModelDocument, ...]
+    problems: tuple[str, ...]
+
+
+def library_document(census: Census, models: Iterable[Listed]) -> LibraryDocument:
+    """Return the document; stores that have nothing are left out, but for folders."""
+    counts = {store: sum(file.store == store for file in census.files) for store in census.stores}
+    return LibraryDocument(
+        stores=tuple(
+            StoreDocument(kind=store.kind, owner=store.owner, path=str(store.root), n_files=count)
+            for store, count in counts.items()
+            if count or store.is_ours
+        ),
+        models=tuple(map(_model, models)),
+        problems=tuple(problem.sentence for problem in census.problems),
+    )
+
+
+def _model(model: Listed) -> ModelDocument:
+    entry, facts = model.entry, model.entry.facts
+    return ModelDocument(
+        name=entry.title,
+        architecture=facts.architecture if facts is not None else None,
+        n_layer=facts.n_layers if facts is not None else None,
+        n_ctx_train=facts.n_ctx_train if facts is not None else None,
+        capabilities=entry.capabilities,
+        favourite=model.notes.is_favourite,
+        tags=model.notes.tags,
+        quantisations=tuple(_quantisation(model, each) for each in entry.quantisations),
+        side_files=_side_files(entry),
+    )
+
+
+def _quantisation(model: Listed, each: Quantisation) -> QuantisationDocument:
+    fit = model.fit_of(each)
+    return QuantisationDocument(
+        quantisation=each.label,
+        size_bytes=each.size_bytes,
+        copies=tuple(
+            CopyDocument(owner=copy.first.store.owner, parts=tuple(map(str, copy.paths))) for copy in each.copies
+        ),
+        n_parameters=each.facts.n_parameters if each.facts is not None else None,
+        fault=each.fault or None,
+        fit=None if fit is None else _fit(fit),
+    )
+
+
+def _fit(fit: Fit) -> FitDocument:
+    return FitDocument(
+        kind=fit.kind,
+        strategy=fit.strategy,
+        n_ctx=fit.n_ctx,
+        layers=dict(fit.layers),
+        slowest=fit.slowest or None,
+        fastest=fit.fastest or None,
+        reason=fit.reason,
+    )
+
+
+def _side_files(entry: Entry) -> tuple[SideFileDocument, ...]:
+    return tuple(
+        SideFileDocument(role=side.role, path=str(side.file.path), size_bytes=side.file.size_bytes)
+        for side in entry.side_files
+    )
+
+
+def library_text(models: Sequence[Listed]) -> str:
+    """Return the list for people: a line for each model, one for each of its quantisations."""
+    lines = [line for model in models for line in _lines(model)]
+    if not models:
+        lines.append("No models found. Add a folder with --folder DIR.")
+    return "\n".join(lines)
+
+
+def _lines(model: Listed) -> Iterable[str]:
+    facts = model.entry.facts
+    said = [facts.architecture if facts is not None else "", *model.entry.capabilities, *model.notes.tags]
+    yield f"{model.entry.title}  ({', '.join(filter(None, said))})" if any(said) else model.entry.title
+    for each in model.entry.quantisations:
+        fit = model.fit_of(each)
+        words = [f"{each.label or 'unknown':<10}", f"{format_bytes(each.size_bytes):>10}"]
+        if each.fault:
+            words.append(each.fault)
+        elif fit is not None:
+            words += [fit_words(fit), speed_words(fit)]
+        yield "  " + "  ".join(filter(None, words)).rstrip()
+        for copy in each.copies:
+            owner = f" ({copy.first.store.owner})" if copy.first.store.owner else ""
+            yield f"    {copy.path}{owner}"
+    for side in model.entry.side_files:
+        yield f"  {side.role}: {side.file.path}"

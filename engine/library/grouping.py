@@ -1,0 +1,135 @@
+"""From files to models: parts are joined, quantisations of a model stand together, and side files beside it.
+
+Names decide first. Headers correct them as they are read: what has another architecture or another size is another
+model, whatever it is called.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from engine.library.census import FoundFile
+from engine.library.entry import Copy, Entry, Quantisation, SideFile
+from engine.library.facts import Facts
+from engine.library.names import Role, normal, split_tag
+from engine.library.pairing import pair
+
+FactsOf = Mapping[Path, Facts]
+"""By the path of a model's first part."""
+_Shape = tuple[str, int | None, int | None]
+
+
+def group(files: Sequence[FoundFile], facts: FactsOf) -> tuple[Entry, ...]:
+    """Return the models that `files` are, by title. Every file is in one of them, or beside one, or is no model's."""
+    copies = join_parts(file for file in files if _role(file, facts) in ("model", "other"))
+    entries = [_entry(members, facts) for members in _same_model(copies, facts)]
+    sides = [
+        SideFile(role, file, facts.get(file.path))
+        for file in files
+        if (role := _role(file, facts)) not in ("model", "other")
+    ]
+    beside = pair(sides, entries)
+    entries = [
+        replace(entry, side_files=beside[index]) if beside[index] else entry for index, entry in enumerate(entries)
+    ]
+    return tuple(sorted(entries, key=lambda entry: (entry.title.casefold(), entry.key)))
+
+
+def join_parts(files: Iterable[FoundFile]) -> tuple[Copy, ...]:
+    """Return the models that are whole, or as whole as they are there, each with its parts in order."""
+    alone: list[Copy] = []
+    parts: dict[tuple[Path, str, int], dict[int, FoundFile]] = defaultdict(dict)
+    for file in files:
+        name = file.parsed
+        if name.count == 1:
+            alone.append(Copy((file,)))
+        else:
+            parts[file.path.parent, f"{name.base} {name.tag}", name.count][name.number] = file
+    joined = [
+        Copy(
+            tuple(found[number] for number in sorted(found)),
+            tuple(number for number in range(1, min(count, _MOST_PARTS) + 1) if number not in found),
+        )
+        for (_, _, count), found in parts.items()
+    ]
+    return (*alone, *joined)
+
+
+_MOST_PARTS = 1000
+"""Of which missing ones are looked for: a name may claim 99999."""
+
+
+def _role(file: FoundFile, facts: FactsOf) -> Role:
+    known = facts.get(file.path)
+    if known is not None and not known.error:
+        # A manifest knows what a file is for: a draft is a model like any other by its header.
+        return file.role if file.role is not None and known.kind == "model" else known.kind
+    return file.role or file.parsed.role
+
+
+def _same_model(copies: Iterable[Copy], facts: FactsOf) -> list[list[Copy]]:
+    """Return copies of the same model together: by name, and by header where that is known."""
+    named: dict[str, list[Copy]] = defaultdict(list)
+    for copy in copies:
+        named[normal(base_of(copy.first))].append(copy)
+    groups: list[list[Copy]] = []
+    for members in named.values():
+        by_shape: dict[_Shape | None, list[Copy]] = defaultdict(list)
+        for copy in members:
+            by_shape[_shape(facts.get(copy.path))].append(copy)
+        unknown = by_shape.pop(None, [])
+        known = list(by_shape.values())
+        if known:
+            # What was not read yet is most likely what most of the others are.
+            max(known, key=len).extend(unknown)
+        groups += known or [unknown]
+    return groups
+
+
+def base_of(file: FoundFile) -> str:
+    """Return what names the model of a file, without its quantisation."""
+    if file.store.kind == "ollama":
+        return split_tag(file.name)[0].removesuffix(":latest")
+    name = file.parsed
+    if not name.says_nothing:
+        return name.base
+    return split_tag(file.title.rpartition("/")[2])[0] or name.base or file.path.stem
+
+
+def _shape(facts: Facts | None) -> _Shape | None:
+    if facts is None or facts.error:
+        return None
+    return facts.architecture, facts.n_layers, facts.n_embd
+
+
+def _entry(copies: Sequence[Copy], facts: FactsOf) -> Entry:
+    alike: dict[tuple[str, int], list[Copy]] = defaultdict(list)
+    for copy in copies:
+        alike[_label(copy, facts.get(copy.path)), copy.size_bytes].append(copy)
+    quantisations = [
+        Quantisation(label, tuple(sorted(members, key=_preference)), _first_facts(members, facts))
+        for (label, _), members in alike.items()
+    ]
+    quantisations.sort(key=lambda each: (each.size_bytes, each.label, str(each.copy.path)))
+    return Entry(base_of(min(copies, key=_preference).first), tuple(quantisations))
+
+
+def _first_facts(copies: Sequence[Copy], facts: FactsOf) -> Facts | None:
+    found = [facts[copy.path] for copy in copies if copy.path in facts]
+    return next((each for each in found if not each.error), found[0] if found else None)
+
+
+def _preference(copy: Copy) -> tuple[bool, bool, bool, str]:
+    """Sort what is there and whole first, and what people put there themselves."""
+    return copy.is_missing, bool(copy.missing), not copy.first.store.is_ours, str(copy.path)
+
+
+def _label(copy: Copy, facts: Facts | None) -> str:
+    name = copy.first.parsed
+    tag = split_tag(copy.first.name)[1] if copy.first.store.kind == "ollama" else name.tag
+    if tag or facts is None:
+        return tag
+    return facts.file_type

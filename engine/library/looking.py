@@ -1,0 +1,99 @@
+"""A look at the stores from beginning to end: what the window does in the background and the command line at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from engine.library.census import Census, FoundFile
+from engine.library.changes import Changes, compare, with_missing
+from engine.library.errors import LibraryError
+from engine.library.facts import Facts, fingerprint, read_many
+from engine.library.fit import Fit
+from engine.library.grouping import FactsOf, group, join_parts
+from engine.library.index import LibraryIndex, State
+from engine.library.listed import Listed, listed
+from engine.library.notes import Notes
+from engine.library.scan import scan
+from engine.library.stores import Store
+
+Known = Mapping[Path, tuple[State, Facts]]
+
+
+def look(index: LibraryIndex, stores: Sequence[Store]) -> tuple[Census, Changes]:
+    """Return what is in `stores` now and what became of the files of the last look; keep it as the last one."""
+    before, after = index.census(), scan(stores)
+    changes = _changes(before, after, current_facts(before, index.facts()))
+    after = with_missing(after, changes)
+    index.keep_census(after)
+    return after, changes
+
+
+def _changes(before: Census, after: Census, facts: FactsOf) -> Changes:
+    there = {file.path for file in after.files}
+    known = {file.path for file in before.files}
+    lost_sizes = {file.size_bytes for file in before.files if file.path not in there}
+    arrived = (file for file in after.files if file.path not in known and file.size_bytes in lost_sizes)
+    return compare(before, after, facts, {file.path: fingerprint(file.path) for file in arrived})
+
+
+def current_facts(census: Census, known: Known) -> dict[Path, Facts]:
+    """Return what is known of the files of `census` and was read of them as they are now."""
+    found = {}
+    for file in census.files:
+        kept = known.get(file.path)
+        if kept is not None and kept[0] == file.state:
+            found[file.path] = kept[1]
+    return found
+
+
+def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
+    """Return the models and side files, each with its parts, whose headers are still to be read."""
+    copies = join_parts(file for file in census.files if not file.is_missing)
+    return tuple(copy.paths for copy in copies if copy.path not in facts)
+
+
+def read_facts_of(
+    census: Census,
+    wanted: Iterable[tuple[Path, ...]],
+    tell: Callable[[Path, Facts], None],
+    go_on: Callable[[], bool] = lambda: True,
+) -> dict[Path, tuple[State, Facts]]:
+    """Read headers and return what is to be kept of them; `tell` is told each in this thread."""
+    states = {file.path: file.state for file in census.files}
+    found: dict[Path, tuple[State, Facts]] = {}
+
+    def take(paths: tuple[Path, ...], facts: Facts) -> None:
+        found[paths[0]] = (states[paths[0]], facts)
+        tell(paths[0], facts)
+
+    read_many(wanted, take, go_on)
+    return found
+
+
+def list_models(
+    files: Sequence[FoundFile], facts: FactsOf, notes: Mapping[str, Notes], fits: Mapping[str, Fit]
+) -> tuple[Listed, ...]:
+    """Return the rows of the list, with what a window asks of them at every key worked out."""
+    models = tuple(listed(entry, notes, fits) for entry in group(files, facts))
+    for model in models:
+        model.prepare()
+    return models
+
+
+def check_folder(path: Path) -> Path:
+    """Return a folder that is to be looked into, as an absolute path.
+
+    Raises:
+        LibraryError: where it is none or may not be read.
+    """
+    try:
+        folder = path.expanduser().absolute()
+        with_entries = folder.iterdir()
+        next(with_entries, None)
+    except NotADirectoryError as error:
+        raise LibraryError(f"{path} is a file; name the folder that it is in.") from error
+    except (OSError, ValueError, RuntimeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise LibraryError(f"{path} cannot be looked into ({reason}); choose another folder.") from error
+    return folder

@@ -1,0 +1,146 @@
+"""What goes to the trash with a model, what that frees, and whose it is. Nothing is removed here but on request.
+
+Blobs of the Hugging Face cache and of Ollama go only where nothing else leads to them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from engine.library.census import FoundFile
+from engine.library.entry import Copy, Entry, Quantisation
+from engine.library.errors import LibraryError
+from engine.library.ollama import blobs_of, manifest_paths
+from engine.library.walking import Walk
+from engine.units import format_bytes
+
+_SHARED_STORE = ".huggingface-shared-blobs"
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """`paths` go to the trash. `freed_bytes`: what is free once the trash is emptied. `owner`: another program whose
+    store they are in, empty: none. `beside`: side files among them. `refusal`: why it is not done at all."""
+
+    paths: tuple[Path, ...]
+    freed_bytes: int
+    owner: str = ""
+    beside: tuple[FoundFile, ...] = ()
+    refusal: str = ""
+
+    def question(self, title: str) -> str:
+        """Return what to ask before it is done."""
+        files = "1 file" if len(self.paths) == 1 else f"{len(self.paths)} files"
+        parts = [f"Move {title} to the trash? {files}, which frees {format_bytes(self.freed_bytes)}."]
+        if self.beside:
+            parts.append(f"With it goes {', '.join(file.name for file in self.beside)}, which nothing else uses.")
+        if self.owner:
+            parts.append(f"It belongs to {self.owner}, which will not find it any more.")
+        return " ".join(parts)
+
+
+def plan_removal(entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]) -> Removal:
+    """Return what removing one copy of a quantisation means. `others`: all entries, to see what they share.
+
+    Asks the file system: not for the thread of a window.
+    """
+    files = [*copy.parts, *_side_files_alone(entry, quantisation, copy, others)]
+    beside = tuple(files[len(copy.parts) :])
+    store = copy.first.store
+    try:
+        match store.kind:
+            case "ollama":
+                paths = _ollama_paths(copy.first)
+            case "huggingface" | "llama_cpp":
+                paths = tuple(path for file in files for path in _hub_paths(file))
+            case _:
+                paths = tuple(file.path for file in files)
+    except LibraryError as error:
+        return Removal((), 0, store.owner, refusal=error.summary())
+    paths = tuple(dict.fromkeys(paths))
+    return Removal(paths, _freed_bytes(paths), store.owner, beside)
+
+
+def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -> None:
+    """Move files to the system's trash. `send` does so for one; None: Send2Trash.
+
+    Raises:
+        LibraryError: naming the file that stayed, and those before it that went.
+    """
+    move = send or _send2trash()
+    for index, path in enumerate(paths):
+        try:
+            move(str(path))
+        except OSError as error:
+            gone = f" {index} other files are in the trash already." if index else ""
+            raise LibraryError(f"{path.name} could not be moved to the trash ({error}).{gone}") from error
+
+
+def _send2trash() -> Callable[[str], None]:
+    from send2trash import send2trash
+
+    def send(path: str) -> None:
+        send2trash(path)
+
+    return send
+
+
+def _side_files_alone(
+    entry: Entry, quantisation: Quantisation, copy: Copy, others: Sequence[Entry]
+) -> Iterator[FoundFile]:
+    """Yield what lies beside the last copy of a model and beside no other one."""
+    if len(entry.quantisations) > 1 or len(quantisation.copies) > 1 or not copy.first.store.is_ours:
+        return
+    shared = {side.file.path for other in others if other.key != entry.key for side in other.side_files}
+    for side in entry.side_files:
+        if side.file.path not in shared and side.file.store == copy.first.store:
+            yield side.file
+
+
+def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
+    """Return a snapshot's link and, where nothing else in the repository leads there, the blob."""
+    path = file.path
+    if not path.is_symlink():
+        return (path,)
+    blob = path.parent / path.readlink()
+    if blob.is_symlink() or _SHARED_STORE in blob.parts:
+        raise LibraryError(
+            f"{file.name} lies in blobs that repositories share, which only their own program may remove; "
+            f"use `hf cache delete`."
+        )
+    repository = next((folder for folder in path.parents if folder.name.startswith("models--")), path.parent)
+    links = [each for each in (repository / "snapshots").rglob("*") if each.is_symlink() and each != path]
+    is_shared = any(link.resolve() == blob.resolve() for link in links)
+    return (path,) if is_shared else (path, blob.resolve())
+
+
+def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
+    """Return a model's manifest and the blobs that no other manifest names, as `ollama rm` does."""
+    root = file.store.root
+    manifest = next((path for kind, path in file.texts if kind == "manifest"), None)
+    if manifest is None:
+        raise LibraryError(f"{file.name} has no manifest; remove it with `ollama rm {file.name}`.")
+    try:
+        own = blobs_of(root, manifest)
+        kept = {blob for other in manifest_paths(root, Walk()) if other != manifest for blob in blobs_of(root, other)}
+    except (OSError, msgspec.MsgspecError) as error:
+        raise LibraryError(f"Ollama's manifests cannot be read ({error}); use `ollama rm {file.name}`.") from error
+    return (manifest, *(blob for blob in dict.fromkeys(own) if blob not in kept and blob.exists()))
+
+
+def _freed_bytes(paths: Sequence[Path]) -> int:
+    """Return what the files take that have no other name; links take nothing."""
+    freed_bytes, seen = 0, set()
+    for path in paths:
+        try:
+            state = path.lstat()
+        except OSError:
+            continue
+        if not path.is_symlink() and state.st_nlink == 1 and state.st_ino not in seen:
+            seen.add(state.st_ino)
+            freed_bytes += state.st_size
+    return freed_bytes

@@ -1,0 +1,46 @@
+"""Models for people who have none: small ones with open licences, as data, offered where they fit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.devices.device import Rig
+
+N_OFFERED = 3
+_WORKING_ROOM = 1.3
+"""What a model with its context needs, as a multiple of its file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Starter:
+    """A model to begin with: `address` is the hub's repository and quantisation; sizes are the files', rounded."""
+
+    name: str
+    address: str
+    size_bytes: int
+    purpose: str
+
+
+STARTERS = (
+    Starter("Qwen3 0.6B", "Qwen/Qwen3-0.6B-GGUF:Q8_0", 640_000_000, "Tiny: runs anywhere, to try things out"),
+    Starter("Gemma 3 1B", "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", 810_000_000, "Small and quick, many languages"),
+    Starter("Qwen3 1.7B", "Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_840_000_000, "Thinks before it answers, on little memory"),
+    Starter("Gemma 3 4B", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2_490_000_000, "Good answers, reads images"),
+    Starter("Qwen3 4B", "Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_500_000_000, "Good answers, tools and thinking"),
+    Starter("Qwen3 8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_030_000_000, "Strong for its size, tools and thinking"),
+    Starter(
+        "gpt-oss 20B", "ggml-org/gpt-oss-20b-GGUF:MXFP4", 12_110_000_000, "Large, quick by its experts; needs a card"
+    ),
+)
+"""From the smallest to the largest."""
+
+
+def starters_for(rig: Rig, starters: Sequence[Starter] = STARTERS) -> tuple[Starter, ...]:
+    """Return the three largest that have room on the devices of `rig` or, without any, in half of its memory."""
+    room_bytes = max(
+        sum(device.available_bytes - device.margin_bytes for device in rig.devices if device.kind == "gpu"),
+        rig.host.available_bytes // 2,
+    )
+    fitting = [starter for starter in starters if starter.size_bytes * _WORKING_ROOM <= room_bytes]
+    return tuple(fitting[-N_OFFERED:] or starters[:1])

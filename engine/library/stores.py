@@ -1,0 +1,84 @@
+"""Where models may be: folders that people added, and the stores of other programs, which are only read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama"]
+
+_OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
+"""Where Ollama's own installer for Linux has the service keep them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """A place with models. `owner` is whose it is, for sentences; empty for folders that people added."""
+
+    kind: StoreKind
+    root: Path
+    owner: str = ""
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether people put the files there themselves."""
+        return self.kind == "folder"
+
+    @property
+    def words(self) -> str:
+        """Whose it is, or which folder, for people."""
+        return self.owner or str(self.root)
+
+
+def folder_stores(folders: Iterable[Path]) -> tuple[Store, ...]:
+    """Return the stores of folders that people added."""
+    return tuple(Store("folder", folder) for folder in folders)
+
+
+def known_stores(environment: Mapping[str, str], home: Path) -> tuple[Store, ...]:
+    """Return where other programs keep models by `environment` and `home`; none of them need be there.
+
+    Sources: huggingface_hub's constants.py, llama.cpp's common/hf-cache.cpp and fs_get_cache_directory, LM Studio's
+    and Ollama's documentation.
+    """
+    found: dict[Path, Store] = {}
+    for store in _candidates(environment, home):
+        found.setdefault(store.root, store)
+    return tuple(found.values())
+
+
+def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
+    cache = _path(environment.get("XDG_CACHE_HOME"), home) or home / ".cache"
+    llama_cache = _path(environment.get("LLAMA_CACHE"), home)
+    if llama_cache is not None:
+        yield Store("llama_cpp", llama_cache, "llama.cpp")
+    yield Store("huggingface", hub_cache(environment, home), "Hugging Face cache")
+    yield Store("llama_cpp", cache / "llama.cpp", "llama.cpp")
+    for folder in (".lmstudio/models", ".cache/lm-studio/models"):
+        yield Store("lm_studio", home / folder, "LM Studio")
+    named = _path(environment.get("OLLAMA_MODELS"), home)
+    if named is not None:
+        yield Store("ollama", named, "Ollama")
+    yield Store("ollama", home / ".ollama/models", "Ollama")
+    yield Store("ollama", _OLLAMA_SERVICE, "Ollama service")
+
+
+def hub_cache(environment: Mapping[str, str], home: Path) -> Path:
+    """Return the folder of the Hugging Face cache."""
+    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"):
+        named = _path(environment.get(name), home)
+        if named is not None:
+            return named
+    hub_home = _path(environment.get("HF_HOME"), home)
+    if hub_home is not None:
+        return hub_home / "hub"
+    return (_path(environment.get("XDG_CACHE_HOME"), home) or home / ".cache") / "huggingface" / "hub"
+
+
+def _path(text: str | None, home: Path) -> Path | None:
+    if not text or "\0" in text:
+        return None
+    path = home / text[2:] if text.startswith("~/") else Path(text)
+    return path if path.is_absolute() else None

@@ -1,0 +1,90 @@
+"""Walks through folders of strangers: links are followed, loops and depth are bounded, nothing is opened."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from engine.library.names import is_wanted
+
+MAX_DEPTH = 12
+"""Folders below the root that are looked into."""
+MAX_FOLDERS = 20_000
+MAX_FILES = 100_000
+_CONTROL_FILE = ".aria2"
+"""Beside a file with its final name and size that is still being fetched."""
+
+
+@dataclass(slots=True)
+class Walk:
+    """What was met on the way: folders with their times of change (ns), sentences on what could not be looked into."""
+
+    folders: dict[str, int] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    n_files: int = 0
+    _seen: set[tuple[int, int]] = field(default_factory=set)
+
+    def files(self, root: Path) -> Iterator[tuple[Path, os.stat_result]]:
+        """Yield path and state of each file of a model below `root`, in a fixed order. A missing root has none."""
+        pending = [(str(root), 0)]
+        while pending:
+            folder, depth = pending.pop()
+            if not self._enter(folder):
+                continue
+            entries = self._entries(folder)
+            names = {entry.name for entry in entries}
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                try:
+                    if is_wanted(entry.name):
+                        state = entry.stat()
+                        if not _is_regular(state) or entry.name + _CONTROL_FILE in names:
+                            continue
+                        if self.n_files == MAX_FILES:
+                            self.problems.append(f"{root} has more than {MAX_FILES} files; the others are left out.")
+                            return
+                        self.n_files += 1
+                        yield Path(entry.path), state
+                    elif depth < MAX_DEPTH and entry.is_dir():
+                        pending.append((entry.path, depth + 1))
+                except OSError:
+                    continue  # A link to nowhere, or a file that has just gone: there is no model.
+
+    def _enter(self, folder: str) -> bool:
+        """Note `folder`; False where it was entered by another way, or too many were."""
+        try:
+            state = Path(folder).stat()
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            self._refuse(folder, error)
+            return False
+        if (state.st_dev, state.st_ino) in self._seen:
+            return False
+        if len(self.folders) == MAX_FOLDERS:
+            self.problems.append(f"{folder} was not looked into: there are more than {MAX_FOLDERS} folders here.")
+            return False
+        self._seen.add((state.st_dev, state.st_ino))
+        self.folders[folder] = state.st_mtime_ns
+        return True
+
+    def _entries(self, folder: str) -> list[os.DirEntry[str]]:
+        try:
+            with os.scandir(folder) as entries:
+                # Folders are taken from the end of a list: the last one first.
+                return sorted(entries, key=lambda entry: entry.name, reverse=True)
+        except OSError as error:
+            self._refuse(folder, error)
+            return []
+
+    def _refuse(self, folder: str, error: OSError) -> None:
+        reason = "may not be read; ask for its permissions" if isinstance(error, PermissionError) else error.strerror
+        self.problems.append(f"{folder}: {reason}.")
+
+
+def _is_regular(state: os.stat_result) -> bool:
+    return stat.S_ISREG(state.st_mode) and state.st_size > 0

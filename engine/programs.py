@@ -1,0 +1,20 @@
+"""The children that we start, by what they are for: the interpreter on a module, or the bundle's one executable."""
+
+from __future__ import annotations
+
+import sys
+
+CHILDREN = {
+    "worker": "engine.worker",
+    "renderer": "engine.worker.renderer",
+    "download": "engine.downloads",
+}
+"""Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
+
+
+def child_argv(child: str, *words: str) -> list[str]:
+    """Return the command that runs one of `CHILDREN` with `words` as its arguments."""
+    if getattr(sys, "frozen", False):
+        return [sys.executable, f"--{child}", *words]
+    # -P: the folder we were started in is not ours, and what lies there must not pass for a module
+    return [sys.executable, "-P", "-m", CHILDREN[child], *words]

@@ -1,0 +1,189 @@
+"""Kinds of values that a sampler's setting may have: how each is checked and typed by a person."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from engine.settings.context_settings import AUTO
+
+SamplingValue = float | int | str | tuple[str, ...] | None
+MAX_TEXTS = 64
+MAX_TEXT_CHARACTERS = 1 << 16
+_ESCAPES = {"\\n": "\n", "\\t": "\t", "\\r": "\r", "\\\\": "\\", "\\s": " "}
+
+
+@dataclass(frozen=True, slots=True)
+class Real:
+    """A number from `low` to `high`; a form moves it by `step`."""
+
+    low: float
+    high: float
+    step: float
+
+    @property
+    def allowed(self) -> str:
+        """What may be typed, in words."""
+        return f"{self.low:g} to {self.high:g}"
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file.
+
+        Raises:
+            ValueError: one sentence without its full stop.
+        """
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ValueError(f"this has to be a number, {self.allowed}")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{value:g} is outside of {self.allowed}")
+        return float(value)
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `checked` does."""
+        try:
+            number = float(text.replace(",", "."))
+        except ValueError:
+            raise ValueError(f'"{text[:40]}" is not a number') from None
+        return self.checked(number)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return f"{value:g}" if isinstance(value, int | float) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """A whole number from `low` to `high`; `or_none`: it may be left open, typed as the word `open_word`."""
+
+    low: int
+    high: int
+    or_none: bool = False
+    open_word: str = AUTO
+
+    @property
+    def allowed(self) -> str:
+        """What may be typed, in words."""
+        return f"{self.open_word}, or {self.low} to {self.high}" if self.or_none else f"{self.low} to {self.high}"
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if value is None and self.or_none:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"this has to be a whole number, {self.allowed}")
+        if not self.low <= value <= self.high:
+            raise ValueError(f"{str(value)[:40]} is outside of {self.allowed}")
+        return value
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        if self.or_none and text.strip() in (self.open_word, ""):
+            return None
+        try:
+            number = int(text)
+        except ValueError:
+            raise ValueError(f'"{text[:40]}" is not a whole number, {self.allowed}') from None
+        return self.checked(number)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return self.open_word if value is None else str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Word:
+    """One of several words."""
+
+    words: tuple[str, ...]
+
+    @property
+    def allowed(self) -> str:
+        """What may be typed, in words."""
+        return ", ".join(self.words)
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if not isinstance(value, str) or value not in self.words:
+            raise ValueError(f"this has to be one of {self.allowed}")
+        return value
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        return self.checked(text)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return str(value)
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Several texts, none of them empty. A person types one a line, a newline in it as `\\n`."""
+
+    allowed: str = "texts, one a line"
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        if isinstance(value, str) or not isinstance(value, Sequence):
+            raise ValueError("this has to be a list of texts")
+        if len(value) > MAX_TEXTS:
+            raise ValueError(f"these are {len(value)} texts, and {MAX_TEXTS} are the most")
+        return tuple(str(_checked_text(text, may_be_empty=False)) for text in value)
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        return self.checked([_unescaped(line) for line in text.splitlines() if line])
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return "\n".join(_escaped(text) for text in value) if isinstance(value, tuple) else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Text:
+    """A text of any length that is sensible."""
+
+    allowed: str = "text"
+
+    def checked(self, value: object) -> SamplingValue:
+        """Return a value of a file; raises as `Real.checked` does."""
+        return _checked_text(value, may_be_empty=True)
+
+    def typed(self, text: str) -> SamplingValue:
+        """Return what a person typed; raises as `Real.checked` does."""
+        return self.checked(text)
+
+    def text_of(self, value: SamplingValue) -> str:
+        """Return what a person would type for `value`."""
+        return str(value)
+
+
+SamplingKind = Real | Whole | Word | Texts | Text
+
+
+def _checked_text(value: object, *, may_be_empty: bool) -> str:
+    if not isinstance(value, str):
+        raise ValueError("this has to be text")
+    if not value and not may_be_empty:
+        raise ValueError("a text is empty; leave it out")
+    if len(value) > MAX_TEXT_CHARACTERS:
+        raise ValueError(f"a text of {len(value)} characters is longer than {MAX_TEXT_CHARACTERS}")
+    if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
+        raise ValueError("a text has a character in it that no text has")
+    return value
+
+
+def _unescaped(line: str) -> str:
+    found, place = "", 0
+    while place < len(line):
+        pair = line[place : place + 2]
+        found += _ESCAPES.get(pair, line[place])
+        place += 2 if pair in _ESCAPES else 1
+    return found
+
+
+def _escaped(text: str) -> str:
+    for word, letter in (("\\\\", "\\"), ("\\n", "\n"), ("\\t", "\t"), ("\\r", "\r")):
+        text = text.replace(letter, word)
+    return text

@@ -1,0 +1,207 @@
+"""The table of samplers: one record for each field of `SamplingSettings`, in the order in which they are used.
+
+Made from it: checks of presets, chats and models' own defaults, the form, options of the command line. What models say
+about themselves (`general.sampling.*`) is under `model_key` there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from engine.settings.sampling_kinds import Real, SamplingKind, SamplingValue, Text, Texts, Whole, Word
+from engine.settings.sampling_settings import MIROSTAT_MODES, SamplingSettings
+
+SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
+SAMPLING_GROUPS: tuple[SamplingGroup, ...] = ("Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape")
+MAX_WINDOW = 1 << 24
+MAX_SEED = (1 << 32) - 2
+"""One less than LLAMA_DEFAULT_SEED, which means another seed each time."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingSetting:
+    """`label` is its name in a form, `help` a clause on what it does, and from which value on it does nothing."""
+
+    key: str
+    kind: SamplingKind
+    group: SamplingGroup
+    label: str
+    help: str
+    model_key: str = ""
+
+    @property
+    def flag(self) -> str:
+        """The option of the command line."""
+        return "--" + self.key.replace("_", "-")
+
+    @property
+    def default(self) -> SamplingValue:
+        """llama.cpp's default."""
+        value: SamplingValue = getattr(SamplingSettings(), self.key)
+        return value
+
+
+SAMPLING: tuple[SamplingSetting, ...] = (
+    SamplingSetting(
+        "max_tokens", Whole(1, MAX_WINDOW, True, "unlimited"), "Answer", "Longest answer", "tokens of an answer at most"
+    ),
+    SamplingSetting(
+        "stop", Texts(), "Answer", "Stop texts", "an answer ends before any of these; one a line, \\n is a newline"
+    ),
+    SamplingSetting(
+        "seed", Whole(0, MAX_SEED, True, "random"), "Answer", "Seed", "the same one gives the same answer again"
+    ),
+    SamplingSetting(
+        "penalty_last_n",
+        Whole(-1, MAX_WINDOW),
+        "Repetition",
+        "Penalised tokens",
+        "how many of the last tokens the three penalties look at; 0: none, -1: the whole context",
+        "penalty_last_n",
+    ),
+    SamplingSetting(
+        "repeat_penalty",
+        Real(0.01, 10, 0.05),
+        "Repetition",
+        "Repeat penalty",
+        "makes tokens that were there less likely; 1: off",
+        "penalty_repeat",
+    ),
+    SamplingSetting(
+        "presence_penalty",
+        Real(-10, 10, 0.1),
+        "Repetition",
+        "Presence penalty",
+        "the same, once for each token; 0: off",
+    ),
+    SamplingSetting(
+        "frequency_penalty",
+        Real(-10, 10, 0.1),
+        "Repetition",
+        "Frequency penalty",
+        "the same, for each time it was there; 0: off",
+    ),
+    SamplingSetting(
+        "dry_multiplier",
+        Real(0, 100, 0.1),
+        "Repetition",
+        "DRY strength",
+        "makes it less likely that a sequence of tokens goes on as it did before; 0: off",
+    ),
+    SamplingSetting(
+        "dry_base", Real(0, 100, 0.05), "Repetition", "DRY base", "how much more with each token of the sequence"
+    ),
+    SamplingSetting(
+        "dry_allowed_length",
+        Whole(0, MAX_WINDOW),
+        "Repetition",
+        "DRY allowed length",
+        "tokens that may be repeated without that",
+    ),
+    SamplingSetting(
+        "dry_penalty_last_n",
+        Whole(-1, MAX_WINDOW),
+        "Repetition",
+        "DRY tokens",
+        "how many of the last tokens it looks at; 0: none, -1: the whole context",
+    ),
+    SamplingSetting(
+        "dry_breakers", Texts(), "Repetition", "DRY breakers", "texts that end a sequence; one a line, \\n is a newline"
+    ),
+    SamplingSetting(
+        "top_n_sigma",
+        Real(-1, 100, 0.1),
+        "Choice",
+        "Top-n-sigma",
+        "leaves tokens within so many standard deviations of the likeliest; -1: off",
+    ),
+    SamplingSetting(
+        "top_k", Whole(0, MAX_WINDOW), "Choice", "Top-k", "leaves so many of the likeliest tokens; 0: all", "top_k"
+    ),
+    SamplingSetting(
+        "typ_p", Real(0, 1, 0.01), "Choice", "Typical-p", "leaves tokens that are about as likely as expected; 1: off"
+    ),
+    SamplingSetting(
+        "top_p",
+        Real(0, 1, 0.01),
+        "Choice",
+        "Top-p",
+        "leaves the likeliest tokens that have this probability together; 1: off",
+        "top_p",
+    ),
+    SamplingSetting(
+        "min_p",
+        Real(0, 1, 0.01),
+        "Choice",
+        "Min-p",
+        "leaves tokens with at least this part of the likeliest one's probability; 0: off",
+        "min_p",
+    ),
+    SamplingSetting(
+        "xtc_probability",
+        Real(0, 1, 0.05),
+        "Choice",
+        "XTC probability",
+        "how often all likely tokens but the least likely of them are taken out; 0: never",
+        "xtc_probability",
+    ),
+    SamplingSetting(
+        "xtc_threshold",
+        Real(0, 1, 0.05),
+        "Choice",
+        "XTC threshold",
+        "from which probability on a token is likely in that sense; above 0.5: off",
+        "xtc_threshold",
+    ),
+    SamplingSetting(
+        "temperature",
+        Real(0, 100, 0.05),
+        "Temperature",
+        "Temperature",
+        "evens probabilities out above 1, sharpens them below; 0: always the likeliest token",
+        "temp",
+    ),
+    SamplingSetting(
+        "dynatemp_range",
+        Real(0, 100, 0.05),
+        "Temperature",
+        "Dynamic range",
+        "the temperature varies by so much with how sure the model is; 0: off",
+    ),
+    SamplingSetting(
+        "dynatemp_exponent", Real(0, 100, 0.1), "Temperature", "Dynamic exponent", "how it varies with that"
+    ),
+    SamplingSetting(
+        "adaptive_target",
+        Real(-1, 1, 0.05),
+        "Temperature",
+        "Adaptive-p target",
+        "prefers tokens near this probability, in place of a plain choice at the end; below 0: off",
+    ),
+    SamplingSetting(
+        "adaptive_decay", Real(0, 0.99, 0.01), "Temperature", "Adaptive-p decay", "how long it remembers what it chose"
+    ),
+    SamplingSetting(
+        "mirostat",
+        Word(MIROSTAT_MODES),
+        "Mirostat",
+        "Mirostat",
+        "keeps surprise at a level; takes the place of penalties and choice above",
+        "mirostat",
+    ),
+    SamplingSetting("mirostat_tau", Real(0, 100, 0.1), "Mirostat", "Mirostat tau", "that level", "mirostat_tau"),
+    SamplingSetting(
+        "mirostat_eta", Real(0, 1, 0.01), "Mirostat", "Mirostat eta", "how fast it gets there", "mirostat_eta"
+    ),
+    SamplingSetting(
+        "grammar", Text(), "Shape", "Grammar", "the answer obeys this grammar (GBNF), whose start is root; empty: none"
+    ),
+    SamplingSetting(
+        "json_schema", Text(), "Shape", "JSON schema", "the answer is JSON that obeys this schema; empty: none"
+    ),
+)
+"""Order of llama.cpp where it matters: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature."""
+
+SAMPLING_KEYS = tuple(setting.key for setting in SAMPLING)
+SAMPLING_BY_KEY = {setting.key: setting for setting in SAMPLING}

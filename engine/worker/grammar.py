@@ -1,0 +1,108 @@
+"""Answers that obey a grammar, or a JSON schema, which is made a grammar first.
+
+As llama.cpp's own sampling does: a token is chosen without the grammar, and only where that does not obey it are all
+tokens put to the grammar, which takes long. A token that the grammar refuses must not reach it: that aborts the engine.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from engine.settings.sampling_settings import SamplingSettings
+from engine.worker.loaded_context import LoadedContext
+from engine.worker.outcome import failure
+
+MAX_GRAMMAR_CHARACTERS = 1 << 16
+MAX_SCHEMA_CHARACTERS = 1 << 15
+_REFUSED = float("-inf")
+_ENTRY_NUMBERS = 3
+"""Token, logit and probability of a `llama_token_data`, each of four bytes."""
+
+
+def grammar_text(settings: SamplingSettings) -> str:
+    """Return the grammar that an answer is to obey, empty for none.
+
+    Raises:
+        EndOfRequest: with a `Failure`: both are given, one is too long, or the schema cannot be used.
+    """
+    if settings.grammar and settings.json_schema:
+        raise failure("argument", "A grammar and a JSON schema are set; an answer obeys one of them. Empty the other.")
+    if len(settings.grammar) > MAX_GRAMMAR_CHARACTERS or len(settings.json_schema) > MAX_SCHEMA_CHARACTERS:
+        raise failure("argument", "The grammar or JSON schema is too long to be one; shorten it.")
+    if not settings.json_schema.strip():
+        return settings.grammar if settings.grammar.strip() else ""
+    # imported with the first schema
+    from llama_cpp.llama_grammar import json_schema_to_gbnf
+
+    try:
+        return str(json_schema_to_gbnf(settings.json_schema))
+    except RecursionError:
+        raise failure("argument", "The JSON schema is nested too deeply; make it simpler.") from None
+    except Exception as error:
+        # whatever a foreign schema has wrong is that schema's error
+        reason = " ".join(str(error).split())[:200] or type(error).__name__
+        raise failure("argument", f"The JSON schema cannot be used: {reason}. Correct it or empty it.") from None
+
+
+class Grammar:
+    """The grammar of one request. To be freed."""
+
+    def __init__(self, loaded: LoadedContext, text: str) -> None:
+        self._low = loaded.engine.low
+        self._loaded = loaded
+        loaded.log.begin_computation(lambda _failed: None)
+        self._sampler = self._low.llama_sampler_init_grammar(
+            loaded.vocabulary, text.encode("utf-8", "replace"), b"root"
+        )
+        if not self._sampler:
+            reason = loaded.log.facts.reason()
+            raise failure(
+                "argument",
+                f"The grammar cannot be used{f' ({reason})' if reason else ''}. It has to be GBNF with a rule root;"
+                " correct it or empty it.",
+            )
+        size = loaded.vocabulary_size
+        self._entries = (self._low.llama_token_data * size)()
+        numbers = memoryview(self._entries).cast("B").cast("i")
+        numbers[0::_ENTRY_NUMBERS] = memoryview((ctypes.c_int * size)(*range(size))).cast("B").cast("i")
+        self._fresh = bytes(numbers)
+
+    def free(self) -> None:
+        self._low.llama_sampler_free(self._sampler)
+
+    def sample(self, chain: Any, place: int) -> int:
+        """Choose a token by a chain, as the grammar allows; chain and grammar take note of it."""
+        candidates = self._candidates(place)
+        token = self._chosen(chain, candidates)
+        if not self._allows(token):
+            candidates = self._candidates(place)
+            self._low.llama_sampler_apply(self._sampler, ctypes.byref(candidates))
+            if max(memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS]) == _REFUSED:
+                raise failure("argument", "Nothing that this model can write goes on as the grammar wants it.")
+            token = self._chosen(chain, candidates)
+            if not self._allows(token):
+                raise failure("argument", "The samplers leave no token that the grammar allows; loosen either.")
+        self._low.llama_sampler_accept(self._sampler, token)
+        self._low.llama_sampler_accept(chain, token)
+        return token
+
+    def _candidates(self, place: int) -> Any:
+        """Return all tokens with their logits."""
+        size = self._loaded.vocabulary_size
+        logits = self._low.llama_get_logits_ith(self._loaded.context, place)
+        given = (ctypes.c_float * size).from_address(ctypes.addressof(logits.contents))
+        ctypes.memmove(self._entries, self._fresh, len(self._fresh))
+        memoryview(self._entries).cast("B").cast("f")[1::_ENTRY_NUMBERS] = memoryview(given).cast("B").cast("f")
+        entries = ctypes.cast(self._entries, self._low.llama_token_data_p)
+        return self._low.llama_token_data_array(entries, size, -1, False)
+
+    def _chosen(self, chain: Any, candidates: Any) -> int:
+        self._low.llama_sampler_apply(chain, ctypes.byref(candidates))
+        return int(candidates.data[max(0, candidates.selected)].id)
+
+    def _allows(self, token: int) -> bool:
+        entry = (self._low.llama_token_data * 1)((token, 1.0, 0.0))
+        single = self._low.llama_token_data_array(ctypes.cast(entry, self._low.llama_token_data_p), 1, -1, False)
+        self._low.llama_sampler_apply(self._sampler, ctypes.byref(single))
+        return bool(entry[0].logit != _REFUSED)

@@ -1,0 +1,89 @@
+"""`python -m resources.bundle.build`: the bundle in `dist/`: folder, `.tar.gz`, `.deb`, and a table of what is in it.
+
+Run by `python3 make.py bundle`, inside the environment that the program runs in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from importlib import metadata
+from pathlib import Path
+
+from resources.bundle.contents import link_copies, size_table
+from resources.bundle.debian import write_package
+from resources.bundle.desktop_files import write_share
+from resources.bundle.notices import write_notices
+
+ROOT = Path(__file__).resolve().parents[2]
+DIST = ROOT / "dist"
+WORK = ROOT / "build" / "bundle"
+NAME = "layerdeck"
+CLI = "layerdeck-cli"
+
+
+def main() -> int:
+    """Build all of it; return the exit code."""
+    version = metadata.version(NAME)
+    folder = _freeze()
+    saved_bytes = link_copies(folder / "_internal")
+    _strip(folder / "_internal")
+    # One program under two names: it looks at the one it was called by.
+    (folder / CLI).symlink_to(NAME)
+    shutil.copy2(ROOT / "LICENSE", folder)
+    shutil.copyfile(ROOT / "resources" / "bundle" / "menu.sh", folder / "add-to-menu")
+    (folder / "add-to-menu").chmod(0o755)
+    write_notices(folder)
+    write_share(folder / "share")
+    archive = _pack(folder, DIST / f"{NAME}-{version}-linux-{os.uname().machine}.tar.gz")
+    package = write_package(folder, DIST, version, WORK)
+    table = size_table(folder)
+    (DIST / "contents.txt").write_text(table, encoding="utf-8")
+    sys.stdout.write(f"{table}\nCopies that became links: {saved_bytes / 1e6:.1f} MB\n")
+    for path in (folder, archive, package):
+        sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    return 0
+
+
+def _freeze() -> Path:
+    """Run PyInstaller; return the folder it made."""
+    folder = DIST / NAME
+    shutil.rmtree(folder, ignore_errors=True)
+    spec = ROOT / "resources" / "bundle" / f"{NAME}.spec"
+    subprocess.run(
+        [
+            *(sys.executable, "-m", "PyInstaller", "--noconfirm", "--log-level", "WARN"),
+            *("--distpath", str(DIST), "--workpath", str(WORK), str(spec)),
+        ],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        check=True,
+    )
+    return folder
+
+
+def _strip(internal: Path) -> None:
+    """Take the symbols out of Python's own library, which some systems ship with all of them: 15 MB."""
+    for library in internal.glob("libpython*.so*"):
+        if not library.is_symlink() and shutil.which("strip"):
+            subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
+
+
+def _pack(folder: Path, archive: Path) -> Path:
+    """Write `folder` as a tarball whose files belong to root."""
+
+    def of_root(member: tarfile.TarInfo) -> tarfile.TarInfo:
+        member.uid = member.gid = 0
+        member.uname = member.gname = "root"
+        return member
+
+    with tarfile.open(archive, "w:gz", compresslevel=6) as tar:
+        tar.add(folder, NAME, filter=of_root)
+    return archive
+
+
+if __name__ == "__main__":
+    sys.exit(main())

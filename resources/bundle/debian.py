@@ -1,0 +1,103 @@
+"""The Debian package: the bundle below `/usr/lib`, its names in `/usr/bin`, and what a desktop reads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+from resources.bundle.contents import files_in
+
+ROOT = Path(__file__).resolve().parents[2]
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+CONTROL = """Package: layerdeck
+Version: {version}
+Section: science
+Priority: optional
+Architecture: {architecture}
+Maintainer: The Layerdeck developers <layerdeck@example.org>
+Installed-Size: {size_kib}
+Depends: libc6 (>= {glibc}), libegl1, libgl1, libfontconfig1, libdbus-1-3
+Description: place the layers of a language model on your devices, and chat
+ Layerdeck runs GGUF language models on graphics cards, the processor and other
+ computers, any layer on any of them. It shows the memory of every device, says
+ before it loads what each will hold, and chats with the result.
+"""
+COPYRIGHT = """Format: https://www.debian.org/doc/packaging-manuals/copyright-format/1.0/
+Upstream-Name: layerdeck
+
+Files: *
+Copyright: 2026 The Layerdeck developers
+License: Expat
+{license}
+Comment: What the package carries of others is named in THIRD-PARTY-NOTICES.txt.
+"""
+OVERRIDES = (
+    # It is the point of the package to run without what the system has or lacks.
+    "embedded-library",
+    "unstripped-binary-or-object",
+    "shared-library-lacks-prerequisites",
+    "bad-distribution-in-changes-file",
+    "custom-library-search-path",
+    "hardening-no-pie",
+    # Two small modules of Python that use nothing of the C library.
+    "library-not-linked-against-libc",
+)
+
+
+def write_package(folder: Path, dist: Path, version: str, work: Path) -> Path:
+    """Write the `.deb` of the bundle at `folder` into `dist`, using `work`; return its path."""
+    architecture = ARCHITECTURES[os.uname().machine]
+    root = work / "deb"
+    shutil.rmtree(root, ignore_errors=True)
+    home = root / "usr" / "lib" / "layerdeck"
+    shutil.copytree(folder, home, symlinks=True, ignore=shutil.ignore_patterns("share", "add-to-menu"))
+    shutil.copytree(folder / "share", root / "usr" / "share")
+    programs = root / "usr" / "bin"
+    programs.mkdir(parents=True)
+    for name in ("layerdeck", "layerdeck-cli"):
+        (programs / name).symlink_to(f"../lib/layerdeck/{name}")
+    _write_documents(root, version)
+    _set_modes(root)
+    size_kib = sum(path.stat().st_size for path in files_in(root)) // 1024
+    control = root / "DEBIAN" / "control"
+    control.parent.mkdir(mode=0o755)
+    control.write_text(
+        CONTROL.format(version=version, architecture=architecture, size_kib=size_kib, glibc=_glibc()), encoding="utf-8"
+    )
+    package = dist / f"layerdeck_{version}_{architecture}.deb"
+    subprocess.run(
+        ["dpkg-deb", "--root-owner-group", "-Zxz", "-z3", "--build", str(root), str(package)],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return package
+
+
+def _write_documents(root: Path, version: str) -> None:
+    documents = root / "usr" / "share" / "doc" / "layerdeck"
+    documents.mkdir(parents=True)
+    text = (ROOT / "LICENSE").read_text("utf-8")
+    indented = "\n".join(f" {line}" if line else " ." for line in text.splitlines())
+    (documents / "copyright").write_text(COPYRIGHT.format(license=indented), encoding="utf-8")
+    changelog = documents / "changelog.gz"
+    source = f"layerdeck ({version}) stable; urgency=medium\n\n  * See CHANGELOG.md of the sources.\n"
+    subprocess.run(["gzip", "-9n"], input=source.encode(), stdout=changelog.open("wb"), check=True)
+    overrides = root / "usr" / "share" / "lintian" / "overrides" / "layerdeck"
+    overrides.parent.mkdir(parents=True)
+    overrides.write_text("".join(f"layerdeck: {tag}\n" for tag in OVERRIDES), encoding="utf-8")
+
+
+def _set_modes(root: Path) -> None:
+    """Give folders and files the modes that packages have, whatever the umask was."""
+    for path in root.rglob("*"):
+        if path.is_symlink():
+            continue
+        runs = path.is_dir() or (path.name == "layerdeck" and path.parent.name == "layerdeck")
+        path.chmod(0o755 if runs else 0o644)
+
+
+def _glibc() -> str:
+    """Return the version of the C library that the bundle was made with, and so needs."""
+    return (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 2.36").split()[-1]

@@ -1,0 +1,87 @@
+"""The licences of what is in the bundle, taken from what each part ships with."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from importlib import metadata
+from pathlib import Path
+
+from resources.bundle.contents import files_in
+
+QT_NOTE = """Qt and PySide6 are used under the GNU Lesser General Public License, version 3. They are the
+unchanged files of the wheel PySide6-Essentials, in `_internal/PySide6`, and may be replaced there by others of the
+same version: nothing of them is part of the program's own executable.
+"""
+LICENSE_WORDS = ("licen", "copying", "notice", "authors")
+
+
+def write_notices(folder: Path) -> None:
+    """Write `THIRD-PARTY-NOTICES.txt` into the bundle at `folder`."""
+    parts = ["Third-party notices of Layerdeck", QT_NOTE]
+    for distribution in sorted(_distributions(folder), key=lambda each: each.name.lower()):
+        parts.append(_section(distribution.name, distribution.version, _license_texts(distribution)))
+    for package in sorted(_system_packages(folder)):
+        parts.append(_section(package, "", [_system_license(package)]))
+    (folder / "THIRD-PARTY-NOTICES.txt").write_text("\n\n".join(parts), encoding="utf-8")
+
+
+def _section(name: str, version: str, texts: list[str]) -> str:
+    title = f"{name} {version}".strip()
+    return "\n".join(["=" * 78, title, "=" * 78, *(texts or ["No licence text is shipped with it."])])
+
+
+def _distributions(folder: Path) -> list[metadata.Distribution]:
+    """Return the installed distributions of which something is in the bundle: a top-level module, or its metadata."""
+    internal = folder / "_internal"
+    present = {path.name.partition(".")[0] for path in internal.iterdir()} | _frozen_packages(folder)
+    found = {}
+    for distribution in metadata.distributions():
+        if _top_levels(distribution) & present and distribution.name != "layerdeck":
+            found[distribution.name] = distribution
+    return list(found.values())
+
+
+def _frozen_packages(folder: Path) -> set[str]:
+    """Return the top-level names of the pure modules, which lie inside the executable."""
+    from PyInstaller.archive.readers import CArchiveReader
+
+    archive = CArchiveReader(str(folder / "layerdeck"))
+    modules = archive.open_embedded_archive("PYZ.pyz").toc
+    return {name.partition(".")[0] for name in modules}
+
+
+def _top_levels(distribution: metadata.Distribution) -> set[str]:
+    names = {Path(str(file)).parts[0].partition(".")[0] for file in distribution.files or ()}
+    return {name for name in names if name and not name.endswith("dist-info") and name != "__pycache__"}
+
+
+def _license_texts(distribution: metadata.Distribution) -> list[str]:
+    fields = distribution.metadata.json
+    said = str(fields.get("license_expression") or fields.get("license") or "")
+    texts = [f"Licence: {said}"] if said and "\n" not in said else []
+    for file in distribution.files or ():
+        inside = any(part.endswith(".dist-info") for part in file.parts)
+        if inside and any(word in file.name.lower() for word in LICENSE_WORDS):
+            path = Path(str(distribution.locate_file(file)))
+            if path.is_file():
+                texts.append(path.read_text("utf-8", "replace").strip())
+    return texts
+
+
+def _system_packages(folder: Path) -> set[str]:
+    """Return the Debian packages whose libraries lie in the bundle; nothing on a system without dpkg."""
+    if shutil.which("dpkg-query") is None:
+        return set()
+    internal = folder / "_internal"
+    names = [path.name for path in files_in(internal) if path.parent == internal and ".so" in path.name]
+    packages = set()
+    for name in names:
+        answer = subprocess.run(["dpkg-query", "-S", f"*/{name}*"], capture_output=True, text=True, check=False)
+        packages |= {line.partition(":")[0] for line in answer.stdout.splitlines()[:1]}
+    return packages
+
+
+def _system_license(package: str) -> str:
+    path = Path("/usr/share/doc") / package / "copyright"
+    return path.read_text("utf-8", "replace").strip() if path.is_file() else "See the package of the system."

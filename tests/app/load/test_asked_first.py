@@ -1,0 +1,130 @@
+"""A layout that is forecast not to fit, while a model is loaded: asked first, and what is loaded stays until then."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.models.loading import ModelState
+from app.settings import Settings
+from app.theme import Theme
+from app.wiring import WindowParts, make_window
+from engine.layout.layout import make_layout, single_device
+from engine.plan.edit import Edit
+from engine.session.events import OutOfMemory
+from engine.settings.context_settings import ContextSettings
+from engine.units import MIB
+from tests.support.models import write_tiny_llama
+from widgets.layout_editor.moves import PinToggle
+from widgets.library.load_question import LoadQuestionBar
+
+DEADLINE_MS = 60_000
+N_LAYERS = 8
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64, threads=1, threads_batch=1)
+SMALL = Edit(make_layout(N_LAYERS, ["CPU"] * 6 + ["RPC0"] * 2), CONTEXT)
+LARGE = Edit(single_device(N_LAYERS, "RPC0"), CONTEXT)
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    """A window with a model of about 50 MiB, loaded on the CPU and a worker that has room for some of it."""
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    desk = opened.desk
+    desk.prober.close()
+    desk.document.edit_settled.disconnect()  # No probes of edits: the processes here are workers and models.
+    path = write_tiny_llama(tmp_path / "wide.gguf", n_layers=N_LAYERS, n_embd=512, n_head=8, n_head_kv=4, n_ff=1536)
+    desk.rig.lab.start([28 * MIB])
+    wait(qtbot, lambda: len(desk.rig.live.rig.devices) == 1)
+    desk.opener.open(path)
+    wait(qtbot, lambda: desk.document.model is not None)
+    desk.document.replace(SMALL, "test")
+    desk.loader.load()
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    desk.document.replace(LARGE, "test")
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+def wait(qtbot: QtBot, condition: Callable[[], bool]) -> None:
+    qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+
+
+def ask(window: WindowParts, qtbot: QtBot) -> LoadQuestionBar:
+    """Ask for the load, and wait until the question says what would fit."""
+    bar = window.main.load_question
+    window.desk.loader.load()
+    assert bar.isVisible()
+    assert "forecast not to fit" in bar.text
+    assert "on RPC0 missing" in bar.text
+    wait(qtbot, bar.proposal_button.isVisible)
+    return bar
+
+
+def loaded_edit(window: WindowParts) -> Edit | None:
+    loaded = window.desk.loading.loaded
+    return None if loaded is None else loaded.edit
+
+
+def test_cancel_leaves_everything_as_it_is(window: WindowParts, qtbot: QtBot) -> None:
+    bar = ask(window, qtbot)
+    assert not bar.unload_button.isVisible()
+    assert not bar.remember_box.isVisible()
+    assert loaded_edit(window) == SMALL
+    window.desk.models.current.conversation.send("hello")
+    assert window.desk.loading.state is ModelState.GENERATING  # The loaded model answers meanwhile.
+    bar.cancel_button.click()
+    assert not bar.isVisible()
+    assert loaded_edit(window) == SMALL
+    assert window.desk.document.edit == LARGE
+
+
+def test_the_best_proposal_is_loaded_and_can_be_undone(window: WindowParts, qtbot: QtBot) -> None:
+    bar = ask(window, qtbot)
+    assert "This would fit: Place layers " in bar.text
+    bar.proposal_button.click()
+    proposed = window.desk.document.edit
+    assert proposed is not None
+    assert proposed.context == CONTEXT
+    assert proposed.layout not in (SMALL.layout, LARGE.layout)
+    wait(qtbot, lambda: loaded_edit(window) == proposed and window.desk.loading.state is ModelState.READY)
+    window.desk.document.undo_group.undo()
+    assert window.desk.document.edit == LARGE
+
+
+def test_pins_and_devices_that_are_off_hold_for_the_proposal(window: WindowParts, qtbot: QtBot) -> None:
+    window.desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
+    bar = ask(window, qtbot)
+    bar.proposal_button.click()
+    proposed = window.desk.document.edit
+    assert proposed is not None
+    assert proposed.layout.assignment()[:2] == ("RPC0", "RPC0")
+    assert "CPU" in proposed.layout.devices
+
+
+def test_load_anyway_tries_it(window: WindowParts, qtbot: QtBot) -> None:
+    bar = ask(window, qtbot)
+    with qtbot.waitSignal(window.desk.loading.ended, timeout=DEADLINE_MS) as told:
+        bar.beside_button.click()
+    assert told.args is not None
+    assert isinstance(told.args[0], OutOfMemory)
+    assert loaded_edit(window) is None
+
+
+def test_another_edit_takes_the_question_back_and_where_steps_back_are_allowed_nobody_is_asked(
+    window: WindowParts, qtbot: QtBot
+) -> None:
+    bar = ask(window, qtbot)
+    window.desk.document.replace(SMALL, "test")
+    assert not bar.isVisible()
+    window.desk.document.replace(LARGE, "test")
+    window.desk.settings.step_back(True)
+    window.desk.loader.load()
+    assert not bar.isVisible()
+    wait(qtbot, lambda: window.desk.loading.state is ModelState.READY and loaded_edit(window) != SMALL)

@@ -1,0 +1,77 @@
+"""Which demo model the window and `layerdeck-cli demo` take, and that make.py and the app mean the same file."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+import make
+from app.demo import MADE_UP_CAPS_BYTES, fetched_demo, find_demo
+from app.paths import fetched_models_path
+from engine.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, SAMPLE_QUESTIONS, SIZE_BYTES, sample_questions
+from engine.devices.device import Rig, make_host
+from engine.fit.initial_layout import initial_layout
+from engine.gguf.reader import read_model
+from engine.layout.layout import single_device
+from engine.memory.model_memory import ModelMemory
+from engine.plan.decisions.defaults import default_context
+from engine.plan.preview import make_report
+from tests.support.command_line import run_here
+from tests.support.models import write_tiny_llama
+from tests.support.orders import worker_device
+from tests.support.real_model import real_model
+
+
+@pytest.fixture
+def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A file that is taken for the fetched model: as large as it, and a hole."""
+    path = tmp_path / FILE_NAME
+    with path.open("wb") as file:
+        file.truncate(SIZE_BYTES)
+    monkeypatch.setattr("app.demo.fetched_models_path", lambda: tmp_path)
+    return path
+
+
+def test_set_up_and_window_mean_the_same_file() -> None:
+    assert (make.DEMO_MODEL, make.DEMO_MODEL_BYTES) == (FILE_NAME, SIZE_BYTES)
+    assert make.model_folder(sys.platform, os.environ, Path.home()) == fetched_models_path()
+
+
+def test_the_fetched_model_is_the_demo_where_it_is_whole(fetched: Path) -> None:
+    assert find_demo().path == fetched
+    assert find_demo().caps_bytes == LAB_CAPS_BYTES
+    os.truncate(fetched, 1000)
+    assert fetched_demo() is None
+    made_up = find_demo()
+    assert read_model(made_up.path).n_layers == 16
+    assert made_up.caps_bytes == MADE_UP_CAPS_BYTES
+
+
+def test_the_command_writes_the_fetched_model_unless_asked_for_the_made_up_one(
+    fetched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    target = tmp_path / "there" / "demo.gguf"
+    assert run_here(capsys, "demo", target, "--json").document == {"path": str(target), "size_bytes": SIZE_BYTES}
+    assert SAMPLE_QUESTIONS[0] in run_here(capsys, "demo", target).out
+    assert run_here(capsys, "demo", target, "--generated", "--json").code == 0
+    assert read_model(target).n_layers == 16
+
+
+def test_only_the_model_that_answers_has_sample_questions(tmp_path: Path) -> None:
+    assert sample_questions(read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=30))) == ()
+    assert sample_questions(read_model(real_model())) == SAMPLE_QUESTIONS
+
+
+def test_no_lab_worker_has_room_for_all_of_it_and_two_do() -> None:
+    memory = ModelMemory(read_model(real_model()))
+    context = default_context(memory.model)
+    devices = tuple(worker_device(f"RPC{n}", f"127.0.0.1:{5000 + n}", cap) for n, cap in enumerate(LAB_CAPS_BYTES))
+    rig = Rig(devices, make_host("host", 8 << 30, 8 << 30))
+    for device in devices:
+        assert not make_report(memory.model, rig, single_device(30, device.id), context).fits
+    first = initial_layout(memory, rig, context)
+    assert len(first.devices) == 2
+    assert "CPU" not in first.devices

@@ -1,0 +1,180 @@
+"""The bundle by itself: nothing of the system's Python, no PATH, its own children, its own window."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.desktop import Desktop, open_desktop
+from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
+
+pytestmark = pytest.mark.bundle
+
+
+@pytest.fixture
+def environment(tmp_path: Path) -> dict[str, str]:
+    """Nothing but a home."""
+    home = tmp_path / "home"
+    home.mkdir()
+    return {"HOME": str(home)}
+
+
+@pytest.fixture
+def desktop() -> Iterator[Desktop]:
+    with open_desktop() as opened:
+        yield opened
+
+
+def run_cli(bundle: Path, environment: Mapping[str, str], *words: str) -> str:
+    done = subprocess.run(
+        [str(bundle / "layerdeck-cli"), *words], env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_finds_devices_loads_and_answers(bundle: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    assert json.loads(run_cli(bundle, environment, "devices"))["host"]["total_bytes"] > 0
+    model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2)
+    words = ("load", str(model), "--ctx", "256", "--prompt", "hello", "-n", "4", "--json")
+    events = [json.loads(line) for line in run_cli(bundle, environment, *words).splitlines()]
+    kinds = [event["event"] for event in events]
+    assert "loaded" in kinds
+    assert kinds[-1] == "done"
+    assert run_cli(bundle, environment, "plan", str(model), "--ctx", "256")
+
+
+def test_children_go_with_a_killed_parent(bundle: Path, environment: dict[str, str]) -> None:
+    lab = psutil.Popen(
+        [str(bundle / "layerdeck-cli"), "rig", "lab", "--workers", "64MiB,64MiB"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    wait_until(lambda: len(lab.children(recursive=True)) >= 2, lab)
+    children = lab.children(recursive=True)
+    assert all("layerdeck" in child.name() for child in children)
+    lab.kill()
+    lab.wait()
+    _, alive = psutil.wait_procs(children, timeout=DEADLINE_S)
+    assert not alive
+
+
+def test_the_window_opens_and_a_second_start_hands_its_file_over(
+    bundle: Path, environment: dict[str, str], desktop: Desktop, tmp_path: Path
+) -> None:
+    environment |= {"DISPLAY": desktop.environment["DISPLAY"]}
+    program = [str(bundle / "layerdeck")]
+    first = psutil.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_until(lambda: "Layerdeck" in titles(desktop), first)
+        model = write_tiny_llama(tmp_path / "handed-over.gguf", n_layers=2)
+        second = subprocess.run([*program, str(model)], env=environment, timeout=DEADLINE_S, check=False)
+        assert second.returncode == 0
+        settings = Path(environment["HOME"]) / ".config"
+        wait_until(lambda: any(model.name in read(path) for path in settings.rglob("*") if path.is_file()), first)
+    finally:
+        first.terminate()
+        assert first.wait(DEADLINE_S) == 0
+
+
+def wait_until(condition: Callable[[], bool], process: psutil.Popen) -> None:
+    """Wait until `condition` holds; `process`, whose doing it is, must not end before."""
+    end = time.monotonic() + DEADLINE_S
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        with contextlib.suppress(psutil.TimeoutExpired):
+            raise AssertionError(f"it ended with {process.wait(0.05)}")
+
+
+def titles(desktop: Desktop) -> str:
+    """Return the names of the windows on the screen."""
+    words = ["xdotool", "search", "--onlyvisible", "--name", ".", "getwindowname", "%@"]
+    return subprocess.run(words, env=desktop.environment, capture_output=True, text=True, check=False).stdout
+
+
+def read(path: Path) -> str:
+    return path.read_text("utf-8", "replace")
+
+
+def test_its_size_is_under_the_limit(dist: Path) -> None:
+    size_bytes = sum(
+        path.stat().st_size for path in (dist / "layerdeck").rglob("*") if path.is_file() and not path.is_symlink()
+    )
+    assert size_bytes < 250_000_000
+
+
+def test_the_licences_of_what_is_in_it_are_named(dist: Path) -> None:
+    text = read(dist / "layerdeck" / "THIRD-PARTY-NOTICES.txt")
+    for name in ("PySide6_Essentials", "numpy", "llama_cpp_python", "msgspec", "GNU Lesser General Public License"):
+        assert name in text
+    assert (dist / "layerdeck" / "LICENSE").exists()
+
+
+def test_the_tarball_is_added_to_the_menu_and_taken_out_again(
+    bundle: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    share = Path(environment["HOME"]) / ".local" / "share"
+    environment |= {"PATH": os.environ["PATH"]}
+    subprocess.run([str(bundle / "add-to-menu")], env=environment, check=True, stdout=subprocess.DEVNULL)
+    entry = (share / "applications" / "layerdeck.desktop").read_text("utf-8")
+    assert f'Exec="{bundle}/layerdeck" %F' in entry
+    answer = subprocess.run(
+        ["xdg-mime", "query", "filetype", str(write_tiny_llama(tmp_path / "model.gguf"))],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert answer.stdout.strip() == "application/x-gguf"
+    (share / "layerdeck").mkdir(exist_ok=True)
+    (share / "layerdeck" / "chats.sqlite").write_text("kept")
+    subprocess.run([str(bundle / "add-to-menu"), "--remove"], env=environment, check=True, stdout=subprocess.DEVNULL)
+    assert not (share / "applications" / "layerdeck.desktop").exists()
+    assert (share / "layerdeck" / "chats.sqlite").exists()
+
+
+def test_the_package_is_in_order(dist: Path) -> None:
+    (package,) = dist.glob("*.deb")
+    found = subprocess.run(
+        ["lintian", "--fail-on", "error", str(package)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    errors = [line for line in found.stdout.splitlines() if line.startswith("E:")]
+    assert errors == []
+
+
+def test_the_package_is_installed_and_removed_in_a_root_of_its_own(dist: Path, tmp_path: Path) -> None:
+    (package,) = dist.glob("*.deb")
+    root = tmp_path / "root"
+    database = root / "var" / "lib" / "dpkg"
+    (database / "updates").mkdir(parents=True)
+    (database / "info").mkdir()
+    (database / "status").write_text("")
+    dpkg = ["dpkg", f"--root={root}", "--force-depends", "--force-not-root", "--no-triggers"]
+    subprocess.run([*dpkg, "--install", str(package)], check=True, capture_output=True)
+    program = root / "usr" / "bin" / "layerdeck-cli"
+    done = subprocess.run([str(program), "--help"], env={"HOME": str(tmp_path)}, capture_output=True, check=False)
+    assert done.stdout.startswith(b"usage: layerdeck-cli")
+    assert (root / "usr" / "share" / "applications" / "layerdeck.desktop").exists()
+    subprocess.run([*dpkg, "--purge", "layerdeck"], check=True, capture_output=True)
+    assert not (root / "usr" / "lib" / "layerdeck").exists()
+    assert not program.exists()
+
+
+def test_desktop_data_is_valid(dist: Path) -> None:
+    share = dist / "layerdeck" / "share"
+    subprocess.run(["desktop-file-validate", str(share / "applications" / "layerdeck.desktop")], check=True)
+    page = share / "metainfo" / "io.github.layerdeck.layerdeck.metainfo.xml"
+    subprocess.run(["appstreamcli", "validate", "--no-net", str(page)], check=True, capture_output=True)

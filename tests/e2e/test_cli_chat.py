@@ -1,0 +1,217 @@
+"""`chat` as people and programs use it: with the real engine, a database of its own, stops, kills and restarts."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.paths import APPLICATION
+from engine.chats.message import Message
+from engine.chats.presets import Preset, write_presets
+from engine.chats.store import ChatStore
+from tests.support.command_line import ROOT, run_here
+from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
+
+PROGRAM = (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())", "chat")
+Event = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layers=2)
+
+
+class Home:
+    """A user's folders."""
+
+    def __init__(self, folder: Path) -> None:
+        self.environment = {
+            **os.environ,
+            "XDG_DATA_HOME": str(folder / "data"),
+            "XDG_CACHE_HOME": str(folder / "cache"),
+        }
+        self.data = folder / "data" / APPLICATION
+        self.states = folder / "cache" / APPLICATION / "states"
+
+    def run(self, *words: str | Path, lines: str = "") -> subprocess.CompletedProcess[str]:
+        """Run `chat` to its end with these lines as its input."""
+        return subprocess.run(
+            [*PROGRAM, *map(str, words)],
+            cwd=ROOT,
+            env=self.environment,
+            input=lines,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+        )
+
+    def events(self, *words: str | Path, lines: str = "") -> list[Event]:
+        done = self.run(*words, "--json", lines=lines)
+        assert done.returncode == 0, done.stderr
+        return [json.loads(line) for line in done.stdout.splitlines()]
+
+    @contextmanager
+    def start(self, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
+        """Start `chat` with pipes; what is left of it at the end of the block is killed."""
+        with subprocess.Popen(
+            [*PROGRAM, *map(str, words), "--json"],
+            cwd=ROOT,
+            env=self.environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def path(self, conversation: str) -> tuple[Message, ...]:
+        """Return what is kept of a conversation and shown."""
+        with closing(ChatStore(self.data / "chats.sqlite3")) as store:
+            return store.tree(conversation).path
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Home:
+    return Home(tmp_path)
+
+
+def of(events: list[Event], kind: str) -> list[Event]:
+    return [event for event in events if event["event"] == kind]
+
+
+def text_of(events: list[Event]) -> str:
+    return "".join(event["text"] for event in of(events, "token"))
+
+
+def wait_for(process: subprocess.Popen[str], kind: str, count: int = 1) -> list[Event]:
+    """Read events until so many of a kind have come."""
+    assert process.stdout is not None
+    events: list[Event] = []
+    for line in process.stdout:
+        events.append(json.loads(line))
+        count -= events[-1]["event"] == kind
+        if not count:
+            return events
+    raise AssertionError(f"too few {kind} in {events}")
+
+
+def test_a_conversation_is_kept_found_and_gone_on_with_without_reading_it_again(home: Home, model: Path) -> None:
+    long_line = "A line that is long enough for its state to be worth a file. " * 4
+    words = ("--threads", "1", "--ctx", "1024", "--max-tokens", "12", "--seed", "1")
+    first = home.events(model, *words, lines=f"{long_line}\n/again\n")
+    (begun,) = of(first, "conversation")
+    assert [event["stop_reason"] for event in of(first, "done")] == ["length"] * 2
+    assert first[-1]["event"] == "done"
+    path = home.path(begun["id"])
+    assert [message.role for message in path] == ["user", "assistant"]
+    assert path[-1].content == text_of(first)[-len(path[-1].content) :]
+    timings = path[-1].timings
+    assert timings is not None
+    assert timings.generated_tokens == 12
+    assert path[-1].settings == {"max_tokens": 12, "seed": 1}
+    assert "CPU" in path[-1].layout
+    (state,) = home.states.iterdir()
+
+    again = home.events(model, *words, "--conversation", begun["id"][:6], "--prompt", "And then?")
+    (done,) = of(again, "done")
+    assert done["cached_tokens"] > len(long_line)
+    assert len(home.path(begun["id"])) == 4
+    assert list(home.states.iterdir()) == [state]
+
+    listed = json.loads(home.run("--list", "--json").stdout)["conversations"]
+    assert [(each["id"], each["title"]) for each in listed] == [(begun["id"], long_line[:60])]
+    hits = json.loads(home.run("--search", "and THEN", "--json").stdout)["hits"]
+    assert [hit["conversation"] for hit in hits] == [begun["id"]]
+
+    state.write_bytes(b"damaged")
+    fresh = home.events(model, *words, "--conversation", begun["id"], "--prompt", "Go on")
+    assert of(fresh, "done")[0]["cached_tokens"] == 0
+
+
+def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> None:
+    with home.start(model, "--threads", "1", "--ctx", "1024", "--prompt", "Hello", "--seed", "2") as process:
+        events = wait_for(process, "token", 15)
+        process.kill()
+        assert process.stdout is not None
+        events += [json.loads(line) for line in process.stdout.read().split("\n")[:-1]]
+    (begun,) = of(events, "conversation")
+    answer = home.path(begun["id"])[-1]
+    assert answer.content.startswith(text_of(events))
+    assert answer.state == "interrupted"
+
+
+def test_an_interrupt_stops_the_answer_and_keeps_it_and_a_second_one_ends(home: Home, model: Path) -> None:
+    with home.start(model, "--threads", "1", "--ctx", "4096", "--seed", "3") as process:
+        assert process.stdin is not None
+        process.stdin.write("Hello\n")
+        process.stdin.flush()
+        events = wait_for(process, "token", 3)
+        process.send_signal(signal.SIGINT)
+        events += wait_for(process, "done")
+        assert events[-1]["stop_reason"] == "stopped"
+        answer = home.path(of(events, "conversation")[0]["id"])[-1]
+        assert (answer.content, answer.state) == (text_of(events), "stopped")
+        process.send_signal(signal.SIGINT)
+        assert wait_for(process, "cancelled")
+        assert process.wait(DEADLINE_S) == 130
+
+
+def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> None:
+    lines = "".join(f"{letter * 60}\n" for letter in "abcdefgh")
+    events = home.events(
+        model, "--threads", "1", "--ctx", "256", "--max-tokens", "8", "--temperature", "0", lines=lines
+    )
+    assert len(of(events, "done")) == 8
+    (notice,) = of(events, "notice")
+    assert "oldest turns" in notice["message"]
+    assert len(home.path(of(events, "conversation")[0]["id"])) == 16
+    full = home.events(
+        model, "--threads", "1", "--ctx", "256", "--overflow", "stop", lines=lines[:61] + "x" * 400 + "\n"
+    )
+    assert "longer than the context" in of(full, "notice")[0]["message"]
+
+
+def test_presets_give_a_system_prompt_and_settings(home: Home, model: Path) -> None:
+    home.data.mkdir(parents=True)
+    write_presets(home.data / "presets.json", [Preset(name="Yes", settings={"grammar": 'root ::= "yes"'})])
+    people = home.run(
+        model, "--threads", "1", "--ctx", "256", "--preset", "Yes", "--system", "Agree.", "--prompt", "Is it so?"
+    )
+    assert (people.returncode, people.stdout) == (0, "yes\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ((), "needs the FILE.gguf"),
+        (("none.gguf", "--conversation", "zz"), "no conversation of this id"),
+        (("none.gguf", "--preset", "zz"), 'there is no preset "zz"'),
+        (("none.gguf", "--top-p", "2"), "2 is outside of 0 to 1"),
+        (("none.gguf", "--mirostat", "3"), "use off, 1, 2"),
+    ],
+)
+def test_what_cannot_be_done_is_one_sentence(
+    home: Home,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: tuple[str, ...],
+    sentence: str,
+) -> None:
+    monkeypatch.setenv("XDG_DATA_HOME", home.environment["XDG_DATA_HOME"])
+    answer = run_here(capsys, "chat", *words, "--json")
+    assert answer.code == 2
+    assert sentence in answer.error["message"]

@@ -1,0 +1,167 @@
+"""The queue: in order, one at a time, paused, gone on with, kept over restarts, and told as it is."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from engine.downloads.job import Job, hub_job
+from engine.downloads.queue import DownloadQueue
+from engine.downloads.view import JobState, JobView
+from engine.hub.client import list_repo
+from engine.hub.settings import hub_settings
+from tests.support.hub_server import Fault, HubServer, Repo, hub_server
+from tests.support.patience import DEADLINE_S
+from tests.support.transfers import KIB, order_of, some_bytes
+
+DATA = {f"{name}-Q8_0.gguf": some_bytes(200 * KIB, seed) for seed, name in enumerate("abc")}
+Views = tuple[JobView, ...]
+
+
+@pytest.fixture
+def server() -> Iterator[HubServer]:
+    repos = [Repo(f"org/{name[0]}", {name: data, "mmproj-F16.gguf": b"GGUFx"}) for name, data in DATA.items()]
+    with hub_server(*repos) as found:
+        yield found
+
+
+class Seen:
+    """What a queue has told."""
+
+    def __init__(self) -> None:
+        self.views: queue.SimpleQueue[Views] = queue.SimpleQueue()
+        self.orders: list[tuple[str, ...]] = []
+        self.last: Views = ()
+
+    def take(self, views: Views) -> None:
+        self.orders.append(tuple(view.id for view in views if view.state is JobState.RUNNING))
+        self.views.put(views)
+
+    def wait_for(self, wanted: Callable[[Views], bool]) -> Views:
+        while not wanted(self.last):
+            self.last = self.views.get(timeout=DEADLINE_S)
+        return self.last
+
+    def wait_for_state(self, job_id: str, state: JobState) -> JobView:
+        views = self.wait_for(lambda views: any(view.id == job_id and view.state is state for view in views))
+        return next(view for view in views if view.id == job_id)
+
+
+@contextmanager
+def _queue(path: Path, **options: object) -> Iterator[tuple[DownloadQueue, Seen]]:
+    seen = Seen()
+    template = order_of(**{"tries": 2, **options})  # type: ignore[arg-type]
+    found = DownloadQueue(path, seen.take, template=template, token_of=lambda _: "hf_right")
+    try:
+        yield found, seen
+    finally:
+        found.close()
+
+
+def _job(server: HubServer, name: str, folder: Path) -> Job:
+    hub = hub_settings(environment={"HF_ENDPOINT": server.url})
+    listing = list_repo(f"org/{name}", hub)
+    return hub_job(name, listing, listing.find(None), hub, folder / name)
+
+
+def test_one_after_another_with_all_that_belongs_to_them(server: HubServer, tmp_path: Path) -> None:
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        for name in "ab":
+            downloads.add(_job(server, name, tmp_path))
+        done = seen.wait_for_state("b", JobState.DONE)
+        assert seen.last[0].state is JobState.DONE
+        assert all(len(running) < 2 for running in seen.orders)
+        assert [Path(path).name for path in done.paths] == ["b-Q8_0.gguf", "mmproj-F16.gguf"]
+        assert Path(done.paths[0]).read_bytes() == DATA["b-Q8_0.gguf"]
+    assert "hf_right" not in (tmp_path / "queue.json").read_text()
+
+
+def test_a_queue_that_is_closed_goes_on_where_it_was(server: HubServer, tmp_path: Path) -> None:
+    jobs = [_job(server, name, tmp_path) for name in "ab"]
+    server.faults.append(Fault("stall", 128 * KIB))
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        for job in jobs:
+            downloads.add(job)
+        seen.wait_for(lambda views: bool(views) and views[0].done_bytes == 128 * KIB)
+    server.sent.clear()
+    with _queue(tmp_path / "queue.json") as (_, seen):
+        seen.wait_for_state("b", JobState.DONE)
+        assert seen.last[0].state is JobState.DONE
+    assert server.bytes_sent("a-Q8_0.gguf") == 72 * KIB
+
+
+def test_pause_order_and_removal(server: HubServer, tmp_path: Path) -> None:
+    jobs = [_job(server, name, tmp_path) for name in "abc"]
+    server.faults.append(Fault("stall", 128 * KIB))
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        for job in jobs:
+            downloads.add(job)
+        seen.wait_for(lambda views: len(views) == 3 and views[0].done_bytes == 128 * KIB)
+        downloads.move("c", 0)
+        downloads.pause("b")
+        downloads.pause("a")
+        seen.wait_for_state("c", JobState.DONE)
+        assert [(view.id, view.state) for view in seen.last] == [
+            ("c", JobState.DONE), ("a", JobState.PAUSED), ("b", JobState.PAUSED),
+        ]  # fmt: skip
+        downloads.remove("a", discard=True)
+        seen.wait_for(lambda views: [view.id for view in views] == ["c", "b"])
+        downloads.resume("b")
+        seen.wait_for_state("b", JobState.DONE)
+    assert not list((tmp_path / "a").iterdir())
+
+
+def test_paused_and_gone_on_with_at_once(server: HubServer, tmp_path: Path) -> None:
+    job = _job(server, "a", tmp_path)
+    server.faults.append(Fault("stall", 128 * KIB))
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(job)
+        seen.wait_for(lambda views: bool(views) and views[0].done_bytes == 128 * KIB)
+        for _ in range(3):
+            downloads.pause("a")
+            downloads.resume("a")
+        seen.wait_for_state("a", JobState.DONE)
+    assert not any(view.reason for view in seen.last)
+
+
+def test_what_goes_wrong_pauses_with_its_reason_and_the_next_begins(server: HubServer, tmp_path: Path) -> None:
+    one, two = _job(server, "a", tmp_path), _job(server, "b", tmp_path)
+    server.faults.extend([Fault("broken"), Fault("broken")])
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(one)
+        view = seen.wait_for_state("a", JobState.PAUSED)
+        assert (view.kind, "503" in view.reason) == ("unreachable", True)
+        server.faults.append(Fault("corrupt"))
+        downloads.resume("a")
+        assert "SHA-256" in seen.wait_for_state("a", JobState.FAILED).reason
+        downloads.add(two)
+        seen.wait_for_state("b", JobState.DONE)
+        downloads.add(one)
+        seen.wait_for_state("a", JobState.DONE)
+        assert len(seen.last) == 2, "the same files are one job"
+
+
+def test_a_changed_file_waits_for_an_answer(server: HubServer, tmp_path: Path) -> None:
+    job = _job(server, "a", tmp_path)
+    server.faults.extend([Fault("cut", 128 * KIB), Fault("broken")])
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(job)
+        seen.wait_for_state("a", JobState.PAUSED)
+        downloads.remove("a")
+        server.repos["org/a"].files["a-Q8_0.gguf"] = DATA["c-Q8_0.gguf"]
+        downloads.add(_job(server, "a", tmp_path))
+        seen.wait_for_state("a", JobState.CHANGED)
+        downloads.resume("a", restart=True)
+        done = seen.wait_for_state("a", JobState.DONE)
+    assert Path(done.paths[0]).read_bytes() == DATA["c-Q8_0.gguf"]
+
+
+def test_a_list_that_cannot_be_read_is_put_aside(tmp_path: Path) -> None:
+    (tmp_path / "queue.json").write_text('{"version": 99, "jobs": []}')
+    with _queue(tmp_path / "queue.json") as (_, seen):
+        seen.views.get(timeout=DEADLINE_S)
+    assert (tmp_path / "queue.json.unreadable").read_text() == '{"version": 99, "jobs": []}'

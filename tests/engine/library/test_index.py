@@ -1,0 +1,154 @@
+"""The index: kept between runs, shared, and never lost by damage or a newer version."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from engine.library.census import Census
+from engine.library.errors import LibraryError
+from engine.library.facts import Facts
+from engine.library.fit import Fit
+from engine.library.index import SCHEMA_VERSION, LibraryIndex
+from engine.library.looking import check_folder, current_facts, look, read_facts_of, unread
+from engine.library.notes import NO_NOTES, KeptDocument, Notes, tags_of
+from engine.library.scan import scan
+from engine.library.stores import Store
+from tests.support.stores import model_bytes, put, put_in_ollama
+
+NOTES = Notes(is_favourite=True, tags=("code", "quick"), text="good at Rust", last_used=5.5, measured=12.0)
+FIT = Fit("split", "fewest", 8192, (("CUDA0", 20), ("CPU", 12)), 3.0, 7.0)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "data" / "library.sqlite"
+
+
+def test_everything_is_there_again(path: Path, tmp_path: Path) -> None:
+    put_in_ollama(tmp_path / "ollama", "ada:1b", {"model": model_bytes(), "template": b"x"})
+    census = scan([Store("ollama", tmp_path / "ollama", "Ollama")])
+    facts = {tmp_path / "a.gguf": ((1, 2, 3), Facts(kind="model", n_layers=3, capabilities=("tools",)))}
+    layout = KeptDocument("layout", "two cards", "{}")
+    with closing(LibraryIndex(path)) as index:
+        index.keep_census(census)
+        index.keep_folders([tmp_path, tmp_path / "b", tmp_path])
+        index.keep_facts(facts)
+        index.keep_hash(tmp_path / "a.gguf", (1, 2, 3), "ff")
+        index.keep_notes(("mark", "other", ""), NOTES)
+        index.keep_notes(("other",), NO_NOTES)
+        index.keep_fits("rig", {"mark": FIT})
+        index.keep_document("mark", layout)
+        index.keep_document("mark", KeptDocument("layout", "gone", "{}"))
+        index.forget_document("mark", "layout", "gone")
+    with closing(LibraryIndex(path)) as index:
+        assert index.census() == census
+        assert index.folders() == (tmp_path, tmp_path / "b")
+        assert index.facts() == facts
+        assert index.hashes() == {tmp_path / "a.gguf": ((1, 2, 3), "ff")}
+        assert index.notes() == {"mark": NOTES}
+        assert index.fits("rig") == {"mark": FIT}
+        assert index.fits("other rig") == {}
+        assert index.documents("mark") == (layout,)
+        assert index.set_aside is None
+
+
+def test_two_programs_may_have_it_open(path: Path) -> None:
+    with closing(LibraryIndex(path)) as window, closing(LibraryIndex(path)) as command:
+        window.keep_notes(("a",), NOTES)
+        command.keep_notes(("b",), NOTES)
+        assert set(window.notes()) == {"a", "b"}
+
+
+def test_a_damaged_file_is_kept_aside(path: Path) -> None:
+    put(path, b"this is no database, it was written over by something else" * 100)
+    with closing(LibraryIndex(path)) as index:
+        assert index.set_aside == path.with_name("library-kept-1.sqlite")
+        assert index.set_aside.read_bytes().startswith(b"this is no database")
+        assert index.census() == Census()
+
+
+def test_a_newer_file_is_kept_aside(path: Path) -> None:
+    with closing(LibraryIndex(path)) as index:
+        index.keep_notes(("a",), NOTES)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    with closing(LibraryIndex(path)) as index:
+        assert index.notes() == {}
+        aside = index.set_aside
+    assert aside is not None
+    with closing(sqlite3.connect(aside)) as connection:
+        assert connection.execute("SELECT fingerprint FROM notes").fetchall() == [("a",)]
+
+
+def test_a_row_that_cannot_be_read_is_as_if_it_were_not_there(path: Path) -> None:
+    with closing(LibraryIndex(path)) as index:
+        index.keep_notes(("a",), NOTES)
+        index.keep_notes(("b",), NOTES)
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("UPDATE notes SET notes = x'c1' WHERE fingerprint = 'a'")
+        connection.execute("INSERT OR REPLACE INTO census VALUES (1, x'00')")
+    with closing(LibraryIndex(path)) as index:
+        assert set(index.notes()) == {"b"}
+        assert index.census() == Census()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+    put(tmp_path / "file", b"x")
+    with pytest.raises(LibraryError, match=r"library\.sqlite"):
+        LibraryIndex(tmp_path / "file" / "library.sqlite")
+
+
+def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:
+    store = Store("folder", tmp_path / "models")
+    file = put(store.root / "a.gguf", model_bytes())
+    put(store.root / "b.gguf", model_bytes("b"))
+    with closing(LibraryIndex(path)) as index:
+        census, _ = look(index, [store])
+        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None))
+        assert unread(census, current_facts(census, index.facts())) == ()
+        file.write_bytes(model_bytes("longer name"))
+        census, _ = look(index, [store])
+        assert unread(census, current_facts(census, index.facts())) == ((file,),)
+
+
+def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
+    own, foreign = Store("folder", tmp_path / "own"), Store("lm_studio", tmp_path / "lm", "LM Studio")
+    moved = put(own.root / "moved.gguf", model_bytes("m"))
+    lost = put(own.root / "lost.gguf", model_bytes("l"))
+    gone = put(foreign.root / "p/m/gone.gguf", model_bytes("g"))
+    with closing(LibraryIndex(path)) as index:
+        census, changes = look(index, [own, foreign])
+        assert changes.sentence() == ""
+        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None))
+        (own.root / "sub").mkdir()
+        moved.rename(own.root / "sub/moved.gguf")
+        lost.unlink()
+        gone.unlink()
+        census, changes = look(index, [own, foreign])
+        assert [(old.path.name, new.path.parent.name) for old, new in changes.moved] == [("moved.gguf", "sub")]
+        sentence = changes.sentence()
+        assert all(
+            word in sentence for word in ("moved.gguf is in", "gone.gguf is gone (LM Studio)", "lost.gguf is no")
+        )
+        assert [(file.name, file.is_missing) for file in census.files] == [("moved.gguf", False), ("lost.gguf", True)]
+        census, changes = look(index, [own, foreign])
+        assert changes.sentence() == ""  # said once
+        assert [file.name for file in census.files if file.is_missing] == ["lost.gguf"]
+        put(lost, model_bytes("l"))
+        census, changes = look(index, [own, foreign])
+        assert [file.is_missing for file in census.files] == [False, False]
+        look(index, [foreign])
+        assert look(index, [own, foreign])[1].sentence() == ""
+
+
+def test_tags_and_folders_are_checked(tmp_path: Path) -> None:
+    assert tags_of(" code , quick,,code,  two  words ") == ("code", "quick", "two words")
+    assert check_folder(tmp_path) == tmp_path
+    with pytest.raises(LibraryError, match="is a file"):
+        check_folder(put(tmp_path / "a", b"x"))
+    with pytest.raises(LibraryError, match="choose another"):
+        check_folder(tmp_path / "none")

@@ -1,0 +1,395 @@
+"""A hub on 127.0.0.1 for tests: search, trees, cards and files with ranges, and all that goes wrong with these.
+
+`HubServer` speaks what huggingface_hub and llama.cpp ask of a hub. Files are answered with a redirect to a signed link
+on another path, as the hub does. A `Fault` is what happens to the next requests for bytes instead.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import select
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, Literal
+from urllib.parse import parse_qs, unquote, urlsplit
+
+PIECE_BYTES = 16 * 1024
+"""What is sent at a time; with the send buffer it bounds what a line holds that nobody has read."""
+COMMIT = "c" * 40
+_LOOK_S = 0.05
+FaultKind = Literal[
+    "cut", "stall", "corrupt", "short", "long", "no_ranges", "range_refused", "busy", "broken", "expired", "redirect",
+    "no_length", "web_page",
+]  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What happens to a request for bytes, `after_bytes` of it. `target` of a redirect; `wait_s`: Retry-After.
+
+    cut: the line ends; stall: nothing more comes; corrupt: a byte is another one; short, long: the length is another
+    one; no_ranges: 200 and everything; range_refused: 416; busy: 429; broken: 503; expired: 403 of a signed link.
+    """
+
+    kind: FaultKind
+    after_bytes: int = 0
+    target: str = ""
+    wait_s: int | None = None
+
+
+@dataclass
+class Repo:
+    """A repository: `files` (bytes, or a `Path`) by path; `gated` wants the server's token; `files` may be changed while it serves.
+
+    A file on the disk is for headers of large models: it has holes for weights, and a made-up hash.
+    """
+
+    name: str
+    files: dict[str, Any]
+    commit: str = COMMIT
+    gated: bool = False
+    downloads: int = 1000
+    likes: int = 10
+    tags: tuple[str, ...] = ("gguf", "license:mit")
+    gguf: dict[str, Any] = field(default_factory=lambda: {"architecture": "llama", "context_length": 4096})
+    card: str = "---\nlicense: mit\n---\n# A model\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One request as it came."""
+
+    path: str
+    range: str | None
+    token: str | None
+
+
+class HubServer:
+    """The server while it runs: `url` is for `HF_ENDPOINT`; `asked` what was asked, `sent` which bytes went out."""
+
+    def __init__(self) -> None:
+        self.repos: dict[str, Repo] = {}
+        self.token = "hf_right"
+        self.faults: deque[Fault] = deque()
+        self.asked: list[Asked] = []
+        self.sent: list[tuple[str, int, int]] = []
+        """File path, first byte, end, in the order in which answers ended."""
+        self.at_bytes: Callable[[int], None] | None = None
+        """Called with the bytes that one answer has sent so far, before each piece."""
+        self.closing = threading.Event()
+        self.plain: dict[str, bytes] = {}
+        """Files of a server that is no hub: /plain/NAME."""
+        self.plain_etag: str | None = '"first"'
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.hub = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.01,), name="hub-server")
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def add(self, repo: Repo) -> Repo:
+        self.repos[repo.name] = repo
+        return repo
+
+    def file_url(self, repo: str, path: str) -> str:
+        return f"{self.url}/{repo}/resolve/{self.repos[repo].commit}/{path}"
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def close(self) -> None:
+        """End every answer and wait for it."""
+        self.closing.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    def bytes_sent(self, path: str) -> int:
+        return sum(end - first for name, first, end in self.sent if name == path)
+
+
+@contextmanager
+def hub_server(*repos: Repo) -> Iterator[HubServer]:
+    """A hub with `repos` that has ended afterwards."""
+    server = HubServer()
+    for repo in repos:
+        server.add(repo)
+    server.start()
+    try:
+        yield server
+    finally:
+        server.close()
+
+
+def sha256(data: bytes | Path) -> str:
+    return hashlib.sha256(data if isinstance(data, bytes) else str(data).encode()).hexdigest()
+
+
+def _size(data: bytes | Path) -> int:
+    return len(data) if isinstance(data, bytes) else data.stat().st_size
+
+
+def _piece(data: bytes | Path, first: int, end: int) -> bytes:
+    if isinstance(data, bytes):
+        return data[first:end]
+    with data.open("rb") as file:
+        file.seek(first)
+        return file.read(end - first)
+
+
+class _Server(ThreadingHTTPServer):
+    daemon_threads = False
+    request_queue_size = 64
+    hub: HubServer
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that went away is what tests are about."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.0"
+
+    def setup(self) -> None:
+        super().setup()
+        # What a killed reader had not read is then little.
+        self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, PIECE_BYTES)
+
+    def log_message(self, format: str, *args: object) -> None:
+        pass
+
+    @property
+    def hub(self) -> HubServer:
+        return self.server.hub
+
+    def do_HEAD(self) -> None:
+        self.do_GET()
+
+    def do_GET(self) -> None:
+        url = urlsplit(self.path)
+        path, query = unquote(url.path), parse_qs(url.query)
+        bearer = self.headers.get("Authorization", "")
+        token = bearer.removeprefix("Bearer ") or None
+        self.hub.asked.append(Asked(self.path, self.headers.get("Range"), token))
+        with suppress(ConnectionError, TimeoutError):
+            if path == "/api/models":
+                self._search(query)
+            elif path.startswith("/api/models/"):
+                self._api(path.removeprefix("/api/models/"), query, token)
+            elif path.startswith("/cdn/"):
+                self._link(path.removeprefix("/cdn/"))
+            elif path.startswith("/plain/"):
+                self._plain(path.removeprefix("/plain/"))
+            else:
+                self._resolve(path.strip("/"), token)
+
+    # ------------------------------------------------------------------ what the hub says
+
+    def _search(self, query: dict[str, list[str]]) -> None:
+        if self._refused():
+            return
+        text = query.get("search", [""])[0].lower()
+        found = [repo for repo in self.hub.repos.values() if text in repo.name.lower()]
+        if query.get("sort", [""])[0] == "downloads":
+            found.sort(key=lambda repo: -repo.downloads)
+        limit = int(query.get("limit", ["100"])[0])
+        self._json([_described(repo) for repo in found[:limit]])
+
+    def _api(self, rest: str, query: dict[str, list[str]], token: str | None) -> None:
+        if self._refused():
+            return
+        parts = rest.split("/")
+        repo = self._repo("/".join(parts[:2]), token)
+        if repo is None:
+            return
+        if parts[2:3] == ["tree"]:
+            self._json([_entry(path, data) for path, data in repo.files.items()])
+        elif parts[2:3] in ([], ["revision"]):
+            if parts[3:] and parts[3] not in ("main", repo.commit):
+                self._fail(HTTPStatus.NOT_FOUND, "RevisionNotFound")
+                return
+            self._json(_described(repo) | {"sha": repo.commit})
+        else:
+            self._fail(HTTPStatus.NOT_FOUND, "EntryNotFound")
+
+    def _repo(self, name: str, token: str | None) -> Repo | None:
+        repo = self.hub.repos.get(name)
+        if repo is None:
+            self._fail(HTTPStatus.UNAUTHORIZED, "RepoNotFound")
+        elif token is not None and token != self.hub.token:
+            self._fail(HTTPStatus.UNAUTHORIZED, "")
+        else:
+            return repo
+        return None
+
+    def _resolve(self, path: str, token: str | None) -> None:
+        parts = path.split("/")
+        name, file = "/".join(parts[:2]), "/".join(parts[4:])
+        repo = self._repo(name, token)
+        if repo is None:
+            return
+        if repo.gated and token != self.hub.token:
+            self._fail(HTTPStatus.FORBIDDEN, "GatedRepo")
+            return
+        if file == "README.md":
+            self._bytes(repo.card.encode(), "text/plain")
+            return
+        data = repo.files.get(file)
+        if data is None:
+            self._fail(HTTPStatus.NOT_FOUND, "EntryNotFound")
+            return
+        fault = self._next_fault("redirect", "busy", "broken")
+        if fault is not None and fault.kind != "redirect":
+            self._fault_status(fault)
+            return
+        self.send_response(HTTPStatus.FOUND)
+        self.send_header("Location", fault.target if fault else f"/cdn/{name}/{file}?signature=1")
+        self.send_header("X-Repo-Commit", repo.commit)
+        self.send_header("X-Linked-Etag", f'"{sha256(data)}"')
+        self.send_header("X-Linked-Size", str(_size(data)))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    # ------------------------------------------------------------------ bytes
+
+    def _link(self, path: str) -> None:
+        owner, name, file = path.split("/", 2)
+        self._serve(file, self.hub.repos[f"{owner}/{name}"].files[file], '"of-the-store"')
+
+    def _plain(self, name: str) -> None:
+        if name in self.hub.plain:
+            self._serve(name, self.hub.plain[name], self.hub.plain_etag)
+        else:
+            self._fail(HTTPStatus.NOT_FOUND, "")
+
+    def _serve(self, file: str, data: bytes | Path, etag: str | None) -> None:
+        size = _size(data)
+        fault = self._next_fault()
+        if fault is not None and self._fault_status(fault):
+            return
+        kind = fault.kind if fault else None
+        first, end = _span(self.headers.get("Range"), size)
+        if kind == "web_page":
+            self._bytes(b"<!doctype html><title>Sign in</title>", "text/html")
+            return
+        if first >= size > 0:
+            self._fail(HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE, "")
+            return
+        if self.headers.get("Range") is None or kind in ("no_ranges", "no_length"):
+            first, end = 0, size
+            self.send_response(HTTPStatus.OK)
+        else:
+            self.send_response(HTTPStatus.PARTIAL_CONTENT)
+            self.send_header("Content-Range", f"bytes {first}-{end - 1}/{size}")
+        stated = end - first + {"short": -10, "long": 10}.get(kind or "", 0)
+        if kind != "no_length":
+            self.send_header("Content-Length", str(stated))
+        if etag is not None:
+            self.send_header("ETag", etag)
+        self.end_headers()
+        if self.command != "HEAD":
+            self._send(file, data, first, end, fault)
+
+    def _send(self, file: str, data: bytes | Path, first: int, end: int, fault: Fault | None) -> None:
+        at = first
+        stop = end
+        if fault is not None and fault.kind in ("cut", "stall"):
+            stop = min(end, first + fault.after_bytes)
+        try:
+            while at < stop and not self.hub.closing.is_set():
+                if self.hub.at_bytes is not None:
+                    self.hub.at_bytes(at - first)
+                piece = _piece(data, at, min(at + PIECE_BYTES, stop))
+                if fault is not None and fault.kind == "corrupt" and at == first:
+                    piece = bytes([piece[0] ^ 1]) + piece[1:]
+                self.wfile.write(piece)
+                at += len(piece)
+        finally:
+            self.hub.sent.append((file, first, at))
+        if fault is not None and fault.kind == "stall" and at < end:
+            self._say_nothing()
+
+    def _say_nothing(self) -> None:
+        """Keep the line open until the other side leaves it, or the server closes."""
+        while not self.hub.closing.is_set() and not select.select([self.connection], [], [], _LOOK_S)[0]:
+            pass
+
+    # ------------------------------------------------------------------ faults
+
+    def _next_fault(self, *kinds: FaultKind) -> Fault | None:
+        """Take the next fault, where it is one of `kinds`; without kinds one of those that are not the hub's own."""
+        faults = self.hub.faults
+        if faults and (faults[0].kind in kinds if kinds else faults[0].kind != "redirect"):
+            return faults.popleft()
+        return None
+
+    def _refused(self) -> bool:
+        fault = self._next_fault("busy", "broken", "web_page")
+        if fault is not None and fault.kind == "web_page":
+            self._bytes(b"<!doctype html><title>Sign in</title>", "text/html")
+            return True
+        return fault is not None and self._fault_status(fault)
+
+    def _fault_status(self, fault: Fault) -> bool:
+        status = {
+            "busy": HTTPStatus.TOO_MANY_REQUESTS,
+            "broken": HTTPStatus.SERVICE_UNAVAILABLE,
+            "expired": HTTPStatus.FORBIDDEN,
+            "range_refused": HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+        }.get(fault.kind)
+        if status is None:
+            return False
+        self._fail(status, "", wait_s=fault.wait_s)
+        return True
+
+    def _fail(self, status: HTTPStatus, code: str, *, wait_s: int | None = None) -> None:
+        self.send_response(status)
+        if code:
+            self.send_header("X-Error-Code", code)
+        if wait_s is not None:
+            self.send_header("Retry-After", str(wait_s))
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def _json(self, value: object) -> None:
+        self._bytes(json.dumps(value).encode(), "application/json")
+
+    def _bytes(self, data: bytes, kind: str) -> None:
+        self.send_response(HTTPStatus.OK)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data)
+
+
+def _span(value: str | None, size: int) -> tuple[int, int]:
+    if value is None:
+        return 0, size
+    first, _, last = value.removeprefix("bytes=").partition("-")
+    return int(first), min(size, int(last) + 1) if last else size
+
+
+def _described(repo: Repo) -> dict[str, object]:
+    return {
+        "_id": "0", "id": repo.name, "modelId": repo.name, "downloads": repo.downloads, "likes": repo.likes,
+        "gated": "manual" if repo.gated else False, "private": False, "tags": list(repo.tags),
+        "pipeline_tag": "text-generation", "lastModified": "2026-11-01T12:00:00.000Z", "gguf": repo.gguf,
+    }  # fmt: skip
+
+
+def _entry(path: str, data: bytes | Path) -> dict[str, object]:
+    digest, size = sha256(data), _size(data)
+    return {
+        "type": "file", "oid": digest[:40], "size": size, "path": path,
+        "lfs": {"oid": digest, "size": size, "pointerSize": 134}, "xetHash": digest,
+    }  # fmt: skip

@@ -1,0 +1,38 @@
+"""A real model for tests in which weights matter: the demo model that answers, and what the engine's quantiser makes
+of it. Whoever has no network when the project is set up has neither; those tests are skipped then."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Final
+
+import pytest
+
+import make
+from engine.process.one_shot import ask_child
+from engine.protocol.messages import Quantise, Quantised
+from tests.support.patience import DEADLINE_S
+
+# Looked for while modules are read: the tests themselves have a home of their own.
+_FETCHED: Final = make.model_folder(sys.platform, os.environ, Path.home()) / make.DEMO_MODEL
+
+_LONGEST_S = 10 * DEADLINE_S
+"""The quantiser searches for the best scales of IQ4, which takes a minute of both cores."""
+
+
+def real_model() -> Path:
+    """Return the demo model that answers, or skip the test."""
+    if not _FETCHED.is_file() or _FETCHED.stat().st_size != make.DEMO_MODEL_BYTES:
+        pytest.skip(f"{make.DEMO_MODEL} was not fetched; `make.py setup` does it where there is a network")
+    return _FETCHED
+
+
+def quantised(folder: Path, file_type: str) -> Path:
+    """Return the real model in another type of weights. Rows of 576 elements are no whole blocks of the types whose
+    names end in K: there the quantiser takes the nearest other type."""
+    target = folder / f"{file_type}.gguf"
+    request = Quantise(path=str(real_model()), target=str(target), file_type=file_type)
+    ask_child(request, Quantised, timeout_s=_LONGEST_S)
+    return target

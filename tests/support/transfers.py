@@ -1,0 +1,73 @@
+"""Orders for transfers in tests: small steps, no waiting, and the end that they come to."""
+
+from __future__ import annotations
+
+import queue
+import random
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+from engine.downloads.carrying import carry_out
+from engine.downloads.transfer import Transfer, TransferEnd
+from engine.protocol.messages import Download, Downloaded, DownloadProgress, Failure, Message, TransferFile
+from tests.support.hub_server import HubServer, sha256
+from tests.support.patience import DEADLINE_S
+
+KIB = 1024
+
+
+def some_bytes(size: int, seed: int = 0) -> bytes:
+    """Return bytes that are nowhere alike, so that one in a wrong place shows."""
+    return b"GGUF" + random.Random(seed).randbytes(size - 4)
+
+
+def hub_file(server: HubServer, repo: str, path: str, folder: Path) -> TransferFile:
+    """Return the transfer of a file of the hub with all that the hub says of it."""
+    data = server.repos[repo].files[path]
+    assert isinstance(data, bytes)
+    digest = sha256(data)
+    return TransferFile(
+        url=server.file_url(repo, path), target=str(folder / path), size_bytes=len(data), sha256=digest, etag=digest
+    )
+
+
+def order_of(*files: TransferFile, connections: int = 1, **options: object) -> Download:
+    """Return an order that tries again after a moment, with blocks and segments as small as the files of tests."""
+    limits: dict[str, object] = {
+        "trial_s": 0.0, "segment_bytes": 128 * KIB, "block_bytes": 64 * KIB, "reserve_bytes": 0, "backoff_s": 0.01,
+        "timeout_s": DEADLINE_S,
+    }  # fmt: skip
+    return Download(files=files, connections=connections, **{**limits, **options})  # type: ignore[arg-type]
+
+
+class Running:
+    """A transfer that runs beside a test."""
+
+    def __init__(self, order: Download, on_progress: Callable[[DownloadProgress], None] | None = None) -> None:
+        self.progress: list[DownloadProgress] = []
+        self._on_progress = on_progress
+        self._ends: queue.SimpleQueue[TransferEnd] = queue.SimpleQueue()
+        self.transfer = Transfer(order, self._note, self._ends.put)
+        self.transfer.start()
+
+    def end(self) -> TransferEnd:
+        """Wait for the end."""
+        end = self._ends.get(timeout=DEADLINE_S)
+        assert self.transfer.wait(DEADLINE_S)
+        return end
+
+    def _note(self, progress: DownloadProgress) -> None:
+        self.progress.append(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+
+def fetch(order: Download, told: list[Message] | None = None) -> TransferEnd:
+    """Carry an order out to its end in this process, which saves the start of a child; `told` takes its messages."""
+    messages = [] if told is None else told
+    message = carry_out(order, messages.append, threading.Event())
+    if isinstance(message, Downloaded):
+        return TransferEnd(message.files, message.fetched_bytes)
+    assert isinstance(message, Failure)
+    return TransferEnd(kind=message.kind, message=message.message)

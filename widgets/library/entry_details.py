@@ -1,0 +1,243 @@
+"""All that is known of one model: quantisations to choose from, where they lie, what lies beside them, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QEvent, QObject, Qt, Signal
+from PySide6.QtWidgets import (
+    QCheckBox,
+    QFormLayout,
+    QHBoxLayout,
+    QLabel,
+    QLayout,
+    QLineEdit,
+    QPlainTextEdit,
+    QPushButton,
+    QScrollArea,
+    QVBoxLayout,
+    QWidget,
+)
+
+from engine.library.entry import Quantisation
+from engine.library.listed import Listed
+from engine.library.notes import KeptDocument, tags_of
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.roles import plain_label, set_role
+from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_lines, side_lines
+from widgets.library.kept_layouts import KeptLayouts
+from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
+from widgets.library.quantisation_list import QuantisationList
+
+_NOTES_HEIGHT = 72
+_BADGE_HEIGHT = 18
+_BADGES = {"good": "badge-good", "bad": "badge-bad"}
+
+
+class EntryDetails(QScrollArea):
+    """Shows one model and reports what is to be done with it."""
+
+    open_requested = Signal(OpenWish)
+    removal_requested = Signal(RemovalWish)
+    forget_requested = Signal(object)  # tuple[Path, ...]
+    notes_changed = Signal(NotesWish)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._model: Listed | None = None
+        self._shown_facts: tuple[tuple[str, str], ...] = ()
+        self._content = QWidget()
+        self.title_label = ElidedLabel("", "title")
+        self.favourite_button = QPushButton("☆ Favourite")
+        self.fit_badge = QLabel()
+        self.fit_label = plain_label("", "dim", wrap=True)
+        self.fault_label = plain_label("", "error", wrap=True)
+        self.quantisations = QuantisationList()
+        self.open_button = QPushButton("Open")
+        self.projector_box = QCheckBox("with its projector")
+        self.trash_button = QPushButton("Trash…")
+        self.facts = QFormLayout()
+        self.places_label = plain_label("", "dim", wrap=True)
+        self.side_label = plain_label("", "dim", wrap=True)
+        self.tags_edit = QLineEdit()
+        self.notes_edit = QPlainTextEdit()
+        self.layouts = KeptLayouts()
+        self._build()
+        self._connect()
+        self.show_model(None)
+
+    @property
+    def quantisation(self) -> Quantisation | None:
+        """The one that is chosen here."""
+        return self.quantisations.current
+
+    def show_model(self, model: Listed | None) -> None:
+        """Show `model`; what is being typed of the same one stays."""
+        if model is not None and model == self._model:
+            return
+        is_other = model is None or self._model is None or model.entry.key != self._model.entry.key
+        if is_other:
+            self._keep_notes()
+        self._model = model
+        self._content.setVisible(model is not None)
+        if model is None:
+            return
+        self.title_label.setText(model.entry.title)
+        self.favourite_button.setText("★ Favourite" if model.notes.is_favourite else "☆ Favourite")
+        self.quantisations.show_model(model, keep=not is_other)
+        self._show_facts(fact_rows(model))
+        sides = side_lines(model)
+        self.side_label.setText("\n".join(sides))
+        self._side_heading.setVisible(bool(sides))
+        self.side_label.setVisible(bool(sides))
+        if is_other or not self.notes_edit.hasFocus():
+            self._set_notes(model)
+        if is_other:
+            self.layouts.show_layouts(())
+        has_marks = any(each.facts is not None for each in model.entry.quantisations)
+        for widget in (self.favourite_button, self.tags_edit, self.notes_edit):
+            widget.setEnabled(has_marks)
+        self._on_chosen()
+
+    def keep_notes(self) -> None:
+        """Report what was typed and not told yet."""
+        self._keep_notes()
+
+    def _set_notes(self, model: Listed) -> None:
+        if self.tags_edit.text() != ", ".join(model.notes.tags) and not self.tags_edit.hasFocus():
+            self.tags_edit.setText(", ".join(model.notes.tags))
+        if self.notes_edit.toPlainText() != model.notes.text:
+            self.notes_edit.setPlainText(model.notes.text)
+
+    def _on_chosen(self) -> None:
+        model, each = self._model, self.quantisation
+        if model is None or each is None:
+            return
+        words, colour = fit_of(model, each)
+        self.fit_badge.setText(words or "not planned yet")
+        set_role(self.fit_badge, _BADGES.get(colour, "badge-dim"))
+        self.fit_label.setText("" if each.fault else fit_sentence(model.fit_of(each)))
+        self.fit_label.setVisible(not each.fault)
+        self.fault_label.setText(f"This file {each.fault}." if each.fault else "")
+        self.fault_label.setVisible(bool(each.fault))
+        self.open_button.setEnabled(not each.copy.is_missing and not each.copy.missing)
+        self.projector_box.setVisible(model.entry.side_file("projector", each) is not None)
+        self.trash_button.setText("Forget" if each.copy.is_missing else "Trash…")
+        self.places_label.setText("\n".join(place_lines(model, each)))
+
+    def _show_facts(self, rows: Sequence[tuple[str, str]]) -> None:
+        if rows == self._shown_facts:
+            return
+        self._shown_facts = tuple(rows)
+        while self.facts.rowCount():
+            self.facts.removeRow(0)
+        for name, value in rows:
+            self.facts.addRow(plain_label(name, "dim"), ElidedLabel(value))
+
+    @property
+    def wish(self) -> OpenWish | None:
+        """What opening means now; None where nothing can be opened."""
+        model, each = self._model, self.quantisation
+        if model is None or each is None or not self.open_button.isEnabled():
+            return None
+        projector = model.entry.side_file("projector", each) if self.projector_box.isChecked() else None
+        return OpenWish(each.copy.path, None if projector is None else projector.file.path)
+
+    def open(self) -> None:
+        """Ask for the chosen quantisation to be opened."""
+        wish = self.wish
+        if wish is not None:
+            self.open_requested.emit(wish)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """Keep notes once people leave them."""
+        if watched is self.notes_edit and event.type() is QEvent.Type.FocusOut:
+            self._keep_notes()
+        return super().eventFilter(watched, event)
+
+    def toggle_favourite(self) -> None:
+        """Ask for the mark to be set, or taken off."""
+        if self._model is not None and self.favourite_button.isEnabled():
+            self.notes_changed.emit(NotesWish(self._model, is_favourite=not self._model.notes.is_favourite))
+
+    def remove(self) -> None:
+        """Ask for the chosen quantisation to be removed, or to be listed no longer."""
+        model, each = self._model, self.quantisation
+        if model is None or each is None:
+            return
+        if each.copy.is_missing:
+            self.forget_requested.emit(each.copy.paths)
+        else:
+            self.removal_requested.emit(RemovalWish(model.entry, each, each.copy))
+
+    def show_layouts(self, documents: Sequence[KeptDocument]) -> None:
+        """Show the layouts that are kept of this model."""
+        self.layouts.show_layouts(documents)
+
+    def _keep_notes(self) -> None:
+        model = self._model
+        if model is None or not self.notes_edit.isEnabled():
+            return
+        tags, text = tags_of(self.tags_edit.text()), self.notes_edit.toPlainText().strip()
+        if (tags, text) != (model.notes.tags, model.notes.text):
+            self.notes_changed.emit(NotesWish(model, tags=tags, text=text))
+
+    def _connect(self) -> None:
+        self.quantisations.chosen.connect(self._on_chosen)
+        self.quantisations.open_requested.connect(self.open)
+        self.open_button.clicked.connect(self.open)
+        self.favourite_button.clicked.connect(self.toggle_favourite)
+        self.trash_button.clicked.connect(self.remove)
+        self.tags_edit.editingFinished.connect(self._keep_notes)
+        self.notes_edit.installEventFilter(self)
+
+    def _build(self) -> None:
+        self.setWidgetResizable(True)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setAccessibleName("Details of the model")
+        column = QVBoxLayout(self._content)
+        column.setContentsMargins(16, 12, 16, 12)
+        column.setSpacing(8)
+        self.favourite_button.setProperty("role", "flat")
+        self.open_button.setProperty("role", "primary")
+        self.fit_badge.setProperty("role", "badge-dim")
+        self.fit_badge.setMinimumHeight(_BADGE_HEIGHT)
+        self.places_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
+        self.tags_edit.setPlaceholderText("Tags, with commas between them")
+        self.tags_edit.setAccessibleName("Tags")
+        self.notes_edit.setPlaceholderText("Notes")
+        self.notes_edit.setAccessibleName("Notes")
+        self.notes_edit.setFixedHeight(_NOTES_HEIGHT)
+        self.notes_edit.setTabChangesFocus(True)
+        self.facts.setContentsMargins(0, 0, 0, 0)
+        self.facts.setHorizontalSpacing(16)
+        self.facts.setVerticalSpacing(3)
+        self.facts.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.ExpandingFieldsGrow)
+        self._side_heading = plain_label("Beside it", "strong")
+        column.addLayout(_row(self.title_label, self.favourite_button, stretch=0))
+        column.addLayout(_row(self.fit_badge))
+        for below in (self.fit_label, self.fault_label, self.quantisations):
+            column.addWidget(below)
+        column.addLayout(_row(self.open_button, self.projector_box, None, self.trash_button))
+        column.addLayout(self.facts)
+        for widget in (
+            plain_label("Where", "strong"), self.places_label, self._side_heading, self.side_label,
+            plain_label("Yours", "strong"), self.tags_edit, self.notes_edit, self.layouts,
+        ):  # fmt: skip
+            column.addWidget(widget)
+        column.addStretch(1)
+        self.setWidget(self._content)
+
+
+def _row(*widgets: QWidget | None, stretch: int | None = None) -> QLayout:
+    """Return widgets beside each other; None is a gap, and the one at `stretch` takes what room there is."""
+    row = QHBoxLayout()
+    row.setSpacing(8)
+    for index, widget in enumerate(widgets):
+        if widget is None:
+            row.addStretch(1)
+        else:
+            row.addWidget(widget, 1 if index == stretch else 0)
+    if stretch is None and None not in widgets:
+        row.addStretch(1)
+    return row

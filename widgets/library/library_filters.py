@@ -1,0 +1,133 @@
+"""Search, order and filters of the library, as one value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from PySide6.QtCore import QSignalBlocker, Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
+
+from engine.library.arranging import ALL, Wanted
+from engine.library.capabilities import CAPABILITIES
+from engine.units import GIB
+from widgets.common.wrap_layout import WrapLayout
+
+_ORDERS = (
+    ("name", "By name"), ("fit", "By fit"), ("speed", "By speed"), ("used", "Last used"),
+    ("size", "By size"), ("parameters", "By parameters"),
+)  # fmt: skip
+_FITS = (("any", "Any fit"), ("fits", "Fits here"), ("devices", "Fits on devices"))
+_SIZES = ((None, "Any size"), (2 * GIB, "Up to 2 GiB"), (8 * GIB, "Up to 8 GiB"), (24 * GIB, "Up to 24 GiB"))
+
+
+class SearchEdit(QLineEdit):
+    """A search: Down goes to the list, Escape clears, and in an empty one leaves."""
+
+    left_down = Signal()
+    left = Signal()
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Down:
+            self.left_down.emit()
+        elif event.key() == Qt.Key.Key_Escape and self.text():
+            self.clear()
+        elif event.key() == Qt.Key.Key_Escape:
+            self.left.emit()
+        else:
+            super().keyPressEvent(event)
+
+
+class LibraryFilters(QWidget):
+    """Reports what is wanted at every change."""
+
+    wanted_changed = Signal(Wanted)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.wanted = ALL
+        self.search_edit = SearchEdit()
+        self.order_box = QComboBox()
+        self.fit_box = QComboBox()
+        self.size_box = QComboBox()
+        self.tag_box = QComboBox()
+        self.turn_button = _toggle("↓", "Turn the order round")
+        self.favourite_button = _toggle("★", "Favourites only")
+        self.capability_buttons = {name: _toggle(name, f"Only models that can: {name}") for name in CAPABILITIES}
+        self._build()
+        self.search_edit.textChanged.connect(lambda text: self._change(text=text))
+        self.order_box.currentIndexChanged.connect(lambda at: self._change(order=_ORDERS[at][0]))
+        self.fit_box.currentIndexChanged.connect(lambda at: self._change(fit=_FITS[at][0]))
+        self.size_box.currentIndexChanged.connect(lambda at: self._change(max_bytes=_SIZES[at][0]))
+        self.tag_box.currentIndexChanged.connect(lambda at: self._change(tag=self.tag_box.itemText(at) if at else ""))
+        self.turn_button.toggled.connect(lambda on: self._change(descending=on))
+        self.favourite_button.toggled.connect(lambda on: self._change(only_favourites=on))
+        for button in self.capability_buttons.values():
+            button.toggled.connect(lambda _on: self._change(capabilities=self._capabilities()))
+
+    def set_tags(self, tags: tuple[str, ...]) -> None:
+        """Offer these tags; without any there is nothing to choose."""
+        shown = [self.tag_box.itemText(at) for at in range(1, self.tag_box.count())]
+        if shown != list(tags):
+            wanted = self.wanted.tag
+            with QSignalBlocker(self.tag_box):
+                self.tag_box.clear()
+                self.tag_box.addItems(["Any tag", *tags])
+                self.tag_box.setCurrentIndex(tags.index(wanted) + 1 if wanted in tags else 0)
+            if wanted not in ("", *tags):
+                self._change(tag="")
+        self.tag_box.setVisible(bool(tags))
+
+    def clear(self) -> None:
+        """Want everything again."""
+        self.search_edit.clear()
+        for box in (self.fit_box, self.size_box, self.tag_box):
+            box.setCurrentIndex(0)
+        for button in (self.favourite_button, *self.capability_buttons.values()):
+            button.setChecked(False)
+
+    def _capabilities(self) -> frozenset[str]:
+        return frozenset(name for name, button in self.capability_buttons.items() if button.isChecked())
+
+    def _change(self, **change: object) -> None:
+        wanted = replace(self.wanted, **change)  # type: ignore[arg-type]
+        if wanted != self.wanted:
+            self.wanted = wanted
+            self.wanted_changed.emit(wanted)
+
+    def _build(self) -> None:
+        self.search_edit.setPlaceholderText("Search names, architectures, folders, tags, notes…")
+        self.search_edit.setClearButtonEnabled(True)
+        self.search_edit.setAccessibleName("Search the library")
+        self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
+        for box, options, name in (
+            (self.order_box, _ORDERS, "Order"),
+            (self.fit_box, _FITS, "Fit on this rig"),
+            (self.size_box, _SIZES, "Size"),
+        ):
+            box.addItems([text for _, text in options])
+            box.setAccessibleName(name)
+        self.tag_box.addItem("Any tag")
+        self.tag_box.setAccessibleName("Tag")
+        self.tag_box.hide()
+        row = WrapLayout(spacing=6)
+        for widget in (self.order_box, self.turn_button, self.fit_box, self.size_box, self.tag_box):
+            row.addWidget(widget)
+        for button in (*self.capability_buttons.values(), self.favourite_button):
+            row.addWidget(button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.search_edit)
+        column.addLayout(row)
+
+
+def _toggle(text: str, tip: str) -> QToolButton:
+    button = QToolButton()
+    button.setText(text)
+    button.setToolTip(tip)
+    button.setAccessibleName(tip)
+    button.setCheckable(True)
+    button.setProperty("role", "segment")
+    button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+    return button

@@ -1,0 +1,215 @@
+"""The full view of the library: filters, the list, and all that is known of the model that is chosen in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QKeyEvent
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QHBoxLayout,
+    QPushButton,
+    QSplitter,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from engine.library.arranging import arrange
+from engine.library.listed import Listed
+from engine.library.starters import Starter
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import Palette
+from widgets.common.roles import plain_label
+from widgets.library.entry_details import EntryDetails
+from widgets.library.find_panel import FindPanel
+from widgets.library.library_filters import LibraryFilters
+from widgets.library.library_list_view import LibraryListView
+from widgets.library.starter_panel import StarterPanel
+
+DETAILS_WIDTH = 420
+
+
+class LibraryView(QWidget):
+    """Shows what it is given; it reads no files and decides nothing about models."""
+
+    closed = Signal()
+    add_folder_requested = Signal()
+    folders_requested = Signal()
+    duplicates_requested = Signal()
+    model_shown = Signal(object)  # Listed | None
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._models: tuple[Listed, ...] = ()
+        self._is_looked = False
+        self.filters = LibraryFilters()
+        self.list_view = LibraryListView()
+        self.details = EntryDetails()
+        self.starters = StarterPanel()
+        self.count_label = plain_label("", "dim")
+        self.progress_label = ElidedLabel("", "dim")
+        self.problem_label = plain_label("", "error", wrap=True)
+        self.folder_button = QPushButton("Add folder…")
+        self.folders_button = QPushButton("Folders…")
+        self.duplicates_button = QPushButton("Duplicates…")
+        self.close_button = QPushButton("Close")
+        self.nothing_label = plain_label("Nothing here matches.", "dim")
+        self.clear_button = QPushButton("Show all models")
+        self.find_panel = FindPanel()
+        self.models_tab = _tab("Models")
+        self.find_tab = _tab("Find")
+        self.pages = QStackedWidget()
+        self._tabs = QStackedWidget()
+        self._lists = QStackedWidget()
+        self._build()
+        self._connect()
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self.list_view.delegate.set_palette(palette)
+        self.list_view.viewport().update()
+        self.details.quantisations.apply_palette(palette)
+        self.find_panel.apply_palette(palette)
+
+    def show_models(self, models: Sequence[Listed], problems: Sequence[str] = (), *, is_looked: bool = True) -> None:
+        """Show the library. `is_looked`: all stores were looked into, so that an empty one is empty indeed."""
+        self._models = tuple(models)
+        self._is_looked = is_looked
+        self.filters.set_tags(tuple(sorted({tag for model in models for tag in model.notes.tags}, key=str.casefold)))
+        self.problem_label.setText("\n".join(problems))
+        self.problem_label.setVisible(bool(problems))
+        self._arrange()
+
+    def show_progress(self, text: str) -> None:
+        """Say what is under way, empty: nothing."""
+        self.progress_label.setText(text)
+
+    def show_starters(self, starters: Sequence[Starter]) -> None:
+        """Offer these models where there are none."""
+        self.starters.show_starters(starters)
+
+    def begin(self) -> None:
+        """Take the keyboard: what is typed searches."""
+        if self._tabs.currentWidget() is self.find_panel:
+            self.find_panel.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
+            return
+        self.filters.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
+        self.filters.search_edit.selectAll()
+
+    def show_find(self, text: str = "") -> None:
+        """Go to the Find tab; with `text`, look for that."""
+        self._tabs.setCurrentWidget(self.find_panel)
+        self.find_tab.setChecked(True)
+        self.find_panel.begin(text)
+
+    def show_list(self) -> None:
+        """Go to the list of what is here."""
+        self._tabs.setCurrentWidget(self.pages)
+        self.models_tab.setChecked(True)
+        self.begin()
+
+    def visible_titles(self) -> tuple[str, ...]:
+        """Return the titles that search and filters leave."""
+        return tuple(model.entry.title for model in self.list_view.rows.models)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """Escape leaves."""
+        if event.key() == Qt.Key.Key_Escape:
+            self.closed.emit()
+            return
+        super().keyPressEvent(event)
+
+    def _arrange(self) -> None:
+        shown = arrange(self._models, self.filters.wanted)
+        self.list_view.show_models(shown)
+        n_all = len(self._models)
+        models = "1 model" if n_all == 1 else f"{n_all} models"
+        self.count_label.setText(models if len(shown) == n_all else f"{len(shown)} of {models}")
+        self._lists.setCurrentIndex(0 if shown or not n_all else 1)
+        self.pages.setCurrentIndex(0 if n_all or not self._is_looked else 1)
+
+    def _on_selected(self, model: Listed | None) -> None:
+        self.details.show_model(model)
+        self.model_shown.emit(model)
+
+    def _connect(self) -> None:
+        self.filters.wanted_changed.connect(lambda _wanted: self._arrange())
+        search = self.filters.search_edit
+        search.left_down.connect(self.list_view.setFocus)
+        search.left.connect(self.closed.emit)
+        search.returnPressed.connect(self.details.open)
+        self.list_view.selected.connect(self._on_selected)
+        self.list_view.open_requested.connect(self.details.open)
+        self.list_view.favourite_requested.connect(self.details.toggle_favourite)
+        self.list_view.removal_requested.connect(self.details.remove)
+        self.folder_button.clicked.connect(self.add_folder_requested.emit)
+        self.folders_button.clicked.connect(self.folders_requested.emit)
+        self.duplicates_button.clicked.connect(self.duplicates_requested.emit)
+        self.close_button.clicked.connect(self.closed.emit)
+        self.clear_button.clicked.connect(self.filters.clear)
+        self.models_tab.clicked.connect(self.show_list)
+        self.find_tab.clicked.connect(partial(self.show_find, ""))
+        self.find_panel.search_edit.left.connect(self.closed.emit)
+        self.starters.add_folder_requested.connect(self.add_folder_requested)
+
+    def _build(self) -> None:
+        for button in (self.folders_button, self.duplicates_button, self.close_button):
+            button.setProperty("role", "flat")
+        self.close_button.setToolTip("Back to the layout (Escape)")
+        self.duplicates_button.setToolTip("Find files that are there twice; files of the same size are read")
+        heading = QHBoxLayout()
+        heading.setSpacing(8)
+        heading.addWidget(self.models_tab)
+        heading.addWidget(self.find_tab)
+        heading.addWidget(self.count_label)
+        heading.addWidget(self.progress_label, 1)
+        for button in (self.duplicates_button, self.folders_button, self.folder_button, self.close_button):
+            heading.addWidget(button)
+        nothing = QWidget()
+        nothing_column = QVBoxLayout(nothing)
+        nothing_column.addStretch(1)
+        nothing_column.addWidget(self.nothing_label, 0, Qt.AlignmentFlag.AlignHCenter)
+        nothing_column.addWidget(self.clear_button, 0, Qt.AlignmentFlag.AlignHCenter)
+        nothing_column.addStretch(2)
+        self._lists.addWidget(self.list_view)
+        self._lists.addWidget(nothing)
+        splitter = QSplitter(Qt.Orientation.Horizontal)
+        splitter.setChildrenCollapsible(False)
+        splitter.addWidget(self._lists)
+        splitter.addWidget(self.details)
+        splitter.setStretchFactor(0, 1)
+        splitter.setSizes([3 * DETAILS_WIDTH, DETAILS_WIDTH])
+        self.details.setMinimumWidth(320)
+        tabs = QButtonGroup(self)
+        for tab in (self.models_tab, self.find_tab):
+            tabs.addButton(tab)
+        self.models_tab.setChecked(True)
+        listing = QWidget()
+        column = QVBoxLayout(listing)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.filters)
+        column.addWidget(splitter, 1)
+        self.pages.addWidget(listing)
+        self.pages.addWidget(self.starters)
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(12, 8, 12, 8)
+        outer.setSpacing(8)
+        outer.addLayout(heading)
+        outer.addWidget(self.problem_label)
+        self._tabs.addWidget(self.pages)
+        self._tabs.addWidget(self.find_panel)
+        outer.addWidget(self._tabs, 1)
+        self.problem_label.hide()
+
+
+def _tab(text: str) -> QToolButton:
+    tab = QToolButton()
+    tab.setText(text)
+    tab.setCheckable(True)
+    tab.setProperty("role", "segment")
+    return tab

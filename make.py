@@ -677,6 +677,15 @@ def compile_modules() -> None:
     subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)  # what is wrong shows where it is used
 
 
+def check_engine() -> None:
+    """Have a new engine check itself on this machine's devices: what it cannot do is not used, and nothing stops."""
+    say("Checking what of the engine works on this machine, once for each build")
+    command = [str(venv_program("layerdeck-cli")), "doctor", "--engine"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say("What was found wrong is not used. `layerdeck-cli doctor` looks again.")
+
+
 def set_up(*, tests: bool, force: bool = False) -> None:
     """Do what is missing until Layerdeck (and its tests) can run."""
     stamp = read_stamp()
@@ -697,6 +706,8 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
     compile_modules()
     fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
+    if stamp.get("wheel") != build.key:
+        check_engine()
     finished = {
         "digest": digest,
         "wheel": build.key,

@@ -43,24 +43,14 @@ def self_test_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "self_test.json"
 
 
+def engine_checks_path() -> Path:
+    """Return where is kept what the engine's check of itself found."""
+    return user_data_path(APPLICATION, appauthor=False) / "engine_checks.json"
+
+
 def speeds_path() -> Path:
     """Return where is kept how fast devices, links and layouts are."""
     return user_cache_path(APPLICATION, appauthor=False) / "speeds.json"
-
-
-def chats_path() -> Path:
-    """Return where conversations are kept."""
-    return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
-
-
-def presets_path() -> Path:
-    """Return where presets are kept, for people to edit."""
-    return user_data_path(APPLICATION, appauthor=False) / "presets.json"
-
-
-def kept_states_path() -> Path:
-    """Return the folder of what models hold of conversations."""
-    return user_cache_path(APPLICATION, appauthor=False) / "states"
 
 
 def downloads_path() -> Path:
@@ -76,6 +66,21 @@ def remote_headers_path() -> Path:
 def library_path() -> Path:
     """Return where is kept what is known of models: their headers, notes, forecasts."""
     return user_data_path(APPLICATION, appauthor=False) / "library.sqlite"
+
+
+def chats_path() -> Path:
+    """Return where conversations are kept."""
+    return user_data_path(APPLICATION, appauthor=False) / "chats.sqlite3"
+
+
+def presets_path() -> Path:
+    """Return where presets are kept, for people to edit."""
+    return user_data_path(APPLICATION, appauthor=False) / "presets.json"
+
+
+def kept_states_path() -> Path:
+    """Return the folder of what models hold of conversations."""
+    return user_cache_path(APPLICATION, appauthor=False) / "states"
 
 
 def log_path() -> Path:

@@ -195,6 +195,42 @@ class Settings:
     def without_room(self, answer: LoadAnswer | None) -> None:
         self._store.setValue("without_room", "" if answer is None else answer.value)
 
+    @property
+    def arrangement(self) -> str:
+        """How the window was arranged last; empty: never."""
+        return str(self._store.value("window/arrangement", ""))
+
+    @arrangement.setter
+    def arrangement(self, name: str) -> None:
+        self._store.setValue("window/arrangement", name)
+
+    @property
+    def drops_oldest_turns(self) -> bool:
+        """Whether a full context leaves out the oldest turns, rather than to refuse the question."""
+        return self._store.value("chat/drop_oldest", "true") == "true"
+
+    def drop_oldest_turns(self, wanted: bool) -> None:
+        """Keep whether a full context leaves out the oldest turns."""
+        self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
+
+    @property
+    def last_chat(self) -> str:
+        """The conversation that was shown last."""
+        return str(self._store.value("chat/last", ""))
+
+    @last_chat.setter
+    def last_chat(self, chat: str) -> None:
+        self._store.setValue("chat/last", chat)
+
+    @property
+    def shows_chat_list(self) -> bool:
+        """Whether the list of conversations is shown beside a chat that is not alone."""
+        return self._store.value("chat/list", "false") == "true"
+
+    @shows_chat_list.setter
+    def shows_chat_list(self, shown: bool) -> None:
+        self._store.setValue("chat/list", "true" if shown else "false")
+
     def window_state(self) -> tuple[QByteArray, QByteArray] | None:
         """Return geometry and dock state as last saved."""
         geometry, state = self._store.value("window/geometry"), self._store.value("window/state")

@@ -206,6 +206,14 @@ def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     )
 
 
+def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--rpc", action="append", default=[], metavar="HOST:PORT", help="also examine this RPC worker; may repeat"
+    )
+    command.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document here")
+    command.add_argument("--engine", action="store_true", help="only the engine's check of itself")
+
+
 def _add_no_arguments(_command: argparse.ArgumentParser) -> None:
     pass
 
@@ -223,5 +231,6 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
+    "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),
 }

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import sys
 from argparse import Namespace
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from app.cli import exit_codes
 from app.cli.arguments import LATER_COMMANDS, make_parser
@@ -65,32 +66,8 @@ def _quieten_logs() -> None:
     logging.getLogger("layerdeck").setLevel(logging.CRITICAL)
 
 
-def _run_command(options: Namespace) -> int:  # noqa: PLR0912 - a branch for each command
-    match options.command:
-        case "inspect":
-            from app.cli.inspect import run_inspect as run_command
-        case "devices":
-            from app.cli.devices import run_devices as run_command
-        case "plan":
-            from app.cli.plan import run_plan as run_command
-        case "load":
-            from app.cli.load import run_load as run_command
-        case "chat":
-            from app.cli.chat import run_chat as run_command
-        case "embed":
-            from app.cli.embed import run_embed as run_command
-        case "search":
-            from app.cli.search import run_search as run_command
-        case "fit":
-            from app.cli.fit import run_fit as run_command
-        case "download":
-            from app.cli.download import run_download as run_command
-        case "library":
-            from app.cli.library import run_library as run_command
-        case "rig":
-            from app.cli.rig import run_rig as run_command
-        case "demo":
-            from app.cli.demo import run_demo as run_command
-        case unknown:
-            raise AssertionError(f"the parser let {unknown} through")
+def _run_command(options: Namespace) -> int:
+    """Run the command that the parser let through: each has a module of its name, with `run_NAME`."""
+    name = options.command
+    run_command: Callable[[Namespace], int] = getattr(import_module(f"app.cli.{name}"), f"run_{name}")
     return run_command(options)

@@ -15,7 +15,7 @@ from app.cli import exit_codes
 from app.cli.follow import INTERRUPT_POLL_S
 from app.cli.hub import Hub, find_hub
 from app.cli.interrupts import on_interrupt
-from app.cli.output import print_line, print_text, say
+from app.cli.output import print_compact, print_line, say
 from engine.downloads.job import Job, hub_job, web_job
 from engine.downloads.rate import RateMeter
 from engine.downloads.transfer import Transfer, TransferEnd
@@ -98,7 +98,7 @@ class _Command:
         rate = self._rate.bytes_per_second
         left_s = None if size_bytes is None else self._rate.left_s(size_bytes - progress.done_bytes)
         if self._as_json:
-            _print_event(
+            _print(
                 event="progress",
                 stage=progress.stage,
                 fraction=None if not size_bytes else min(1.0, progress.done_bytes / size_bytes),
@@ -130,7 +130,7 @@ class _Command:
 
     def _print_end(self, end: TransferEnd) -> None:
         if end.succeeded:
-            _print_event(
+            _print(
                 event="downloaded",
                 paths=[file.path for file in end.files],
                 bytes=sum(file.size_bytes for file in end.files),
@@ -138,15 +138,13 @@ class _Command:
                 fetched_bytes=end.fetched_bytes,
             )
         elif end.kind == "cancelled":
-            _print_event(event="cancelled", stage=self._stage)
+            _print(event="cancelled", stage=self._stage)
         else:
-            _print_event(event="failed", kind=end.kind, message=end.message)
+            _print(event="failed", kind=end.kind, message=end.message)
 
 
-def _print_event(**event: object) -> None:
-    import json
-
-    print_text(json.dumps(event, ensure_ascii=False, separators=(",", ":")) + "\n")
+def _print(**event: object) -> None:
+    print_compact(event)
 
 
 def _line(progress: DownloadProgress, rate: float | None, left_s: float | None) -> str:

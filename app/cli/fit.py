@@ -17,8 +17,9 @@ from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import find_strategy
 from engine.fit.strategies.watch import Watch
 from engine.gguf.model_file import ModelFile
+from engine.hub.fit import QuantisationFit, RepoFit
 from engine.hub.fitting import fit_repo
-from engine.hub.forecast import FitWish, QuantisationFit, RepoFit
+from engine.hub.forecast import FitWish
 from engine.hub.remote_header import HeaderCache
 from engine.layout.layout_file import LayoutFile, layout_document
 from engine.rigs.speed_test import known_speeds

@@ -68,8 +68,8 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     from engine.devices.rig_file import read_rig
     from engine.fit.speed_book import read_speed_book
     from engine.fit.strategies.constraints import Constraints
-    from engine.library.fitting import rig_key, settled_rig
     from engine.library.planning import jobs, plan_all
+    from engine.library.settled import rig_key, settled_rig
     from engine.rigs.speed_test import known_speeds
 
     rig = settled_rig(read_rig(options.rig) if options.rig is not None else this_machine())

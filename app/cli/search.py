@@ -7,7 +7,8 @@ from argparse import Namespace
 from app.cli import exit_codes
 from app.cli.hub import find_hub
 from app.cli.output import print_document, print_line
-from engine.hub.client import HubModel, SearchQuery, search_models
+from engine.hub.client import search_models
+from engine.hub.found import HubModel, SearchQuery
 
 
 def run_search(options: Namespace) -> int:

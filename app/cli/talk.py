@@ -107,7 +107,9 @@ class Talk:
         self._tree = store.tree(conversation.id)
         self._left_out: frozenset[str] = frozenset()
         self._news: queue.SimpleQueue[News | _Shown | _Kept] = queue.SimpleQueue()
-        self._session = ModelSession(self._news.put, holders=memory_holders)
+        self._keeps_states = self._make_folder()
+        folder = states.folder if self._keeps_states else None
+        self._session = ModelSession(self._news.put, holders=memory_holders, sequences=folder)
         self._stage: Stage = "header"
         self._interrupts = 0
 
@@ -125,6 +127,14 @@ class Talk:
             finally:
                 self._session.close()
         return exit_codes.OK
+
+    def _make_folder(self) -> bool:
+        try:
+            self._states.make_folder()
+        except EngineError as error:
+            self._printer.notice(error.summary())
+            return False
+        return True
 
     def _on_interrupt(self) -> None:
         self._interrupts += 1
@@ -325,13 +335,9 @@ class Talk:
                 return
 
     def _keep_state(self, request: int, tokens: int) -> None:
-        if tokens < MIN_TOKENS:
+        if tokens < MIN_TOKENS or not self._keeps_states:
             return
-        try:
-            path = self._states.place(self._conversation.id, self._key)
-        except EngineError as error:
-            self._printer.notice(error.summary())
-            return
+        path = self._states.place(self._conversation.id, self._key)
         if isinstance(self._answer_of(SaveSequence(path=str(path), of=request)), SequenceSaved):
             self._states.keep(path)
 

@@ -30,10 +30,10 @@ from engine.gguf.model_file import ModelFile
 from engine.library.changes import Changes
 from engine.library.duplicates import Duplicates
 from engine.library.entry import Copy, Entry, Quantisation
-from engine.library.fitting import settled_rig
 from engine.library.looking import check_folder
 from engine.library.notes import KeptDocument
 from engine.library.removal import Removal, plan_removal, to_trash
+from engine.library.settled import settled_rig
 from engine.session.events import Done
 
 WATCH_EVERY_MS = 10_000

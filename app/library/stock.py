@@ -20,13 +20,12 @@ from engine.library.duplicates import Duplicates, find_duplicates, sha256_of, su
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
-from engine.library.fitting import rig_key
 from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
 from engine.library.notes import NO_NOTES, KeptDocument
-from engine.library.planning import jobs, plan_all
 from engine.library.scan import is_stale
+from engine.library.settled import rig_key
 from engine.library.stores import Store, folder_stores, known_stores
 
 TELL_EVERY_S = 0.5
@@ -145,6 +144,9 @@ class Stock:
         self, rig: Rig, strategy: str, constraints: Constraints, tell: Callable[[int, int], None], token: CancelToken
     ) -> None:
         """Forecast what is not known for `rig`, and keep it; `tell` is told how many of how many."""
+        # Strategies are a good part of what the window imports, which starts without any model.
+        from engine.library.planning import jobs, plan_all
+
         index = self.index
         key = rig_key(rig, constraints, strategy)
         kept = index.fits(key)

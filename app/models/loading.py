@@ -13,7 +13,7 @@ from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.plan.edit import Edit
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import Generate
+from engine.protocol.messages import AnyModelRequest, Generate
 from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
 from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
@@ -154,15 +154,19 @@ class Loading(QObject):
         self._show_now()
         return True
 
+    def ask(self, request: AnyModelRequest) -> int:
+        """Ask something and return its number; the bridge tells what is answered. Raises as `generate` does."""
+        number = self.bridge.session.ask(request)
+        self._show_now()
+        return number
+
     def generate(self, request: Generate) -> int:
         """Begin an answer and return its number: tokens come from the bridge, then `answered` or `answer_lost`.
 
         Raises:
             ArgumentError: when the child was lost a moment ago; the event that says so is on its way.
         """
-        number = self.bridge.session.ask(request)
-        self._show_now()
-        return number
+        return self.ask(request)
 
     def stop_answer(self) -> None:
         """End the answers that are being written; what is there stays."""

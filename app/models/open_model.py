@@ -48,9 +48,13 @@ class OpenModel(QObject):
 
     @property
     def is_blank(self) -> bool:
-        """Whether another model may take its place: nothing is loaded, nothing was said, no load left a proposal."""
+        """Whether another model may take its place: nothing is loaded, nothing was said to it, no load left a proposal.
+
+        What is shown before the first model is opened goes on with that one.
+        """
         loading = self.loading
-        return loading.state is ModelState.EMPTY and self.conversation.is_empty and not loading.proposals
+        nothing_said = self.file is None or self.conversation.is_empty
+        return loading.state is ModelState.EMPTY and nothing_said and not loading.proposals
 
     @property
     def holds_remote(self) -> bool:

@@ -69,6 +69,10 @@ class SpeedKeeper(QObject):
 
         self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._notices.tell)
 
+    def learn(self, book: SpeedBook) -> None:
+        """Take what was measured elsewhere; answers may have been learnt from meanwhile."""
+        self._keep(replace(book, ratios=self.book.ratios))
+
     def _on_answer(self, model: OpenModel, event: Done) -> None:
         file, loaded, rig = model.file, model.loading.loaded, self._live.rig
         if file is None or loaded is None:

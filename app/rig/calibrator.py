@@ -54,6 +54,10 @@ class Calibrator(QObject):
         """Nothing is loaded any more."""
         self._ended = None
 
+    def learn(self, calibration: Calibration) -> None:
+        """Take what loads elsewhere have shown."""
+        self._keep(calibration)
+
     def reset(self) -> None:
         """Forget what was learned."""
         self._keep(NO_CALIBRATION)

@@ -8,7 +8,7 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.notices import Notices
-from app.paths import self_test_path
+from app.paths import engine_checks_path, self_test_path
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig
@@ -42,8 +42,12 @@ class DeviceSearch(QObject):
         def show(found: Rig) -> None:
             self._live.set_devices(self._live.devices.with_search(found, self._limits))
 
-        verdicts = self._verdicts
-        self._background.run("Looking for devices", lambda: find_devices(verdicts), show, self._notices.tell)
+        verdicts, checks = self._verdicts, engine_checks_path()
+
+        def look() -> Rig:
+            return find_devices(verdicts, checks=checks)
+
+        self._background.run("Looking for devices", look, show, self._notices.tell)
 
     def add_remote(self, text: str) -> None:
         """Ask the RPC worker at an endpoint (host:port) for its devices and add them."""

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 import logging
 
-from PySide6.QtCore import QObject
+import msgspec
+from PySide6.QtCore import QObject, QUrl
+from PySide6.QtGui import QDesktopServices
 
-from app.models.conversation import ContextUse
+from app.chats.shown_messages import shown_message, shown_messages
+from app.models.conversation import ContextUse, Piece
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
-from engine.session.events import Done
+from engine.chats.tree import MessageTree
+from engine.session.events import Done, Reading
 from widgets.chat.chat_pane import ChatPane
+from widgets.chat.context_meter import ContextPart
+from widgets.chat.shown import MessageAction
+from widgets.common.counts import format_count
 
 _log = logging.getLogger("layerdeck.chat")
 
@@ -20,42 +27,126 @@ class ChatPresenter(QObject):
 
     def __init__(self, model: OpenModel, pane: ChatPane, parent: QObject | None = None) -> None:
         super().__init__(parent)
+        self._model = model
         self._pane = pane
+        self._shown_chat = ""
+        self._before_delete: MessageTree | None = None
         loading, conversation = model.loading, model.conversation
+        self._conversation = conversation
         loading.state_changed.connect(self._on_state_changed)
-        conversation.answer_started.connect(pane.begin_answer)
-        conversation.answer_text.connect(pane.append_text)
-        conversation.answer_finished.connect(self._on_answer_finished)
-        conversation.answer_failed.connect(pane.fail_answer)
-        conversation.context_use_changed.connect(self._on_context_use)
-        conversation.cleared.connect(pane.clear)
+        loading.bridge.reading.connect(self._on_reading)
         loading.lost_changed.connect(pane.set_lost)
+        conversation.shown_changed.connect(self._show_messages)
+        conversation.chat_changed.connect(self._show_chat)
+        conversation.message_changed.connect(self._show_message)
+        conversation.piece_kept.connect(self._on_piece)
+        conversation.question_returned.connect(pane.return_question)
+        conversation.answer_finished.connect(self._on_answer_finished)
+        conversation.context_use_changed.connect(self._on_context_use)
         pane.send_requested.connect(conversation.send)
         pane.stop_requested.connect(loading.stop_answer)
-        pane.clear_requested.connect(conversation.clear)
-        pane.clear_undone.connect(lambda: conversation.restore(pane.messages()))
+        pane.draft_changed.connect(self._on_draft)
+        pane.acted.connect(self._on_action)
+        pane.undo_requested.connect(self._on_undo)
+        pane.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
+        self._show_chat()
+        self._show_messages()
+
+    # ------------------------------------------------------------------ to the pane
+
+    def _show_chat(self) -> None:
+        chat = self._conversation.chat
+        self._pane.show_title(chat.title)
+        if chat.id != self._shown_chat:
+            self._shown_chat = chat.id
+            self._before_delete = None
+            self._pane.offer_undo(False)
+            self._pane.set_context_full(False)
+            self._pane.show_draft(chat.draft)
+
+    def _show_messages(self) -> None:
+        conversation = self._conversation
+        self._pane.set_answering(conversation.is_answering)
+        self._pane.show_messages(shown_messages(conversation.tree, conversation.open_message))
+
+    def _show_message(self, message: str) -> None:
+        conversation = self._conversation
+        known = conversation.tree.messages.get(message)
+        if known is not None:
+            shown = shown_message(conversation.tree, known, conversation.open_message)
+            self._pane.message_list.update_message(shown)
+
+    def _on_piece(self, piece: Piece) -> None:
+        self._pane.message_list.append(piece.message, piece.text, piece.thinking)
 
     def _on_state_changed(self, state: ModelState) -> None:
+        pane = self._pane
         if state is ModelState.READY:
-            self._pane.set_ready(True)
+            pane.set_ready(True)
         elif state is ModelState.LOADING:
-            self._pane.set_ready(False, "Loading…")
-            self._pane.set_context_full(False)
+            pane.set_ready(False, "Loading…")
+            pane.set_context_full(False)
         elif state is not ModelState.GENERATING:
-            self._pane.set_ready(False, "Load a model to chat.")
+            pane.set_ready(False, "Load a model to chat.")
+        pane.set_answering(self._conversation.is_answering)
+
+    def _on_reading(self, event: Reading) -> None:
+        if not self._conversation.is_answering or event.prompt_tokens <= event.read_tokens:
+            self._pane.show_reading(None)
+            return
+        words = f"reading {format_count(event.read_tokens)} of {format_count(event.prompt_tokens)} tokens"
+        self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
 
     def _on_answer_finished(self, event: Done) -> None:
-        stats = (
-            f"{event.generation_tokens_per_second:.1f} tok/s · prompt {event.prompt_tokens_per_second:.0f} tok/s · "
-            f"{event.generated_tokens} tokens"
-        )
-        if event.stop_reason == "stopped":
-            stats = f"{stats} · stopped"
+        self._pane.set_answering(False)
+        self._pane.show_remark(event.replaced)
         if event.replaced:
             _log.warning("%s", event.replaced)
-            stats = f"{stats}\n{event.replaced}"
-        self._pane.finish_answer(stats)
-        self._pane.set_context_full(event.stop_reason == "context_full")
+        is_full = event.stop_reason == "context_full" and self._conversation.overflow == "stop"
+        self._pane.set_context_full(is_full)
 
     def _on_context_use(self, use: ContextUse) -> None:
-        self._pane.set_context(use.used, use.total)
+        self._pane.show_context(None if use.used is None else self._parts(use.used), use.total)
+
+    def _parts(self, used: int) -> list[ContextPart]:
+        """Return what takes the tokens; the share of the system prompt by its length."""
+        conversation = self._conversation
+        system = len(conversation.system)
+        whole = system + sum(len(message.content) for message in conversation.tree.path)
+        of_system = round(used * system / whole) if whole and used else 0
+        parts = [ContextPart("system prompt, about", of_system, "kv")] if of_system else []
+        return [*parts, ContextPart("history", used - of_system, "weights")]
+
+    # ------------------------------------------------------------------ from the pane
+
+    def _on_draft(self, text: str) -> None:
+        chat = self._conversation.chat
+        if text != chat.draft:
+            self._conversation.change_chat(msgspec.structs.replace(chat, draft=text))
+
+    def _on_action(self, action: MessageAction) -> None:
+        conversation = self._conversation
+        match action.kind:
+            case "edit":
+                conversation.edit(action.message, action.text)
+            case "regenerate":
+                conversation.regenerate(action.message)
+            case "continue":
+                conversation.go_on(action.message)
+            case "answer_now":
+                conversation.answer_now()
+            case "branch":
+                conversation.branch(action.message)
+            case "older":
+                conversation.step_version(action.message, -1)
+            case "newer":
+                conversation.step_version(action.message, 1)
+            case "delete":
+                self._before_delete = conversation.delete_turn(action.message)
+                self._pane.offer_undo(self._before_delete is not None)
+
+    def _on_undo(self) -> None:
+        before, self._before_delete = self._before_delete, None
+        self._pane.offer_undo(False)
+        if before is not None:
+            self._conversation.restore(before)

@@ -7,7 +7,6 @@ from functools import partial
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Qt
-from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox
 
 from app.library.keeper import LibraryKeeper
@@ -15,7 +14,6 @@ from app.library.stock import Shelf
 from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
-from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.settings import KeptSideFiles, Settings
 from app.window.library_page import LibraryPage
@@ -44,14 +42,13 @@ class LibraryPresenter(QObject):
         layouts: Layouts,
         live: LiveRig,
         settings: Settings,
-        notices: Notices,
         open_file: Callable[[], None],
         main: MainWindow,
     ) -> None:
         super().__init__(main)
         self.page = LibraryPage(main)
         self._keeper, self._opener, self._document = keeper, opener, document
-        self._layouts, self._live, self._settings, self._notices, self._main = layouts, live, settings, notices, main
+        self._layouts, self._live, self._settings, self._main = layouts, live, settings, main
         self._awaited: KeptDocument | None = None
         """A layout that the model is to have which is being opened."""
         self._removing = ""
@@ -204,5 +201,4 @@ class LibraryPresenter(QObject):
         menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 
     def _find_starter(self, starter: Starter) -> None:
-        QGuiApplication.clipboard().setText(f"layerdeck-cli download {starter.address}")
-        self._notices.say(f"Copied to the clipboard: layerdeck-cli download {starter.address}")
+        self._view.show_find(starter.address)

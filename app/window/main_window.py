@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, Q
 
 from app.settings import Settings
 from app.window.status_line import StatusLine
+from widgets.chat.chat_view import ChatView
 from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
@@ -22,6 +23,9 @@ DOCK_STATE_VERSION = 1
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
 MIN_REPORT_HEIGHT = 136
+EMPTY_REPORT_HEIGHT = 48
+QWIDGETSIZE_MAX = (1 << 24) - 1
+"""Qt's own, for no limit."""
 REPORT_SHARE = 0.27
 """Of the window's height, on roomy ones."""
 SCREEN_ROOM = QSize(16, 40)
@@ -32,6 +36,8 @@ class MainWindow(QMainWindow):
     """One screen that tells the whole story: devices, model, layout, last load, chat. It knows nothing of any."""
 
     file_dropped = Signal(object)  # Path
+    saving = Signal()
+    """Comes once, when everything is still there, for what is to be kept."""
     closing = Signal()
     """Comes once, when the window is hidden and before it is gone."""
     about_to_close = Signal()
@@ -49,18 +55,21 @@ class MainWindow(QMainWindow):
         self.editor = LayoutEditor()
         self.model_panel = ModelPanel()
         self.load_question = LoadQuestionBar()
-        self.chats = QStackedWidget()
+        self.chat_view = ChatView()
+        self.chats = self.chat_view.panes
         self.reports = QStackedWidget()
         self.status_line = StatusLine()
         self.recent_menu = QMenu("Open Re&cent", self)
         self._closing = False
+        self._no_title = QWidget()
+        """In place of the dock's title bar while there is nothing to tell it from."""
         self._place_widgets()
 
     # ------------------------------------------------------------------ structure
 
     def _place_widgets(self) -> None:
-        central = QWidget()
-        column = QVBoxLayout(central)
+        central = self._central = QWidget()
+        column = self._column = QVBoxLayout(central)
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(8)
         column.addWidget(self.device_strip)
@@ -68,6 +77,7 @@ class MainWindow(QMainWindow):
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
         self.setCentralWidget(central)
+        self.reports.setMaximumHeight(EMPTY_REPORT_HEIGHT)
         bar = QToolBar("Settings")
         bar.setObjectName("settings")
         bar.setMovable(False)
@@ -77,7 +87,7 @@ class MainWindow(QMainWindow):
         self.docks = {
             "models": self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea),
             "report": self._dock("Last load", "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
-            "chat": self._dock("Chat", "chat", self.chats, Qt.DockWidgetArea.RightDockWidgetArea),
+            "chat": self._dock("Chat", "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
         }
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
@@ -117,9 +127,35 @@ class MainWindow(QMainWindow):
         self.addDockWidget(Qt.DockWidgetArea.BottomDockWidgetArea, docks["report"])
         self.addDockWidget(Qt.DockWidgetArea.RightDockWidgetArea, docks["chat"])
         roomy = self.height() >= ROOMY_HEIGHT
-        report_height = round(self.height() * REPORT_SHARE) if roomy else MIN_REPORT_HEIGHT
         self.resizeDocks([docks["models"], docks["chat"]], [208, 360 if roomy else 280], Qt.Orientation.Horizontal)
-        self.resizeDocks([docks["report"]], [report_height], Qt.Orientation.Vertical)
+        self.resizeDocks([docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    def open_report(self) -> None:
+        """Give the report its room: there is something to say. Before the first load the editor has it."""
+        if self.reports.maximumHeight() == EMPTY_REPORT_HEIGHT:
+            self.reports.setMaximumHeight(QWIDGETSIZE_MAX)
+            self.resizeDocks([self.docks["report"]], [self._report_height], Qt.Orientation.Vertical)
+
+    @property
+    def _report_height(self) -> int:
+        return round(self.height() * REPORT_SHARE) if self.height() >= ROOMY_HEIGHT else MIN_REPORT_HEIGHT
+
+    def show_chat_alone(self, alone: bool) -> None:
+        """Give the chat the whole window, with the devices in one line above it; or give it back."""
+        place = self.chat_view.above if alone else self._column
+        for position, widget in enumerate((self.device_strip, self.load_question)):
+            shown = not widget.isHidden()
+            place.insertWidget(position, widget)
+            widget.setVisible(shown)
+        self.device_strip.set_line(alone)
+        self._central.setVisible(not alone)
+        chat = self.docks["chat"]
+        if alone:
+            self.docks["models"].hide()
+            self.docks["report"].hide()
+            chat.setFloating(False)
+            chat.show()
+        chat.setTitleBarWidget(self._no_title if alone else None)  # type: ignore[arg-type]
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
@@ -147,6 +183,7 @@ class MainWindow(QMainWindow):
             self._closing = True
             self.about_to_close.emit()
             self._settings.save_window_state(self.saveGeometry(), self.saveState(DOCK_STATE_VERSION))
+            self.saving.emit()
             self.hide()
             self.closing.emit()
         event.accept()

@@ -8,6 +8,7 @@ from functools import partial
 from PySide6.QtGui import QActionGroup, QKeySequence, QUndoGroup
 from PySide6.QtWidgets import QWidget
 
+from app.chats.shelf import ChatShelf
 from app.load.loader import Loader
 from app.models.auto_layout_words import STRATEGY_WORDS
 from app.models.auto_layouts import AutoLayouts
@@ -22,6 +23,7 @@ from app.rig.repeat_test import RepeatTest
 from app.settings import Settings
 from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
+from app.window.arrangement import Arrangement
 from app.window.questions import Questions
 
 _Key = QKeySequence.StandardKey
@@ -45,18 +47,13 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
     )
 
 
-def edit_menu(undo: QUndoGroup, models: OpenModels, copy_report: _Do) -> Menu:
+def edit_menu(undo: QUndoGroup, copy_report: _Do) -> Menu:
     """Undo, and what is done to the texts of the current model."""
-
-    def clear_chat() -> None:
-        models.current.conversation.clear()
-
     return "&Edit", (
         Command("undo", "&Undo", undo.undo, _Key.Undo),
         Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
         Command("copy_report", "&Copy Load Report", copy_report, "Ctrl+Shift+C"),
-        Command("clear_chat", "C&lear Chat", clear_chat, "Ctrl+Shift+L"),
     )
 
 
@@ -138,7 +135,29 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def view_menu(theme: Theme, settings: Settings, reset_docks: _Do, show_library: _Do) -> Menu:
+def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
+    """Conversations."""
+    return "&Chat", (
+        Command("new_chat", "&New Conversation", shelf.new, _Key.New),
+        Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
+        Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
+        SEPARATOR,
+        Switch(
+            "drop_oldest_turns",
+            "Leave Out the &Oldest Turns When the Context Is Full",
+            settings.drops_oldest_turns,
+            shelf.drop_oldest_turns,
+            tip="They stay in the conversation; the model is not shown them any more",
+        ),
+        SEPARATOR,
+        Command("delete_chat", "&Delete This Conversation", delete),
+        Command("undo_delete_chat", "&Bring Back What Was Deleted", shelf.undo_delete),
+    )
+
+
+def view_menu(
+    theme: Theme, settings: Settings, arrange: Callable[[Arrangement], None], reset_docks: _Do, show_library: _Do
+) -> Menu:
     """How the window looks."""
 
     def choose(name: ThemeName) -> None:
@@ -146,6 +165,9 @@ def view_menu(theme: Theme, settings: Settings, reset_docks: _Do, show_library: 
         theme.set_name(name)
 
     return "&View", (
+        Command("arrange_place", "&Place Layers", partial(arrange, Arrangement.PLACE), "Ctrl+1"),
+        Command("arrange_both", "Layers and C&hat", partial(arrange, Arrangement.BOTH), "Ctrl+2"),
+        Command("arrange_chat", "&Chat Alone", partial(arrange, Arrangement.CHAT), "Ctrl+3"),
         Command("library", "&Library", show_library, "Ctrl+4", tip="All models of this computer, and how they fit"),
         SEPARATOR,
         Command("theme_light", "&Light", lambda: choose("light")),
@@ -166,10 +188,16 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
     return "&Help", (
         Command("keys", "&Keys", show_keys, _Key.HelpContents),
+        Command(
+            "check_machine",
+            "&Check This Machine…",
+            check_machine,
+            tip="Devices, the engine on each of them, forecasts and speeds: a table, and a file to send",
+        ),
         Command("log", "Open the &Log Folder", open_log),
         Command("about", "&About Layerdeck", show_about),
     )

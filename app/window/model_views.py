@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Signal
 from PySide6.QtWidgets import QStackedWidget
 
 from app.models.open_model import OpenModel
@@ -13,6 +13,7 @@ from app.models.open_models import OpenModels
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.palette import DARK, Palette
 from widgets.load_report.load_report import LoadReport
+from widgets.markdown.typesetter import Typesetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,17 @@ class ModelView:
 class ModelViews(QObject):
     """Makes a view for each model that is opened, has `present` connect it, and shows that of the current one."""
 
+    check_requested = Signal()
+    """A report tells of a crash, and somebody wants to know what of the engine works here."""
+    added = Signal(object)  # ModelView
+
     def __init__(
         self,
         models: OpenModels,
         chats: QStackedWidget,
         reports: QStackedWidget,
         present: Callable[[OpenModel, ModelView], None],
+        typesetter: Typesetter,
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
@@ -39,12 +45,17 @@ class ModelViews(QObject):
         self._chats = chats
         self._reports = reports
         self._present = present
+        self._typesetter = typesetter
         self._palette = DARK
         self._views: dict[OpenModel, ModelView] = {}
         for model in models.all:
             self._add(model)
         models.added.connect(self._add)
         models.current_changed.connect(self._show)
+
+    @property
+    def all(self) -> tuple[ModelView, ...]:
+        return tuple(self._views.values())
 
     @property
     def current(self) -> ModelView:
@@ -57,15 +68,20 @@ class ModelViews(QObject):
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
         self._palette = palette
+        self._typesetter.apply_palette(palette)
         for view in self._views.values():
+            view.chat.apply_palette(palette)
             view.report.apply_palette(palette)
 
     def _add(self, model: OpenModel) -> None:
-        view = self._views[model] = ModelView(ChatPane(), LoadReport())
+        view = self._views[model] = ModelView(ChatPane(self._typesetter), LoadReport())
         view.report.apply_palette(self._palette)
+        view.report.check_requested.connect(self.check_requested)
+        view.chat.apply_palette(self._palette)
         self._chats.addWidget(view.chat)
         self._reports.addWidget(view.report)
         self._present(model, view)
+        self.added.emit(view)
 
     def _show(self, model: OpenModel) -> None:
         self._chats.setCurrentWidget(self._views[model].chat)

@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from PySide6.QtCore import QObject
 
 from app.background import Background
+from app.chats.archive import ChatArchive
+from app.chats.preset_book import PresetBook
+from app.chats.shelf import ChatShelf
+from app.library.finder import HubFinder
 from app.library.keeper import LibraryKeeper
 from app.library.stock import Stock
 from app.load.loader import Loader
@@ -28,11 +33,14 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import library_path
+from app.paths import chats_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
+from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
 from app.settings import Settings
 from app.wiring.rig import RigParts, make_rig
+from app.worker import Worker
+from widgets.markdown.typesetter import Typesetter
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +67,12 @@ class Desk:
     unloader: Unloader
     other_layouts: OtherLayouts
     library: LibraryKeeper
+    examiner: Examiner
+    finder: HubFinder
+    archive: ChatArchive
+    shelf: ChatShelf
+    presets: PresetBook
+    typesetter: Typesetter
 
     @property
     def loading(self) -> Loading:
@@ -74,9 +88,12 @@ class Desk:
         """End every process and thread of ours. Bounded; called once, when the window closes."""
         self.background.close()
         self.library.close()
+        self.examiner.close()
+        self.finder.close()
         self.prober.close()
         self.loader.close()
         self.models.close()
+        self.archive.close()
         self.rig.close()
         self.settings.sync()
 
@@ -97,6 +114,10 @@ def make_desk(
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
     loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
+    examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
+    examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
+    examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
+    archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
         background=background,
@@ -127,12 +148,31 @@ def make_desk(
             notices=notices,
             parent=parent,
         ),
+        examiner=examiner,
+        finder=HubFinder(
+            live=live,
+            models=models,
+            auto_layouts=auto_layouts,
+            speeds=speeds,
+            settings=settings,
+            background=background,
+            notices=notices,
+            parent=parent,
+        ),
+        archive=archive,
+        shelf=ChatShelf(archive, models, settings, parent),
+        presets=PresetBook(presets_path(), models, background, notices, parent),
+        typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)
     for model in models.all:
         _connect_model(desk, model)
     models.added.connect(lambda model: _connect_model(desk, model))
     return desk
+
+
+def _held_endpoints(models: OpenModels) -> list[str]:
+    return [endpoint for model in models.held for endpoint in model.endpoints]
 
 
 def _connect_notices(desk: Desk) -> None:

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 from app.theme import Theme
 from app.window.actions import Actions
+from app.window.arrangement import Arranger
 from app.window.help import open_log, show_about, show_keys
 from app.window.main_window import MainWindow
 from app.window.menus import (
+    chat_menu,
     check_theme,
     devices_menu,
     edit_menu,
@@ -29,16 +31,27 @@ def make_actions(
     questions: Questions,
     views: ModelViews,
     theme: Theme,
+    *,
     show_auto_layout: Callable[[], None],
     show_library: Callable[[], None],
+    check_machine: Callable[[], None],
+    arranger: Arranger,
 ) -> Actions:
     """Return the actions of all menus, which are then in the menu bar of `main`."""
     models, notices = desk.models, desk.notices
+
+    def search_chats() -> None:
+        main.chat_view.show_list(True)
+        main.chat_view.conversations.search_edit.setFocus()
+
+    def delete_chat() -> None:
+        desk.shelf.delete(models.current.conversation.chat.id)
+
     actions = Actions(
         main,
         (
             file_menu(questions, desk.opener, main),
-            edit_menu(desk.document.undo_group, models, views.copy_report),
+            edit_menu(desk.document.undo_group, views.copy_report),
             layout_menu(desk.layouts, desk.auto_layouts, show_auto_layout, main.editor.toggle_pin),
             devices_menu(
                 questions,
@@ -49,9 +62,13 @@ def make_actions(
                 calibrator=desk.calibrator,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
-            view_menu(theme, desk.settings, main.reset_docks, show_library),
+            chat_menu(
+                desk.shelf, desk.settings, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat
+            ),
+            view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
             help_menu(
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
+                check_machine=check_machine,
                 open_log=lambda: open_log(notices),
                 show_about=lambda: show_about(main),
             ),

@@ -7,8 +7,12 @@ from __future__ import annotations
 
 from app.models.open_model import OpenModel
 from app.window.actions import Actions
+from app.window.arrangement import Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
+from app.window.chat_settings_presenter import ChatSettingsPresenter
+from app.window.code_saver import CodeSaver
+from app.window.find_presenter import FindPresenter
 from app.window.layout_presenter import LayoutPresenter
 from app.window.library_presenter import LibraryPresenter
 from app.window.load_presenter import LoadPresenter
@@ -20,8 +24,10 @@ from app.window.questions import Questions
 from app.window.reading_presenter import ReadingPresenter
 from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
+from app.window.shelf_presenter import ShelfPresenter
 from app.window.state_presenter import StatePresenter
 from app.wiring.desk import Desk
+from widgets.chat.chat_pane import ChatPane
 
 
 def make_questions(main: MainWindow, desk: Desk) -> Questions:
@@ -43,7 +49,9 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
+        model.loading.state_changed.connect(main.open_report)
         view.chat.reload_requested.connect(lambda: desk.loader.reload(model))
         LoadPresenter(
             model,
@@ -58,7 +66,28 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
             parent=main,
         )
 
-    return ModelViews(desk.models, main.chats, main.reports, present, main)
+    return ModelViews(desk.models, main.chats, main.reports, present, desk.typesetter, main)
+
+
+def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arranger) -> None:
+    """Show the list of conversations, and save code that people want as a file."""
+    ShelfPresenter(
+        desk.archive,
+        desk.shelf,
+        main.chat_view.conversations,
+        current_pane=lambda: views.current.chat,
+        window=main,
+    )
+    code = CodeSaver(main, desk.background, desk.notices)
+    for view in views.all:
+        _connect_pane(view.chat, desk, arranger, code)
+    views.added.connect(lambda view: _connect_pane(view.chat, desk, arranger, code))
+
+
+def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:
+    pane.new_requested.connect(desk.shelf.new)
+    pane.list_toggled.connect(arranger.toggle_list)
+    pane.save_requested.connect(code.save)
 
 
 def make_auto_layout_presenter(main: MainWindow, desk: Desk) -> AutoLayoutPresenter:
@@ -77,10 +106,14 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
         layouts=desk.layouts,
         live=desk.rig.live,
         settings=desk.settings,
-        notices=desk.notices,
         open_file=questions.open_model,
         main=main,
     )
+
+
+def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
+    """Connect the Find tab of the library."""
+    FindPresenter(desk.finder, desk.library, library.page, main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:

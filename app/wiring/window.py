@@ -12,7 +12,9 @@ from PySide6.QtCore import Qt
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
+from app.window.arrangement import Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
+from app.window.doctor_presenter import DoctorPresenter
 from app.window.library_page import LibraryPage
 from app.window.library_presenter import LibraryPresenter
 from app.window.main_window import MainWindow
@@ -30,6 +32,8 @@ from app.wiring.presenters import (
     make_questions,
     make_settings_presenter,
     make_views,
+    present_chats,
+    present_finder,
     present_layout,
     present_loaded,
     present_rig,
@@ -58,7 +62,11 @@ class WindowParts:
         if self.desk.settings.fault:
             self.desk.notices.say(self.desk.settings.fault, bad=True)
         self.model_presenter.show_recent_models()
+        self.desk.archive.start()
+        self.desk.presets.start()
+        self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
+        self.desk.finder.go_on()
         for path in files:
             self.questions.open_dropped(path)
 
@@ -81,9 +89,22 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
+    doctor = DoctorPresenter(desk.examiner, main)
+    views.check_requested.connect(doctor.show)
+    present_finder(main, desk, library_presenter)
+    arranger = Arranger(main, settings)
     actions = make_actions(
-        main, desk, questions, views, theme, auto_layout_presenter.show, library_presenter.page.toggle
+        main,
+        desk,
+        questions,
+        views,
+        theme,
+        show_auto_layout=auto_layout_presenter.show,
+        show_library=library_presenter.page.toggle,
+        check_machine=doctor.show,
+        arranger=arranger,
     )
+    present_chats(main, desk, views, arranger)
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)
@@ -94,6 +115,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     _connect_window(main, desk, questions)
     _connect_theme(main, views, library_presenter.page, theme)
     main.restore()
+    arranger.restore()
     return WindowParts(
         main,
         desk,

@@ -25,6 +25,23 @@ class Capabilities:
     repeatable: bool = False
 
 
+Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
+FEATURES: tuple[Feature, ...] = ("extra_buffers", "flash_attention", "tensor_split", "repeated", "weights")
+"""Parts of the engine that may be broken on a device while everything else works there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What the engine's check of itself found broken on a device, and so is not used there.
+
+    `of`: the type of cache (flash attention) or weights that it is about; empty for all. `reason` is a sentence.
+    """
+
+    feature: Feature
+    reason: str
+    of: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Holding:
     """What a loaded model of ours holds of a device."""
@@ -40,6 +57,7 @@ class Device:
     `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
     a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
     `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
+    `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
     """
 
     id: str
@@ -56,6 +74,12 @@ class Device:
     capabilities: Capabilities = Capabilities()
     overhead_bytes: int | None = None
     holdings: tuple[Holding, ...] = ()
+    faults: tuple[Fault, ...] = ()
+    is_checked: bool = False
+
+    def fault(self, feature: Feature, of: str = "") -> Fault | None:
+        """Return why a feature, for weights or a cache of type `of`, is not used here; None where it may be."""
+        return next((each for each in self.faults if each.feature == feature and each.of in ("", of)), None)
 
     @property
     def available_bytes(self) -> int:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from engine.devices.device import (
     CPU_ID,
     DEVICE_KINDS,
+    FEATURES,
     Capabilities,
     Device,
+    Fault,
     Rig,
     find_id_fault,
     make_host,
@@ -50,7 +53,12 @@ def rig_document(rig: Rig) -> dict[str, object]:
     return {
         "version": VERSION,
         "devices": [_device_document(device) for device in rig.devices],
-        "host": {"name": host.name, "total_bytes": host.total_bytes, "free_bytes": host.free_bytes},
+        "host": {
+            "name": host.name,
+            "total_bytes": host.total_bytes,
+            "free_bytes": host.free_bytes,
+            **_fault_documents(host),
+        },
     }
 
 
@@ -67,7 +75,7 @@ def write_rig(path: Path, rig: Rig) -> None:
 def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
-        "cap_bytes", "margin_bytes", "capabilities",
+        "cap_bytes", "margin_bytes", "capabilities", "faults",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -91,6 +99,7 @@ def _parse_device(item: JsonObject) -> Device:
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),
+        faults=_parse_faults(item),
     )
 
 
@@ -141,6 +150,15 @@ def _parse_capabilities(item: JsonObject) -> Capabilities:
     )
 
 
+def _parse_faults(item: JsonObject) -> tuple[Fault, ...]:
+    return tuple(map(_parse_fault, item.nested_list("faults"))) if "faults" in item.keys else ()
+
+
+def _parse_fault(item: JsonObject) -> Fault:
+    item.allow("feature", "of", "reason")
+    return Fault(item.choice("feature", FEATURES), item.text("reason"), item.maybe("of", item.text, ""))
+
+
 def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     if device.id == earlier.id:
         item.refuse(f'the id "{device.id}" is there twice; give each device its own', "id")
@@ -150,9 +168,10 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
 
 
 def _parse_host(item: JsonObject) -> Device:
-    item.allow("name", "total_bytes", "free_bytes")
+    item.allow("name", "total_bytes", "free_bytes", "faults")
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=False)
-    return make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes)
+    host = make_host(item.maybe("name", lambda key: clean(item.text(key)), CPU_ID), total_bytes, free_bytes)
+    return replace(host, faults=_parse_faults(item))
 
 
 def _device_document(device: Device) -> dict[str, object]:
@@ -178,4 +197,11 @@ def _device_document(device: Device) -> dict[str, object]:
             "tensor_split": device.capabilities.tensor_split,
             **({"repeatable": True} if device.capabilities.repeatable else {}),
         },
+        **_fault_documents(device),
     }
+
+
+def _fault_documents(device: Device) -> dict[str, object]:
+    if not device.faults:
+        return {}
+    return {"faults": [{"feature": each.feature, "of": each.of, "reason": each.reason} for each in device.faults]}

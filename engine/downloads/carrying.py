@@ -20,7 +20,8 @@ def carry_out(order: Download, send: Callable[[Message], None], stop: threading.
     finished = []
     try:
         for index, file in enumerate(order.files):
-            transfer = FileTransfer(file, order, _Teller(order.files, index, send).tell, stop)
+            later_bytes = sum(map(_missing_bytes, order.files[index + 1 :]))
+            transfer = FileTransfer(file, order, _Teller(order.files, index, send).tell, stop, later_bytes)
             transfers.append(transfer)
             done = transfer.run()
             if file.link is not None:
@@ -31,6 +32,10 @@ def carry_out(order: Download, send: Callable[[Message], None], stop: threading.
     except EngineError as error:
         return Failure(kind=error.kind, message=error.summary())
     return Downloaded(files=tuple(finished), fetched_bytes=sum(each.fetched_bytes for each in transfers))
+
+
+def _missing_bytes(file: TransferFile) -> int:
+    return max(0, (file.size_bytes or 0) - done_bytes(file))
 
 
 class _Teller:

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -49,16 +50,23 @@ class FileProgress:
 class FileTransfer:
     """Fetches one file, going on where an earlier transfer of it ended. `run` is called once, by one thread.
 
-    `tell` is called twice a second while `run` lasts; `stop` is set by others to end it.
+    `tell` is called twice a second while `run` lasts; `stop` is set by others to end it. `later_bytes`: what is still
+    missing of files that come after this one, so that a disk with no room for all of them is told at the start.
     """
 
     def __init__(
-        self, file: TransferFile, order: Download, tell: Callable[[FileProgress], None], stop: threading.Event
+        self,
+        file: TransferFile,
+        order: Download,
+        tell: Callable[[FileProgress], None],
+        stop: threading.Event,
+        later_bytes: int = 0,
     ) -> None:
         self._file = file
         self._order = order
         self._tell = tell
         self._stop = stop
+        self._later_bytes = later_bytes
         self._target = Path(file.target)
         self._plan = SpanPlan(order.segment_bytes)
         self._read_bytes = min(READ_BYTES, max(1, order.block_bytes // 4))
@@ -205,11 +213,11 @@ class FileTransfer:
 
     def _require_room(self, part: PartFile) -> None:
         size_bytes = part.origin.size_bytes
-        missing = 0 if size_bytes is None else size_bytes - count_bytes(part.done)
+        missing = self._later_bytes + (0 if size_bytes is None else size_bytes - count_bytes(part.done))
         free = shutil.disk_usage(self._target.parent).free
         if free - missing < self._order.reserve_bytes:
             raise StorageError(
-                f"The disk has {format_bytes(free)} free and {self._target.name} still needs {format_bytes(missing)} "
+                f"The disk has {format_bytes(free)} free and the download still needs {format_bytes(missing)} "
                 f"({format_bytes(self._order.reserve_bytes)} stay free). Make room, or choose another folder."
             )
 
@@ -243,6 +251,8 @@ class FileTransfer:
             timeout_s=self._order.timeout_s,
         ) as response:
             self._agree(response.head, span, part)
+            if response.head.status == HTTPStatus.OK and not self._is_worth(span):
+                return
             at = response.head.first
             while not self._is_over(span) and (data := response.read_some(self._read_bytes)):
                 # A server that gives whole files only sends what is here once more.
@@ -264,6 +274,11 @@ class FileTransfer:
             if not self._is_over(span):
                 self._end_early(span, part)
 
+    def _is_worth(self, span: Span) -> bool:
+        """Return whether to read the whole file from a server that gives no parts: where nobody else does so."""
+        with self._changed:
+            return not span.at or self._plan.n_taken == 1
+
     def _is_over(self, span: Span) -> bool:
         return self._giving_up or (span.end is not None and span.at >= span.end)
 
@@ -282,7 +297,7 @@ class FileTransfer:
             HubError: what comes is not what was asked for.
         """
         origin = part.origin
-        if head.first > span.at or (head.first != span.at and head.status != 200):
+        if head.first > span.at or (head.first != span.at and head.status != HTTPStatus.OK):
             raise HubError("answer", f"{self._target.name}: other bytes came than were asked for.")
         if self._file.sha256 is not None:
             changed = head.etag is not None and is_sha256(head.etag) and head.etag != self._file.sha256
@@ -299,7 +314,7 @@ class FileTransfer:
         if None not in (origin.size_bytes, head.size_bytes) and origin.size_bytes != head.size_bytes:
             raise HubError("answer", f"{self._target.name}: the server speaks of a file of another size.")
         with self._changed:
-            if head.status == 200 and span.at:
+            if head.status == HTTPStatus.OK:
                 self._trial.settle()
             if origin.size_bytes is None or origin.etag is None:
                 size_bytes = origin.size_bytes if head.size_bytes is None else head.size_bytes

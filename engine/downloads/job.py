@@ -1,33 +1,20 @@
-"""A download as the queue keeps it, and as it is shown."""
+"""A download as the queue keeps it."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
 
 import msgspec
 
 from engine.downloads.placing import cache_folder, from_web, in_cache, in_folder
+from engine.downloads.view import JobState
 from engine.hub.addresses import WebAddress
 from engine.hub.listing import HubFile, Quantisation, RepoListing
 from engine.hub.settings import HubSettings
-from engine.protocol.messages import DownloadStage, TransferFile
+from engine.protocol.messages import TransferFile
 
 QUEUE_VERSION = 1
-
-
-class JobState(StrEnum):
-    """waiting for its turn; running; paused by somebody, or after a fault that passes (`reason`); changed: the file is
-    another one now, and somebody has to say whether to begin anew; failed: trying again may make no sense; done."""
-
-    WAITING = "waiting"
-    RUNNING = "running"
-    PAUSED = "paused"
-    CHANGED = "changed"
-    FAILED = "failed"
-    DONE = "done"
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -63,29 +50,6 @@ class QueueFile(msgspec.Struct, frozen=True, kw_only=True):
 
     version: int = QUEUE_VERSION
     jobs: tuple[Job, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class JobView:
-    """A job now. `stage`, `file`, `connections`, `note` (why it waits) and the rate are those of a running one.
-
-    `left_s` is None while the rate is not steady; `size_bytes` None where nobody said.
-    """
-
-    id: str
-    title: str
-    state: JobState
-    done_bytes: int
-    size_bytes: int | None
-    kind: str = ""
-    reason: str = ""
-    stage: DownloadStage | None = None
-    file: str = ""
-    connections: int = 0
-    note: str = ""
-    rate_bytes_per_second: float | None = None
-    left_s: float | None = None
-    paths: tuple[str, ...] = ()
 
 
 def files_of(listing: RepoListing, quantisation: Quantisation, *, projector: bool = True) -> tuple[HubFile, ...]:

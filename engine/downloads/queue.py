@@ -15,10 +15,11 @@ from typing import Any
 from msgspec.structs import replace
 
 from engine.downloads.faults import StorageError
-from engine.downloads.job import QUEUE_VERSION, Job, JobState, JobView, QueueFile
+from engine.downloads.job import QUEUE_VERSION, Job, QueueFile
 from engine.downloads.part_file import discard_part
 from engine.downloads.rate import RateMeter
 from engine.downloads.transfer import Transfer, TransferEnd
+from engine.downloads.view import JobState, JobView
 from engine.errors import EngineError, PlacedError
 from engine.json_file import read_kept, write_kept
 from engine.protocol.messages import Download, DownloadProgress
@@ -62,6 +63,7 @@ class DownloadQueue:
         self._argv = argv
         self._jobs: list[Job] = []
         self._running: _Running | None = None
+        self._stopping: Transfer | None = None
         self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="downloads", daemon=True)
         self._thread.start()
@@ -104,10 +106,10 @@ class DownloadQueue:
                 work()
             except Exception:
                 _log.exception("the queue of downloads met a bug")
-        if self._running is not None:
-            transfer, self._running = self._running.transfer, None
-            transfer.stop()
-            transfer.wait(_END_S)
+        last = self._running.transfer if self._running is not None else self._stopping
+        if last is not None:
+            last.stop()
+            last.wait(_END_S)
 
     def _read(self) -> list[Job]:
         kept = read_kept(self._path, QueueFile, MAX_FILE_BYTES)
@@ -218,13 +220,15 @@ class DownloadQueue:
         if self._running is None or self._running.job_id != job_id:
             return None
         transfer, self._running = self._running.transfer, None
+        # Its process may hold the file for a moment yet: nothing is begun before it has gone.
+        self._stopping = transfer
         transfer.stop()
         return transfer
 
     # ------------------------------------------------------------------ the job under way
 
     def _advance(self) -> None:
-        if self._running is not None:
+        if self._running is not None or self._stopping is not None:
             return
         job = next((job for job in self._jobs if job.state is JobState.WAITING), None)
         if job is None:
@@ -257,7 +261,8 @@ class DownloadQueue:
     def _ended(self, transfer: Transfer, end: TransferEnd) -> None:
         running = self._running
         if running is None or running.transfer is not transfer:
-            self._advance()  # It was paused or removed, and what waits had to wait for its process.
+            self._stopping = None
+            self._advance()
             return
         self._running = None
         if end.succeeded:

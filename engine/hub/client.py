@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from engine.gguf.quoting import clean, quote
 from engine.hub.errors import HubError
+from engine.hub.found import HubModel, SearchOrder, SearchQuery
 from engine.hub.listing import HubFile, RepoListing, make_listing
 from engine.hub.names import is_commit, is_repo_id, is_sha256
 from engine.hub.settings import HubSettings, is_safe_url
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     import httpx2
     from huggingface_hub import HfApi
 
-SearchOrder = Literal["trending", "downloads", "likes", "updated", "created"]
-SEARCH_ORDERS: tuple[SearchOrder, ...] = ("trending", "downloads", "likes", "updated", "created")
 MAX_RESULTS = 200
 MAX_FILES = 20_000
 MAX_CARD_BYTES = 512 * 1024
@@ -54,38 +52,6 @@ _TRANSFERRED = ("content-encoding", "content-length", "transfer-encoding")
 """Headers about bytes on the line, which are no longer true of an answer that was read."""
 _once = threading.Lock()
 _Answer = TypeVar("_Answer")
-
-
-@dataclass(frozen=True, slots=True)
-class HubModel:
-    """A repository as a search finds it; None and empty where the hub did not say.
-
-    `updated` is the day of the last change (YYYY-MM-DD), `n_parameters` counts weights.
-    """
-
-    repo: str
-    downloads: int = 0
-    likes: int = 0
-    updated: str = ""
-    gated: bool = False
-    task: str = ""
-    licence: str = ""
-    tags: tuple[str, ...] = ()
-    architecture: str = ""
-    n_ctx_train: int | None = None
-    n_parameters: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class SearchQuery:
-    """What to look for. `text` may be empty; `tags` are the hub's own, such as "conversational" or "license:mit"."""
-
-    text: str = ""
-    author: str = ""
-    tags: tuple[str, ...] = ()
-    task: str = ""
-    order: SearchOrder = "trending"
-    limit: int = 30
 
 
 def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None) -> tuple[HubModel, ...]:

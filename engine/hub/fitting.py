@@ -7,7 +7,8 @@ from collections.abc import Callable
 from engine.gguf.model_file import ModelFile
 from engine.hub.addresses import HubAddress
 from engine.hub.client import list_repo
-from engine.hub.forecast import FitWish, RepoFit, forecast_repo
+from engine.hub.fit import RepoFit
+from engine.hub.forecast import FitWish, forecast_repo
 from engine.hub.listing import RepoListing
 from engine.hub.remote_header import HeaderCache, read_remote_model
 from engine.hub.settings import HubSettings

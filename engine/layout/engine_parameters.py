@@ -28,7 +28,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     """`devices` are our ids in the order of the entries.
 
     `tensor_split` always has `MAX_DEVICES` numbers: layer counts in mode layer, shares of every layer in the modes
-    tensor and row.
+    tensor and row. `extra_buffers`: the CPU may keep weights in an order of its own, which is faster.
     """
 
     n_gpu_layers: int
@@ -37,6 +37,7 @@ class EngineParameters(msgspec.Struct, frozen=True, kw_only=True):
     split_mode: str
     main_gpu: int = 0
     overrides: tuple[TensorOverride, ...] = ()
+    extra_buffers: bool = True
 
 
 def entries(layout: Layout) -> tuple[Run, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from itertools import groupby
 
 from engine.architectures.registry import architecture_rules
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, Device, Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.cache_rules import cache_violations
 from engine.layout.engine_parameters import (
@@ -17,6 +17,7 @@ from engine.layout.engine_parameters import (
     leading_cpu_layers,
     split_members,
 )
+from engine.layout.fault_rules import fault_violations
 from engine.layout.layout import Layout
 from engine.layout.tensor_rules import (
     tensor_context_violations,
@@ -34,7 +35,7 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
 
     Rules: `layer_count`, `draft_model`, `unknown_device`, `too_many_entries`, `repeated_device`, `flash_attention`,
     `cache_block_size`, `cache_types_differ`, `too_many_sequences`, `sequences_over_batch`, `separate_sequences`,
-    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`.
+    `split_member`, `split_architecture`, `split_override`, `split_cache_on_host`, `leading_cpu_only`, `engine_fault`.
     """
     inside_layers = layout.split_mode in ("tensor", "row")
     return (
@@ -44,6 +45,7 @@ def violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSetti
         *(_split_mode(layout, rig) if inside_layers else _entries(layout, rig)),
         *(_tensor_mode(layout, model, context) if layout.split_mode == "tensor" else ()),
         *cache_violations(model, context),
+        *fault_violations(layout, model, rig, context),
     )
 
 
@@ -96,10 +98,11 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
         if len(tuple(runs)) == 1 or device is None or device.is_host or device.is_rpc:
             continue
         if not device.capabilities.repeatable:
+            fault = device.fault("repeated")
+            unknown = f"two streams on one {device.backend} device are not known to be safe."
             yield Violation(
                 "repeated_device",
-                f"{name} appears more than once, and two streams on one {device.backend} device are not known to be "
-                "safe.",
+                f"{name} appears more than once, and {unknown if fault is None else fault.reason}",
                 f"Bring the layers on {name} together in one run, with the output layer only if that run is the last, "
                 f"or run the self-test of {name}.",
             )
@@ -120,7 +123,7 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
         if name == CPU_ID or not able:
             yield Violation(
                 "split_member",
-                f"{name} cannot be a member of split mode {mode}{_missing(mode, name)}.",
+                f"{name} cannot be a member of split mode {mode}{_missing(mode, device)}.",
                 f"Leave {name} out of the shares, or choose split mode layer.",
             )
     if len(members) > MAX_DEVICES:
@@ -133,8 +136,14 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
         yield from _row_order(members, rig)
 
 
-def _missing(mode: str, name: str) -> str:
-    return ": its backend has no split buffers" if mode == "row" and name != CPU_ID else ""
+def _missing(mode: str, device: Device | None) -> str:
+    """Return why, where it can be told; the end of a sentence without its full stop."""
+    if device is None or device.is_host:
+        return ""
+    fault = device.fault("tensor_split") if mode == "tensor" else None
+    if fault is not None:
+        return f": {fault.reason.rstrip('.')}"
+    return ": its backend has no split buffers" if mode == "row" else ""
 
 
 def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:

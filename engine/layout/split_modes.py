@@ -90,7 +90,9 @@ def _tensor_obstacle(rig: Rig, model: ModelFile | None) -> str | None:
     if not rig.devices:
         return "Tensor split needs devices besides the CPU. Choose Layer."
     if not any(_able(device, "tensor") for device in rig.devices):
-        return f"None of the devices can be a member of a tensor split. {_INSTEAD}"
+        faults = (device.fault("tensor_split") for device in rig.devices)
+        reason = next((f" {fault.reason}" for fault in faults if fault is not None), "")
+        return f"None of the devices can be a member of a tensor split.{reason} {_INSTEAD}"
     refusal = next(tensor_model_violations(model), None) if model is not None else None
     return f"{refusal.message} {_INSTEAD}" if refusal is not None else None
 

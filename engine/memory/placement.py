@@ -30,6 +30,7 @@ class Placement:
     `can_map`: no device keeps the engine from it where it decides.
     `pipeline`: the devices compute micro batches at the same time, with copies of what they hand on. Where nobody
     decided (`auto`) they do not, which is what the child then does.
+    `extra_buffers`: the CPU may keep weights in an order of its own.
     `shares`: in mode tensor, what each of the `entries` takes of every layer behind the leading ones; no runs then.
     """
 
@@ -47,18 +48,19 @@ class Placement:
     locks_file: bool
     pipeline: bool
     shares: tuple[float, ...] = ()
+    extra_buffers: bool = True
 
     @property
     def repacks(self) -> bool:
         """Whether weights of leading CPU layers may be repacked: only where no pinned host buffer comes before."""
-        return not self.pinned_host
+        return self.extra_buffers and not self.pinned_host
 
 
 def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
     """Return how the engine would see `layout` on `rig`."""
     devices = {device.id: device for device in rig.all_devices}
     if layout.split_mode == "tensor":
-        return _place_members(layout, devices, context)
+        return _place_members(layout, devices, context, extra_buffers=rig.host.fault("extra_buffers") is None)
     offloaded = entries(layout)
     leading = layout.runs[0].length if layout.runs and layout.runs[0].device == CPU_ID else 0
     listed_ids = (*(run.device for run in offloaded), *further_devices(layout))
@@ -78,6 +80,7 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         can_map=_can_map(listed),
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=context.pipeline == "on" and can_pipeline(layout, context),
+        extra_buffers=rig.host.fault("extra_buffers") is None,
     )
 
 
@@ -87,7 +90,9 @@ def can_pipeline(layout: Layout, context: ContextSettings) -> bool:
     return several and not leading_cpu_layers(layout) and context.offload_kqv and not layout.overrides
 
 
-def _place_members(layout: Layout, devices: Mapping[str, Device], context: ContextSettings) -> Placement:
+def _place_members(
+    layout: Layout, devices: Mapping[str, Device], context: ContextSettings, *, extra_buffers: bool
+) -> Placement:
     members = split_members(layout)
     listed = [devices[device_id] for device_id in members if device_id in devices]
     traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
@@ -108,6 +113,7 @@ def _place_members(layout: Layout, devices: Mapping[str, Device], context: Conte
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=False,
         shares=tuple(share for _, share in layout.tensor_split if share > 0),
+        extra_buffers=extra_buffers,
     )
 
 

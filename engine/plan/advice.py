@@ -28,7 +28,7 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
 
     Rules: `worker_in_use`, `cpu_entry`, `output_on_cpu`, `shared_cache`, `override_leaves_cache`,
     `override_stops_pipeline`, `split_one_member`, `split_runs`, `cache_on_host`, `context_above_training`,
-    `full_sliding_window`.
+    `full_sliding_window`, `extra_buffers_off`.
     """
     if layout.n_layers != model.n_layers:
         return ()
@@ -39,7 +39,18 @@ def advice(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings)
         *(() if inside_layers else _shared_cache(layout, model)),
         *_overrides(layout, context),
         *_settings(layout, model, context),
+        *_extra_buffers(layout, rig),
     )
+
+
+def _extra_buffers(layout: Layout, rig: Rig) -> Iterator[Advice]:
+    fault = rig.host.fault("extra_buffers")
+    if fault is not None and layout.runs[0].device == CPU_ID:
+        yield Advice(
+            "extra_buffers_off",
+            f"The CPU computes with weights as they are in the file, which is slower: {fault.reason}",
+            "Check this machine again after the engine was built anew.",
+        )
 
 
 def _workers_in_use(layout: Layout, rig: Rig) -> Iterator[Advice]:

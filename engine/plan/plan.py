@@ -152,7 +152,8 @@ class Plan:
         layout = self.edit.layout
         told = engine_parameters(layout, self.model.n_layers, count_unlisted_layers(self.model))
         names = (tensor.name for tensor in self.model.tensors)
-        return msgspec.structs.replace(told, overrides=found_overrides(layout, names))
+        extra_buffers = self.rig.host.fault("extra_buffers") is None
+        return msgspec.structs.replace(told, overrides=found_overrides(layout, names), extra_buffers=extra_buffers)
 
     @cached_property
     def key(self) -> Hashable | None:

@@ -21,6 +21,7 @@ _SHOWN_STDERR_LINES = 4
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
+_CHECK = " Check this machine (Help menu, or `layerdeck-cli doctor`): that finds out what of the engine works here."
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\(")
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
@@ -72,6 +73,19 @@ class ProcessOutcome:
         return match.group(1).rstrip(".,") if match else None
 
     @property
+    def is_fault_of_engine(self) -> bool:
+        """Whether it went down by itself, and not by a signal that comes from outside or for a file's sake."""
+        outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
+        by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
+        return by_itself and not self._is_about_model
+
+    @property
+    def _is_about_model(self) -> bool:
+        """Whether an assertion about the model's file ended it."""
+        source = _ABORT_SOURCE.search(self.abort_text)
+        return source is not None and not _OF_LAYOUTS.search(source[1])
+
+    @property
     def sentence(self) -> str:
         """Sentences for people: what happened, what to do, and the last words of the child where it had some."""
         match self.reason:
@@ -119,10 +133,9 @@ class ProcessOutcome:
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
             return " A model file that became shorter while it was mapped does that; check the file."
-        source = _ABORT_SOURCE.search(self.abort_text)
-        if source is not None and not _OF_LAYOUTS.search(source[1]):
+        if self._is_about_model:
             return _MODEL_AT_FAULT
-        return _TRY_AGAIN
+        return _CHECK
 
     def _last_words(self) -> str:
         if self.abort_text:

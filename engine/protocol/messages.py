@@ -201,6 +201,15 @@ class Logits(Request, frozen=True, tag="logits", kw_only=True):
     tokens: tuple[int, ...]
 
 
+class Quantise(Request, frozen=True, tag="quantise", kw_only=True):
+    """Write `path` to `target` with weights of another type (a name of `llama_ftype`, such as "Q4_K_M"), by the
+    engine's own quantiser; answered by `Quantised` or `Failure`."""
+
+    path: str
+    target: str
+    file_type: str
+
+
 class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True):
     """Live memory of the loaded model's devices; answered by `DeviceMemoryReadings`, between two computations."""
 
@@ -272,6 +281,7 @@ AnyRequest = (
     | AnyModelRequest
     | Serve
     | Logits
+    | Quantise
     | DeviceMemoryQuery
     | MeasureSpeed
     | Download
@@ -514,10 +524,18 @@ class Downloaded(Message, frozen=True, tag="downloaded", kw_only=True):
 
 
 class LogitDigest(Message, frozen=True, tag="logit_digest", kw_only=True):
-    """SHA-256 of the float32 logits of the last token, little endian, and the first eight values."""
+    """SHA-256 of the float32 logits of the last token, little endian, and the first eight values.
+
+    `sample`: some hundred of them, evenly over the vocabulary. Both are empty where any logit is not finite.
+    """
 
     sha256: str
     first: tuple[float, ...]
+    sample: tuple[float, ...] = ()
+
+
+class Quantised(Message, frozen=True, tag="quantised", kw_only=True):
+    size_bytes: int
 
 
 class DeviceMemoryReading(msgspec.Struct, frozen=True):
@@ -559,6 +577,7 @@ AnyMessage = (
     | SequenceRestored
     | Serving
     | LogitDigest
+    | Quantised
     | DeviceMemoryReadings
     | Aborting
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from engine.plan.known_faults import known_words
 from engine.plan.plan import Plan
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.session import answers, effects, loads
@@ -18,7 +19,7 @@ def diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, plan: Pla
     """Find out which device is to blame, where one can be, and end with that what the child was for."""
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        _end(turn, crash_event(outcome))
+        _end(turn, crash_event(outcome, known_words(plan)))
         return
     ticket = turn.number()
     turn.change(loss=Loss(ticket, outcome, stage, plan))
@@ -35,7 +36,8 @@ def take_greetings(turn: Turn, greetings: Greetings) -> None:
     loss = turn.state.loss
     assert loss is not None
     turn.change(loss=None)
-    _end(turn, lost_event(loss.outcome, loss.stage, loss.plan.used_endpoints, greetings))
+    known = known_words(loss.plan)
+    _end(turn, lost_event(loss.outcome, loss.stage, loss.plan.used_endpoints, greetings, known))
 
 
 def cut_short(turn: Turn) -> None:

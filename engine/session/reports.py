@@ -59,8 +59,8 @@ def done_event(message: Generated) -> Done:
         prompt_tokens_per_second=_speed(message.evaluated_tokens, message.prompt_seconds),
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
-        cached_tokens=message.cached_tokens,
         replaced=show(message.replaced),
+        cached_tokens=message.cached_tokens,
     )
 
 
@@ -74,13 +74,17 @@ def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[De
     return Failed(kind="busy" if only_busy else "unreachable", message=sentences)
 
 
-def crash_event(outcome: ProcessOutcome) -> Failed | Crashed:
-    """Return the ending for a child that went without its last word, where no device is to blame."""
+def crash_event(outcome: ProcessOutcome, known: str = "") -> Failed | Crashed:
+    """Return the ending for a child that went without its last word, where no device is to blame.
+
+    `known`: sentences on what is known of the engine with what the child did.
+    """
     if outcome.reason in (EndReason.STALLED, EndReason.STOPPED):
         return Failed(kind="stalled", message=outcome.sentence)
     if outcome.reason is not EndReason.ITSELF:
         return Failed(kind="internal", message=outcome.sentence)
-    return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=outcome.sentence)
+    message = f"{outcome.sentence} {known}".strip() if outcome.is_fault_of_engine else outcome.sentence
+    return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
 
 
 def lost_event(
@@ -88,6 +92,7 @@ def lost_event(
     stage: Stage | None,
     devices: Mapping[str, Sequence[Device]],
     greetings: Mapping[str, Greeting],
+    known: str = "",
 ) -> Failed | Crashed:
     """Return the ending for a child that went down, or stood still, over RPC; greetings tell which server it was.
 
@@ -95,7 +100,7 @@ def lost_event(
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
-        return crash_event(outcome)
+        return crash_event(outcome, known)
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
     when = "while the model was in use" if stage is None else f"while {STAGE_WORDS[stage]}"
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)

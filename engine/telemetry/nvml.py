@@ -27,9 +27,13 @@ class Nvml:
 
     def handle(self, pci: PciId) -> Any | None:
         """Return NVML's handle of the card in this slot, None if it knows none."""
+        self.open()
+        return (self._handles or {}).get(pci)
+
+    def open(self) -> None:
+        """Open the library where it is not open yet; `library` and `problem` tell what came of it."""
         if self._handles is None:
             self._handles = self._open()
-        return self._handles.get(pci)
 
     def close(self) -> None:
         """Let go of the library; the next question opens it again."""

@@ -23,6 +23,7 @@ from engine.protocol.messages import (
     Message,
     ModelRequest,
     Probe,
+    Quantise,
     Quit,
     Serve,
     Stop,
@@ -129,6 +130,10 @@ class Worker:
                     return logit_digest(self._loaded(), request)
             case DeviceMemoryQuery():
                 return DeviceMemoryReadings(readings=self._loaded().devices.memory())
+            case Quantise():
+                from engine.worker.quantise import quantise
+
+                return quantise(self._engine, request)
             case MeasureSpeed():
                 from engine.worker.speed import measure_speed
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import math
 
 from engine.protocol.messages import LogitDigest, Logits
 from engine.worker.diagnosis import decode_failure
@@ -11,6 +12,7 @@ from engine.worker.loaded_context import DECODED, LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 
 SHOWN = 8
+SAMPLED = 256
 
 
 def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
@@ -33,6 +35,8 @@ def logit_digest(loaded: LoadedContext, request: Logits) -> LogitDigest:
         raise EndOfRequest(decode_failure(status, loaded.log.facts))
     logits = loaded.engine.low.llama_get_logits_ith(loaded.context, -1)
     values = ctypes.cast(logits, ctypes.POINTER(ctypes.c_float * size)).contents
-    digest = LogitDigest(sha256=hashlib.sha256(bytes(values)).hexdigest(), first=tuple(values[:SHOWN]))
+    sha256 = hashlib.sha256(bytes(values)).hexdigest()
+    # A message has no word for what is not finite.
+    shown = tuple(values[:]) if all(map(math.isfinite, values)) else ()
     loaded.clear()
-    return digest
+    return LogitDigest(sha256=sha256, first=shown[:SHOWN], sample=shown[:: max(1, -(-size // SAMPLED))])

@@ -58,7 +58,7 @@ class ModelParameters:
         struct.kv_overrides = None
         struct.vocab_only = False
         struct.check_tensors = False
-        struct.use_extra_bufts = True
+        struct.use_extra_bufts = parameters.extra_buffers
         struct.no_host = False
         struct.no_alloc = dry
         struct.load_mtp = False

@@ -12,12 +12,12 @@ from engine.worker.loaded_context import LoadedContext
 PIECE_BYTES = 256
 
 
-def tokenize(session: LoadedContext, text: str, *, add_special: bool) -> list[int]:
+def tokenize(loaded: LoadedContext, text: str, *, add_special: bool) -> list[int]:
     """Return the tokens of `text`, in which names of special tokens count as these.
 
     `add_special` adds what texts of this vocabulary begin with.
     """
-    low, vocabulary = session.engine.low, session.vocabulary
+    low, vocabulary = loaded.engine.low, loaded.vocabulary
     encoded = text.encode("utf-8", "replace")
     room = len(encoded) + 8
     while True:
@@ -28,24 +28,24 @@ def tokenize(session: LoadedContext, text: str, *, add_special: bool) -> list[in
         room = -count
 
 
-def token_text(session: LoadedContext, token: int) -> str:
+def token_text(loaded: LoadedContext, token: int) -> str:
     """Return how the vocabulary writes a token, empty for none and for one that a damaged header made up."""
-    if not 0 <= token < session.vocabulary_size:
+    if not 0 <= token < loaded.vocabulary_size:
         return ""
-    return str(session.engine.low.llama_vocab_get_text(session.vocabulary, token).decode("utf-8", "replace"))
+    return str(loaded.engine.low.llama_vocab_get_text(loaded.vocabulary, token).decode("utf-8", "replace"))
 
 
-def piece_text(session: LoadedContext, token: int) -> str:
+def piece_text(loaded: LoadedContext, token: int) -> str:
     """Return what a token adds to a text, special ones by their names; half a character becomes a mark."""
-    return _piece(session, token, special=True).decode("utf-8", "replace")
+    return _piece(loaded, token, special=True).decode("utf-8", "replace")
 
 
-def _piece(session: LoadedContext, token: int, *, special: bool) -> bytes:
+def _piece(loaded: LoadedContext, token: int, *, special: bool) -> bytes:
     size = PIECE_BYTES
     while True:
         buffer = ctypes.create_string_buffer(size)
-        low = session.engine.low
-        count = int(low.llama_token_to_piece(session.vocabulary, token, buffer, size, 0, special))
+        low = loaded.engine.low
+        count = int(low.llama_token_to_piece(loaded.vocabulary, token, buffer, size, 0, special))
         if count >= 0:
             return buffer.raw[:count]
         size = -count

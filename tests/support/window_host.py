@@ -131,10 +131,10 @@ class Answers(QObject):
         self._window.questions.open_dropped(Path(path))
 
     def _last_note(self, _path: str) -> str:
-        return self._window.views.current.chat.message_list.bubbles()[-1].note
+        return str(self._window.views.current.chat.last_note)
 
     def _last_answer(self, _path: str) -> str:
-        return self._window.views.current.chat.message_list.bubbles()[-1].text
+        return str(self._window.views.current.chat.last_text)
 
     def _bugs(self, _path: str) -> list[str]:
         top = QApplication.topLevelWidgets()

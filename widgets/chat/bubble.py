@@ -1,105 +1,209 @@
-"""One message of the conversation: plain text that grows while it streams, selectable and copyable."""
+"""One message of the conversation: rendered Markdown that grows while it streams, with what was thought before it."""
 
 from __future__ import annotations
 
-from typing import Literal
+from PySide6.QtCore import QEvent, QRectF, Qt, Signal
+from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
+from PySide6.QtWidgets import QApplication, QWidget
 
-from PySide6.QtCore import Qt
-from PySide6.QtGui import QContextMenuEvent, QGuiApplication, QResizeEvent, QTextCursor, QTextOption, QWheelEvent
-from PySide6.QtWidgets import QFrame, QMenu, QSizePolicy, QTextEdit, QVBoxLayout, QWidget
-
-from widgets.common.elided_label import ElidedLabel
+from widgets.chat.edit_box import EditBox
+from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
+from widgets.chat.shown import MessageAction, ShownMessage
+from widgets.chat.thinking import ThinkingBox
 from widgets.common.roles import plain_label, set_role
+from widgets.markdown.typesetter import Typesetter
+from widgets.markdown.view import MarkdownView
 
-Role = Literal["user", "assistant"]
-
-
-class MessageText(QTextEdit):
-    """Read-only plain text, as tall as it is long: the list around it scrolls."""
-
-    def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self.setReadOnly(True)
-        self.setUndoRedoEnabled(False)
-        self.setAcceptRichText(False)
-        self.setFrameShape(QFrame.Shape.NoFrame)
-        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setTabChangesFocus(True)
-        self.document().documentLayout().documentSizeChanged.connect(self._fit_height)
-        self._fit_height()
-
-    def append_text(self, text: str) -> None:
-        """Add `text` at the end, leaving the reader's selection alone."""
-        cursor = QTextCursor(self.document())
-        cursor.movePosition(QTextCursor.MoveOperation.End)
-        cursor.insertText(text)
-
-    def wheelEvent(self, event: QWheelEvent) -> None:
-        """Leave the wheel to the list."""
-        event.ignore()
-
-    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
-        menu = self.context_menu()
-        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        menu.popup(event.globalPos())
-
-    def context_menu(self) -> QMenu:
-        """Return the menu of this message; the caller shows it."""
-        menu = QMenu(self)
-        menu.addAction("Copy message", self.copy_all)
-        selection = menu.addAction("Copy selection", self.copy)
-        selection.setEnabled(self.textCursor().hasSelection())
-        menu.addAction("Select all", self.selectAll)
-        return menu
-
-    def copy_all(self) -> None:
-        """Put the whole message on the clipboard."""
-        QGuiApplication.clipboard().setText(self.toPlainText())
-
-    def resizeEvent(self, event: QResizeEvent) -> None:
-        super().resizeEvent(event)
-        self._fit_height()
-
-    def _fit_height(self) -> None:
-        margins = self.height() - self.viewport().height()
-        height = round(self.document().size().height()) + margins
-        if height != self.height():
-            self.setFixedHeight(height)
+INSET_PX = 10
+GAP_PX = 6
+BELOW_PX = 10
 
 
 class Bubble(QWidget):
-    """A message with who said it above and, for answers, speeds or the error below."""
+    """Places its parts itself, top to bottom: a list of a thousand asks only those in sight."""
 
-    def __init__(self, role: Role, speaker: str, parent: QWidget | None = None) -> None:
+    acted = Signal(MessageAction)
+    height_changed = Signal()
+    link_opened = Signal(str)
+    save_requested = Signal(str, str)
+
+    def __init__(self, typesetter: Typesetter, message: ShownMessage, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.role: Role = role
-        self.in_conversation = True
-        self.text_edit = MessageText(self)
-        self.text_edit.setProperty("role", "bubble-user" if role == "user" else "bubble-model")
-        self.text_edit.setAccessibleName(f"Message of {speaker}")
+        self.message = message
+        self._typesetter = typesetter
+        self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self.head = MessageHead(self)
+        self.thinking = ThinkingBox(typesetter, self)
+        self.view = MarkdownView(typesetter, self)
+        self.edit_box: EditBox | None = None
+        self._is_pointed_at = False
         self._note = plain_label("", "dim", wrap=True)
+        self._note.setParent(self)
         self._note.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self._note.hide()
-        layout = QVBoxLayout(self)
-        layout.setContentsMargins(0, 0, 0, 8)
-        layout.setSpacing(4)
-        layout.addWidget(ElidedLabel(speaker, "dim"))
-        layout.addWidget(self.text_edit)
-        layout.addWidget(self._note)
+        self.head.chosen.connect(self._on_chosen)
+        self.head.copy_chosen.connect(lambda: copy_text(self.text))
+        self.thinking.answer_now_requested.connect(lambda: self._act("answer_now"))
+        for view in (self.view, self.thinking.view):
+            view.link_opened.connect(self.link_opened)
+            view.save_requested.connect(self.save_requested)
+        self.view.height_changed.connect(self.height_changed)
+        self.thinking.height_changed.connect(self.height_changed)
+        self.view.set_text(message.text)
+        self.thinking.set_text(message.thinking)
+        self.show_message(message)
+
+    # ------------------------------------------------------------------ what is shown
 
     @property
     def text(self) -> str:
-        return self.text_edit.toPlainText()
+        return self.view.text
 
     @property
     def note(self) -> str:
         return self._note.text()
 
-    def set_note(self, text: str, *, error: bool = False) -> None:
-        """Show `text` below the message; an empty text shows nothing."""
-        set_role(self._note, "error" if error else "dim")
-        self._note.setText(text)
-        self._note.setVisible(bool(text))
+    def show_message(self, message: ShownMessage) -> None:
+        """Show what is new of the same message."""
+        if message.text != self.view.text:
+            self.view.set_text(message.text)
+        if message.thinking != self.thinking.text:
+            self.thinking.set_text(message.thinking)
+        self.message = message
+        self.setAccessibleName(f"Message of {message.speaker}")
+        self.view.setAccessibleName(f"Words of {message.speaker}")
+        self.head.show_message(message)
+        self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
+        set_role(self._note, "error" if message.is_error else "dim")
+        self._note.setText(message.note)
+        if not message.is_open:
+            self.view.live.finish()
+        self.height_changed.emit()
+
+    def append(self, text: str, thinking: str = "") -> None:
+        """Add to what is said and thought."""
+        if thinking:
+            self.thinking.append(thinking)
+        if text:
+            if self.thinking.text and not self.view.text:
+                self.thinking.show_note("Thoughts", is_open=False)
+            self.view.live.append(text)
+
+    def fit(self, width: int) -> int:
+        """Place everything for this width and return the height."""
+        top = 0
+        self.head.setGeometry(INSET_PX, top, width - 2 * INSET_PX, HEAD_HEIGHT_PX)
+        top += HEAD_HEIGHT_PX
+        has_thinking = bool(self.thinking.text)
+        self.thinking.setVisible(has_thinking)
+        if has_thinking:
+            height = self.thinking.fit(width - 2 * INSET_PX)
+            self.thinking.move(INSET_PX, top)
+            top += height + GAP_PX
+        if self.edit_box is not None:
+            height = self.edit_box.sizeHint().height()
+            self.edit_box.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
+            top += height + GAP_PX
+        shows_view = self.edit_box is None and bool(self.text)
+        self.view.setVisible(shows_view)
+        if shows_view:
+            height = self.view.fit(width - 2 * INSET_PX)
+            self.view.move(INSET_PX, top)
+            top += height + GAP_PX
+        self._note.setVisible(bool(self.note))
+        if self.note:
+            height = self._note.heightForWidth(width - 2 * INSET_PX)
+            self._note.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
+            top += height + GAP_PX
+        self.resize(width, top + BELOW_PX)
+        return top + BELOW_PX
+
+    # ------------------------------------------------------------------ what people do
+
+    def start_editing(self) -> None:
+        """Put the words in an editor, to be sent again."""
+        if self.edit_box is not None or self.message.role != "user" or self.message.is_open:
+            return
+        self.edit_box = EditBox(self.text, self)
+        self.edit_box.sent.connect(self._on_edited)
+        self.edit_box.cancelled.connect(self.stop_editing)
+        self.edit_box.height_changed.connect(self.height_changed)
+        self.edit_box.show()
+        self.height_changed.emit()
+        self.edit_box.edit.setFocus()
+
+    def stop_editing(self) -> None:
+        """Leave the words as they were."""
+        if self.edit_box is not None:
+            self.edit_box.hide()
+            self.edit_box.deleteLater()
+            self.edit_box = None
+            self.setFocus()
+            self.height_changed.emit()
+
+    def _on_edited(self, text: str) -> None:
+        self.stop_editing()
+        self.acted.emit(MessageAction("edit", self.message.id, text))
+
+    def _on_chosen(self, kind: str) -> None:
+        if kind == "edit":
+            self.start_editing()
+        else:
+            self._act(kind)
+
+    def _act(self, kind: str) -> None:
+        self.acted.emit(MessageAction(kind, self.message.id))  # type: ignore[arg-type]
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        """C copies, E edits, R writes again, the arrows go through versions, Delete deletes the turn."""
+        if event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier or not self.hasFocus():
+            super().keyPressEvent(event)
+            return
+        kinds = {
+            Qt.Key.Key_C: "copy",
+            Qt.Key.Key_E: "edit",
+            Qt.Key.Key_R: "regenerate",
+            Qt.Key.Key_B: "branch",
+            Qt.Key.Key_Delete: "delete",
+        }
+        arrows = {Qt.Key.Key_Left: self.head.older_button, Qt.Key.Key_Right: self.head.newer_button}
+        key = Qt.Key(event.key())
+        button = arrows.get(key) or self.head.buttons.get(kinds.get(key, ""))
+        if button is None or button.isHidden() or not button.isEnabled():
+            super().keyPressEvent(event)
+            return
+        button.click()
+
+    def show_actions(self) -> None:
+        """Offer what can be done while the pointer or the keyboard is here."""
+        focused = QApplication.focusWidget()
+        has_keyboard = focused is not None and (focused is self or self.isAncestorOf(focused))
+        self.head.set_active(self._is_pointed_at or has_keyboard)
+
+    def enterEvent(self, event: QEnterEvent) -> None:
+        super().enterEvent(event)
+        self._is_pointed_at = True
+        self.show_actions()
+
+    def leaveEvent(self, event: QEvent) -> None:
+        super().leaveEvent(event)
+        self._is_pointed_at = False
+        self.show_actions()
+
+    def focusInEvent(self, event: QFocusEvent) -> None:
+        super().focusInEvent(event)
+        self.show_actions()
+        self.update()
+
+    def focusOutEvent(self, event: QFocusEvent) -> None:
+        super().focusOutEvent(event)
+        self.update()
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        palette = self._typesetter.palette
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        box = QRectF(0.5, 0.5, self.width() - 1, self.height() - BELOW_PX + 3)
+        painter.setPen(QColor(palette.accent) if self.hasFocus() else Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(palette.card) if self.message.role == "user" else Qt.BrushStyle.NoBrush)
+        painter.drawRoundedRect(box, 8, 8)
+        painter.end()

@@ -1,119 +1,170 @@
 """The chat pane: messages, streaming answers, input, and how much of the context is used.
 
-Texts come from a model or a person and are shown as they are, never as markup. What was typed is never lost:
-it stays in the input until it can be sent, and comes back there when its answer fails.
+What was typed is never lost: it stays in the input until it can be sent, and comes back there when its answer fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from PySide6.QtCore import QTimer, Signal
-from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
+from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QTextCursor
+from PySide6.QtWidgets import (
+    QFrame,
+    QHBoxLayout,
+    QProgressBar,
+    QPushButton,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
-from widgets.chat.bubble import Bubble, Role
+from widgets.chat.context_meter import ContextMeter, ContextPart
 from widgets.chat.message_list import MessageList
 from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.sample_questions import SampleQuestions
-from widgets.common.counts import format_count
+from widgets.chat.settings_panel import SettingsPanel
+from widgets.chat.shown import MessageAction, ShownMessage
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
+from widgets.markdown.typesetter import Typesetter
 
-FLUSH_INTERVAL_MS = 33
-"""Tokens that arrive faster than this are laid out together."""
-CONTEXT_FULL = "The context is full. Clear the conversation to go on, or load with a larger context."
-
+CONTEXT_FULL = "The context is full. Begin a new conversation, or load with a larger context."
 MODEL_LOST = "The model's engine ended. What was said stays here."
+UNTITLED = "New conversation"
+DRAFT_INTERVAL_MS = 600
+MAX_WIDTH_PX = 868
+MARGIN_PX = 8
 
 
 class ChatPane(QWidget):
-    """Shows a conversation and reports what the person asks for; the session owns the model."""
+    """Shows a conversation and reports what the person asks for; it knows no model."""
 
     send_requested = Signal(str)
     stop_requested = Signal()
-    clear_requested = Signal()
-    clear_undone = Signal()
+    new_requested = Signal()
     reload_requested = Signal()
+    list_toggled = Signal()
+    settings_made = Signal(SettingsPanel)
+    draft_changed = Signal(str)
+    acted = Signal(MessageAction)
+    link_opened = Signal(str)
+    save_requested = Signal(str, str)
+    undo_requested = Signal()
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready = False
         self._reason = "Load a model to chat."
         self._context_full = False
         self._lost = False
-        self._waiting = False
-        self._answer: Bubble | None = None
-        self._pending: list[str] = []
-        self._cleared: tuple[Bubble, ...] = ()
-        self._flush_timer = QTimer(self)
-        self._flush_timer.setSingleShot(True)
-        self._flush_timer.setInterval(FLUSH_INTERVAL_MS)
-        self._flush_timer.timeout.connect(self._flush)
+        self._is_answering = False
+        self._is_settling = False
+        self._remark = ""
+        self._draft_timer = QTimer(self)
+        self._draft_timer.setSingleShot(True)
+        self._draft_timer.setInterval(DRAFT_INTERVAL_MS)
+        self._draft_timer.timeout.connect(self.flush_draft)
 
-        self.message_list = MessageList()
+        self.message_list = MessageList(typesetter)
+        self.settings_panel: SettingsPanel | None = None
+        """Made when it is first looked at: it has many parts."""
+        self._middle = QStackedWidget()
+        self._middle.addWidget(self.message_list)
         self.prompt_edit = PromptEdit()
         self.sample_questions = SampleQuestions()
         self.send_button = QPushButton("Send")
         self.stop_button = QPushButton("Stop")
-        self.clear_button = QPushButton("Clear")
-        self.undo_button = QPushButton("Undo clear")
-        self.banner_clear_button = QPushButton("Clear")
-        self._context_label = plain_label("", "dim")
-        self._status_label = plain_label("", "dim", wrap=True)
+        self.new_button = _flat_button("New", "Begin a new conversation")
+        self.list_button = _flat_button("☰", "Show or hide the list of conversations")
+        self.settings_button = _flat_button("Settings", "System prompt, preset and samplers of this conversation")
+        self.settings_button.setCheckable(True)
+        self.undo_button = QPushButton("Undo")
+        self.banner_new_button = QPushButton("New conversation")
         self.reload_button = QPushButton("Reload")
-        self._full_banner = _make_banner(CONTEXT_FULL, self.banner_clear_button)
+        self.title_label = ElidedLabel(UNTITLED, "strong")
+        self.context_meter = ContextMeter()
+        self.progress = QProgressBar()
+        self.progress.setTextVisible(False)
+        self.progress.setAccessibleName("How much of the question has been read")
+        self._progress_label = plain_label("", "dim")
+        self._status_label = plain_label("", "dim", wrap=True)
+        self._full_banner = _make_banner(CONTEXT_FULL, self.banner_new_button)
         self._lost_banner = _make_banner(MODEL_LOST, self.reload_button)
+        self._undo_banner = _make_banner("A turn was deleted.", self.undo_button)
+        self._undo_banner.hide()
         self._build()
         self._connect()
+        self.show_reading(None)
         self._refresh()
 
-    # ------------------------------------------------------------------ what the session tells
+    # ------------------------------------------------------------------ what is told
 
-    def set_ready(self, ready: bool, reason: str = "") -> None:
-        """Say whether a model can answer; `reason` is shown while it cannot."""
-        self._waiting = False
-        self._ready = ready
-        self._reason = reason
+    def show_messages(self, messages: Sequence[ShownMessage], *, at_end: bool = True) -> None:
+        """Show `messages`; the end of them unless the reader is to stay."""
+        self.message_list.set_messages(messages)
+        if at_end:
+            self.message_list.scroll_to_end()
         self._refresh()
+
+    def show_title(self, title: str) -> None:
+        """Name the conversation."""
+        self.title_label.setText(title or UNTITLED)
+
+    def show_draft(self, text: str) -> None:
+        """Put what was typed in this conversation before into the input."""
+        self._is_settling = True
+        self.prompt_edit.setPlainText(text)
+        self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
+        self._is_settling = False
+        self._draft_timer.stop()
+
+    def flush_draft(self) -> None:
+        """Tell what is typed now."""
+        self._draft_timer.stop()
+        self.draft_changed.emit(self.prompt_edit.toPlainText())
+
+    def return_question(self, text: str) -> None:
+        """Put a question back that was not answered, unless something else is typed."""
+        if not self.prompt_edit.toPlainText().strip():
+            self.prompt_edit.setPlainText(text)
+            self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
 
     def set_sample_questions(self, questions: Sequence[str]) -> None:
         """Offer questions while nothing was said."""
         self.sample_questions.set_questions(questions)
         self._refresh()
 
-    def begin_answer(self, model_name: str) -> None:
-        """Open an empty answer of `model_name`; text goes there until it is finished or fails."""
-        self._close_answer()
-        self._answer = self.message_list.add_bubble("assistant", model_name)
+    def show_remark(self, text: str) -> None:
+        """Say something about the last answer that people should know; empty: nothing."""
+        self._remark = text
         self._refresh()
 
-    def append_text(self, text: str) -> None:
-        """Add `text` to the answer that is open."""
-        if self._answer is None:
-            return
-        self._pending.append(text)
-        if not self._flush_timer.isActive():
-            self._flush_timer.start()
+    def set_ready(self, ready: bool, reason: str = "") -> None:
+        """Say whether a model can answer; `reason` is shown while it cannot."""
+        self._ready = ready
+        self._reason = reason
+        self._refresh()
 
-    def finish_answer(self, stats: str = "") -> None:
-        """Close the answer with a line of `stats` below it."""
-        answer = self._close_answer()
-        if answer is not None:
-            answer.set_note(stats)
+    def set_answering(self, answering: bool) -> None:
+        """Say whether an answer is being written."""
+        self._is_answering = answering
+        if not answering:
+            self.show_reading(None)
+        self._refresh()
 
-    def fail_answer(self, message: str) -> None:
-        """Close the answer with `message`; what came so far stays visible and the question goes back into the input."""
-        answer = self._close_answer() or self.message_list.add_bubble("assistant", "Answer")
-        answer.text_edit.setVisible(bool(answer.text))
-        answer.set_note(message, error=True)
-        answer.in_conversation = False
-        self._return_question(answer)
+    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
+        """Show how many of `total` tokens the conversation takes, by part; None: not known."""
+        self.context_meter.show_parts(parts, total)
 
-    def set_context(self, used: int | None, total: int | None) -> None:
-        """Show how many of `total` tokens the conversation holds; None: not known."""
-        shown_used = "–" if used is None else format_count(used)
-        self._context_label.setText("" if total is None else f"{shown_used} / {format_count(total)}")
-        self._context_label.setToolTip("" if total is None else "Tokens of the context that the conversation holds")
+    def show_reading(self, share: float | None, words: str = "") -> None:
+        """Show how much of a long question has been read, 0 to 1; None: nothing is being read."""
+        for widget in (self.progress, self._progress_label):
+            widget.setVisible(share is not None)
+        self.progress.setValue(round(100 * (share or 0.0)))
+        self._progress_label.setText(words)
 
     def set_context_full(self, full: bool) -> None:
         """Show or hide the words for a full context; nothing can be sent while it is full."""
@@ -125,27 +176,34 @@ class ChatPane(QWidget):
         self._lost = lost
         self._refresh()
 
-    def clear(self) -> None:
-        """Empty the conversation. It can be brought back until the next message is sent."""
-        self._close_answer()
-        if self.message_list.bubbles():
-            self._drop_cleared()
-            self._cleared = self.message_list.take_all()
-        self._context_full = False
-        self._refresh()
+    def offer_undo(self, offered: bool) -> None:
+        """Show or hide the way back from a deletion."""
+        self._undo_banner.setVisible(offered)
 
-    def messages(self) -> tuple[tuple[Role, str], ...]:
-        """Return the conversation as (role, text), without questions whose answer failed."""
-        self._flush()
-        return tuple(
-            (bubble.role, bubble.text)
-            for bubble in self.message_list.bubbles()
-            if bubble.in_conversation and (bubble is not self._answer or bubble.text)
-        )
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self.context_meter.apply_palette(palette)
+
+    # ------------------------------------------------------------------ what can be asked of it
+
+    @property
+    def messages(self) -> tuple[tuple[str, str], ...]:
+        """What is shown, as (role, text)."""
+        return tuple((message.role, message.text) for message in self.message_list.messages)
+
+    @property
+    def last_text(self) -> str:
+        """The words of the last message."""
+        return self.message_list.messages[-1].text
+
+    @property
+    def last_note(self) -> str:
+        """What is said below the last message."""
+        return self.message_list.messages[-1].note
 
     @property
     def context_text(self) -> str:
-        return self._context_label.text()
+        return self.context_meter.text
 
     @property
     def status_text(self) -> str:
@@ -153,13 +211,28 @@ class ChatPane(QWidget):
 
     # ------------------------------------------------------------------ what the person does
 
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """The arrow up in an empty input edits the last question."""
+        if (
+            watched is self.prompt_edit
+            and isinstance(event, QKeyEvent)
+            and event.type() is QEvent.Type.KeyPress
+            and event.key() == Qt.Key.Key_Up
+            and not event.modifiers() & ~Qt.KeyboardModifier.KeypadModifier
+            and not self.prompt_edit.toPlainText()
+            and not self._is_answering
+        ):
+            return self.message_list.edit_last()
+        return super().eventFilter(watched, event)
+
     def _on_submit(self) -> None:
         text = self.prompt_edit.toPlainText().strip()
         if not text or not self._can_send():
             self._refresh()
             return
-        self.prompt_edit.clear()
+        self.show_draft("")
         self._send(text)
+        self.flush_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
         """Ask it; where nobody can answer yet it waits in the input, unless something is written there."""
@@ -169,104 +242,112 @@ class ChatPane(QWidget):
             self.prompt_edit.setPlainText(question)
 
     def _send(self, text: str) -> None:
-        self._drop_cleared()
-        self._waiting = True
-        self.message_list.add_bubble("user", "You").text_edit.append_text(text)
+        self._is_answering = True
+        self.settings_button.setChecked(False)
+        self.offer_undo(False)
         self._refresh()
+        self.message_list.scroll_to_end()
         self.send_requested.emit(text)
 
-    def _on_undo_clear(self) -> None:
-        bubbles, self._cleared = self._cleared, ()
-        self.message_list.put_back(bubbles)
+    def _on_settings(self, shown: bool) -> None:
+        if self.settings_panel is None:
+            self.settings_panel = SettingsPanel()
+            self._middle.addWidget(self.settings_panel)
+            self.settings_made.emit(self.settings_panel)
+        self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
+
+    def _on_typed(self) -> None:
         self._refresh()
-        self.clear_undone.emit()
+        if not self._is_settling:
+            self._draft_timer.start()
 
     # ------------------------------------------------------------------ inside
 
     def _can_send(self) -> bool:
-        return self._ready and not self._context_full and not self._is_answering()
-
-    def _is_answering(self) -> bool:
-        return self._waiting or self._answer is not None
-
-    def _flush(self) -> None:
-        self._flush_timer.stop()
-        if self._answer is not None and self._pending:
-            self._answer.text_edit.append_text("".join(self._pending))
-        self._pending.clear()
-
-    def _close_answer(self) -> Bubble | None:
-        self._flush()
-        answer, self._answer = self._answer, None
-        self._waiting = False
-        self._refresh()
-        return answer
-
-    def _return_question(self, answer: Bubble) -> None:
-        bubbles = self.message_list.bubbles()
-        position = bubbles.index(answer)
-        question = bubbles[position - 1] if position else None
-        if question is None or question.role != "user" or not question.in_conversation:
-            return
-        question.in_conversation = False
-        if not self.prompt_edit.toPlainText().strip():
-            self.prompt_edit.setPlainText(question.text)
-            self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
-
-    def _drop_cleared(self) -> None:
-        for bubble in self._cleared:
-            bubble.deleteLater()
-        self._cleared = ()
+        return self._ready and not self._context_full and not self._is_answering
 
     def _refresh(self) -> None:
-        answering = self._is_answering()
+        answering = self._is_answering
         self.stop_button.setVisible(answering)
         self.send_button.setVisible(not answering)
         self.send_button.setEnabled(self._can_send() and bool(self.prompt_edit.toPlainText().strip()))
-        self.sample_questions.show_while(not answering and not self.message_list.bubbles())
-        self.clear_button.setEnabled(not answering and bool(self.message_list.bubbles()))
-        self.undo_button.setVisible(bool(self._cleared) and not answering)
         self._full_banner.setVisible(self._context_full and not answering)
         self._lost_banner.setVisible(self._lost and not self._ready)
         self.reload_button.setEnabled(not self._reason.endswith("…"))
-        self._status_label.setText("" if self._ready else self._reason)
+        self.sample_questions.show_while(not answering and not self.messages)
+        self._status_label.setText(self._remark if self._ready else self._reason)
         self._status_label.setVisible(bool(self._status_label.text()))
 
     def _build(self) -> None:
         self.send_button.setProperty("role", "primary")
-        self.clear_button.setProperty("role", "flat")
-        self.undo_button.setProperty("role", "flat")
         heading = QHBoxLayout()
-        heading.addWidget(self._context_label)
-        heading.addStretch(1)
-        for widget in (self.undo_button, self.clear_button):
-            heading.addWidget(widget)
+        heading.setContentsMargins(0, 0, 0, 0)
+        heading.setSpacing(4)
+        heading.addWidget(self.list_button)
+        heading.addWidget(self.title_label, 1)
+        heading.addWidget(self.context_meter)
+        heading.addWidget(self.settings_button)
+        heading.addWidget(self.new_button)
+        reading = QHBoxLayout()
+        reading.addWidget(self.progress, 1)
+        reading.addWidget(self._progress_label)
         buttons = QHBoxLayout()
         buttons.addWidget(self._status_label, 1)
         buttons.addStretch(0)
         buttons.addWidget(self.stop_button)
         buttons.addWidget(self.send_button)
+        below = QWidget()
+        below.setMaximumWidth(MAX_WIDTH_PX)
+        column = QVBoxLayout(below)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(MARGIN_PX)
+        column.addLayout(reading)
+        for widget in (
+            self._undo_banner,
+            self._full_banner,
+            self._lost_banner,
+            self.sample_questions,
+            self.prompt_edit,
+        ):
+            column.addWidget(widget)
+        column.addLayout(buttons)
+        # As wide as the messages above, and in the middle like them.
+        middle = QHBoxLayout()
+        middle.addStretch(1)
+        middle.addWidget(below, 1000)
+        middle.addStretch(1)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(8, 0, 8, 8)
-        layout.setSpacing(8)
+        layout.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, MARGIN_PX)
+        layout.setSpacing(MARGIN_PX)
         layout.addLayout(heading)
-        layout.addWidget(self.message_list, 1)
-        layout.addWidget(self._full_banner)
-        layout.addWidget(self._lost_banner)
-        layout.addWidget(self.sample_questions)
-        layout.addWidget(self.prompt_edit)
-        layout.addLayout(buttons)
+        layout.addWidget(self._middle, 1)
+        layout.addLayout(middle)
 
     def _connect(self) -> None:
         self.prompt_edit.submitted.connect(self._on_submit)
-        self.prompt_edit.textChanged.connect(self._refresh)
-        self.send_button.clicked.connect(self._on_submit)
+        self.prompt_edit.textChanged.connect(self._on_typed)
+        self.prompt_edit.installEventFilter(self)
         self.sample_questions.chosen.connect(self._on_sample_chosen)
+        self.send_button.clicked.connect(self._on_submit)
         self.stop_button.clicked.connect(self.stop_requested.emit)
-        self.clear_button.clicked.connect(self.clear_requested.emit)
-        self.banner_clear_button.clicked.connect(self.clear_requested.emit)
-        self.undo_button.clicked.connect(self._on_undo_clear)
+        for button in (self.new_button, self.banner_new_button):
+            button.clicked.connect(self.new_requested.emit)
+        self.list_button.clicked.connect(self.list_toggled.emit)
+        self.settings_button.toggled.connect(self._on_settings)
         self.reload_button.clicked.connect(self.reload_requested.emit)
+        self.undo_button.clicked.connect(self.undo_requested.emit)
+        self.message_list.acted.connect(self.acted)
+        self.message_list.link_opened.connect(self.link_opened)
+        self.message_list.save_requested.connect(self.save_requested)
+
+
+def _flat_button(text: str, name: str) -> QToolButton:
+    button = QToolButton()
+    button.setText(text)
+    button.setToolTip(name)
+    button.setAccessibleName(name)
+    button.setProperty("role", "compact")
+    return button
 
 
 def _make_banner(text: str, button: QPushButton) -> QFrame:

@@ -44,7 +44,10 @@ class PromptEdit(QPlainTextEdit):
         lines = min(wanted_lines, MAX_LINES)
         policy = Qt.ScrollBarPolicy.ScrollBarAsNeeded if wanted_lines > lines else Qt.ScrollBarPolicy.ScrollBarAlwaysOff
         self.setVerticalScrollBarPolicy(policy)
-        around = self.height() - self.viewport().height() + 2 * round(self.document().documentMargin())
+        # Before it has its place the viewport has any size.
+        around = max(self.height() - self.viewport().height(), 2 * self.frameWidth()) + 2 * round(
+            self.document().documentMargin()
+        )
         height = lines * self.fontMetrics().lineSpacing() + around
         if height != self.height():
             self.setFixedHeight(height)

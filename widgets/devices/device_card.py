@@ -22,6 +22,7 @@ from widgets.devices.readings import (
     CardAlert,
     device_subtitle,
     device_total_bytes,
+    faults_text,
     overhead_text,
     row_tool_tip,
     status_line,
@@ -58,6 +59,26 @@ class DeviceCard(QFrame):
     @property
     def device(self) -> Device:
         return self._device
+
+    @property
+    def alert(self) -> CardAlert:
+        """What is wrong with the device; empty where nothing is."""
+        return self._alert
+
+    @property
+    def used_bytes(self) -> int | None:
+        """What is used by the last reading."""
+        return None if self._last is None else self._last.used_bytes
+
+    @property
+    def total_bytes(self) -> int:
+        return device_total_bytes(self._device, self._last)
+
+    @property
+    def used_share(self) -> float | None:
+        """What is used of the whole, 0 to 1."""
+        used, total = self.used_bytes, self.total_bytes
+        return None if used is None or not total else used / total
 
     @property
     def used_text(self) -> str:
@@ -163,6 +184,7 @@ class DeviceCard(QFrame):
             "" if self._row is None else row_tool_tip(self._row),
             holdings_text(self._device.holdings),
             overhead_text(self._device),
+            faults_text(self._device),
         ]
         self.setToolTip(plain_tool_tip("\n".join(filter(None, lines))))
 

@@ -22,6 +22,7 @@ from engine.plan.report import DeviceRow
 from engine.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
 from widgets.devices.device_card import DeviceCard
+from widgets.devices.device_line import HEIGHT_PX, DeviceLine
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.limits_dialog import LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
@@ -59,6 +60,9 @@ class DeviceStrip(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.addWidget(self._scroll)
+        self.line = DeviceLine()
+        self.line.hide()
+        layout.addWidget(self.line)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
 
     def cards(self) -> tuple[DeviceCard, ...]:
@@ -76,6 +80,7 @@ class DeviceStrip(QWidget):
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
         self._palette = palette
+        self.line.apply_palette(palette)
         for card in self._cards.values():
             card.apply_palette(palette)
 
@@ -94,6 +99,7 @@ class DeviceStrip(QWidget):
             self._row.removeWidget(card)
             self._row.insertWidget(position, card, 1)
         self._cards = ordered
+        self.line.show_cards(self.cards())
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
         """Append one reading per device; those of devices without a card are ignored (they were just removed)."""
@@ -101,6 +107,7 @@ class DeviceStrip(QWidget):
             card = self._cards.get(sample.device)
             if card is not None:
                 card.add_sample(sample)
+        self.line.show_cards(self.cards())
 
     def set_rows(self, rows: Sequence[DeviceRow]) -> None:
         """Tell in each card's tooltip what the current layout needs there."""
@@ -112,12 +119,19 @@ class DeviceStrip(QWidget):
         """Show these alerts by device id, and none on the other cards."""
         for device_id, card in self._cards.items():
             card.set_alert(alerts.get(device_id, NO_ALERT))
+        self.line.show_cards(self.cards())
 
     def set_compact(self, compact: bool) -> None:
         """Leave the graphs away where the room is needed below; they go on all the same."""
         self._is_compact = compact
         for card in self._cards.values():
             card.plot.setVisible(not compact)
+
+    def set_line(self, is_line: bool) -> None:
+        """Show all devices in one line instead of a card each."""
+        self.line.setVisible(is_line)
+        self._scroll.setVisible(not is_line)
+        self._fit_height()
 
     def edit_limits(self, device: Device) -> LimitsDialog:
         """Open the dialog for cap and margin of `device`."""
@@ -159,6 +173,9 @@ class DeviceStrip(QWidget):
         return super().eventFilter(watched, event)
 
     def _fit_height(self) -> None:
+        if not self.line.isHidden():
+            self.setFixedHeight(HEIGHT_PX)
+            return
         height = max((card.sizeHint().height() for card in self.cards()), default=EMPTY_HEIGHT_PX)
         if self._row.minimumSize().width() > self.width():
             height += self.scroll_bar().sizeHint().height()

@@ -71,6 +71,11 @@ def row_tool_tip(row: DeviceRow) -> str:
     return "\n".join([f"The layout needs {format_bytes(row.need_bytes)} here ({row.grade.value}):", *lines])
 
 
+def faults_text(device: Device) -> str:
+    """Return what the engine's check found broken on the device, a line each; empty where nothing is known."""
+    return "\n".join(f"Not used here: {fault.reason}" for fault in device.faults)
+
+
 def overhead_text(device: Device) -> str:
     """Return what earlier loads took on the device besides the forecast; empty where none did."""
     if device.overhead_bytes is None:

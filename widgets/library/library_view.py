@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
-from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import (
+    QButtonGroup,
+    QHBoxLayout,
+    QPushButton,
+    QSplitter,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from engine.library.arranging import arrange
 from engine.library.listed import Listed
@@ -15,6 +25,7 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.library.entry_details import EntryDetails
+from widgets.library.find_panel import FindPanel
 from widgets.library.library_filters import LibraryFilters
 from widgets.library.library_list_view import LibraryListView
 from widgets.library.starter_panel import StarterPanel
@@ -48,7 +59,11 @@ class LibraryView(QWidget):
         self.close_button = QPushButton("Close")
         self.nothing_label = plain_label("Nothing here matches.", "dim")
         self.clear_button = QPushButton("Show all models")
+        self.find_panel = FindPanel()
+        self.models_tab = _tab("Models")
+        self.find_tab = _tab("Find")
         self.pages = QStackedWidget()
+        self._tabs = QStackedWidget()
         self._lists = QStackedWidget()
         self._build()
         self._connect()
@@ -58,6 +73,7 @@ class LibraryView(QWidget):
         self.list_view.delegate.set_palette(palette)
         self.list_view.viewport().update()
         self.details.quantisations.apply_palette(palette)
+        self.find_panel.apply_palette(palette)
 
     def show_models(self, models: Sequence[Listed], problems: Sequence[str] = (), *, is_looked: bool = True) -> None:
         """Show the library. `is_looked`: all stores were looked into, so that an empty one is empty indeed."""
@@ -78,8 +94,23 @@ class LibraryView(QWidget):
 
     def begin(self) -> None:
         """Take the keyboard: what is typed searches."""
+        if self._tabs.currentWidget() is self.find_panel:
+            self.find_panel.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
+            return
         self.filters.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
         self.filters.search_edit.selectAll()
+
+    def show_find(self, text: str = "") -> None:
+        """Go to the Find tab; with `text`, look for that."""
+        self._tabs.setCurrentWidget(self.find_panel)
+        self.find_tab.setChecked(True)
+        self.find_panel.begin(text)
+
+    def show_list(self) -> None:
+        """Go to the list of what is here."""
+        self._tabs.setCurrentWidget(self.pages)
+        self.models_tab.setChecked(True)
+        self.begin()
 
     def visible_titles(self) -> tuple[str, ...]:
         """Return the titles that search and filters leave."""
@@ -119,6 +150,9 @@ class LibraryView(QWidget):
         self.duplicates_button.clicked.connect(self.duplicates_requested.emit)
         self.close_button.clicked.connect(self.closed.emit)
         self.clear_button.clicked.connect(self.filters.clear)
+        self.models_tab.clicked.connect(self.show_list)
+        self.find_tab.clicked.connect(partial(self.show_find, ""))
+        self.find_panel.search_edit.left.connect(self.closed.emit)
         self.starters.add_folder_requested.connect(self.add_folder_requested)
 
     def _build(self) -> None:
@@ -128,7 +162,8 @@ class LibraryView(QWidget):
         self.duplicates_button.setToolTip("Find files that are there twice; files of the same size are read")
         heading = QHBoxLayout()
         heading.setSpacing(8)
-        heading.addWidget(plain_label("Models", "title"))
+        heading.addWidget(self.models_tab)
+        heading.addWidget(self.find_tab)
         heading.addWidget(self.count_label)
         heading.addWidget(self.progress_label, 1)
         for button in (self.duplicates_button, self.folders_button, self.folder_button, self.close_button):
@@ -148,6 +183,10 @@ class LibraryView(QWidget):
         splitter.setStretchFactor(0, 1)
         splitter.setSizes([3 * DETAILS_WIDTH, DETAILS_WIDTH])
         self.details.setMinimumWidth(320)
+        tabs = QButtonGroup(self)
+        for tab in (self.models_tab, self.find_tab):
+            tabs.addButton(tab)
+        self.models_tab.setChecked(True)
         listing = QWidget()
         column = QVBoxLayout(listing)
         column.setContentsMargins(0, 0, 0, 0)
@@ -161,5 +200,15 @@ class LibraryView(QWidget):
         outer.setSpacing(8)
         outer.addLayout(heading)
         outer.addWidget(self.problem_label)
-        outer.addWidget(self.pages, 1)
+        self._tabs.addWidget(self.pages)
+        self._tabs.addWidget(self.find_panel)
+        outer.addWidget(self._tabs, 1)
         self.problem_label.hide()
+
+
+def _tab(text: str) -> QToolButton:
+    tab = QToolButton()
+    tab.setText(text)
+    tab.setCheckable(True)
+    tab.setProperty("role", "segment")
+    return tab

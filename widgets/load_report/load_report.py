@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
-from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QScrollArea, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QScrollArea, QToolButton, QVBoxLayout, QWidget
 
 from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
@@ -37,6 +37,7 @@ class LoadReport(QWidget):
     """Shows progress and endings; "Copy" puts the report on the clipboard as text."""
 
     copied = Signal()
+    check_requested = Signal()
     proposal_chosen = Signal(int)  # the place of the proposal among those shown
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -56,6 +57,7 @@ class LoadReport(QWidget):
         self._progress.setTextVisible(False)
         self._progress.setAccessibleName("Load progress")
         self.copy_button = QToolButton()
+        self.check_button = QPushButton("Check This Machine…")
         self._column = QVBoxLayout()
         self._build()
         self.show_idle()
@@ -121,8 +123,9 @@ class LoadReport(QWidget):
         self._show_outcome(failed_outcome(event))
 
     def show_crashed(self, event: Crashed) -> None:
-        """Show how the engine ended."""
+        """Show how the engine ended, and offer to find out what of it works here."""
         self._show_outcome(crashed_outcome(event))
+        self.check_button.show()
 
     def show_cancelled(self, event: Cancelled) -> None:
         """Show where the load was cancelled."""
@@ -151,6 +154,7 @@ class LoadReport(QWidget):
     def _show(self, outcome: Outcome | None, sentence: str) -> None:
         self._outcome = outcome
         self._progress.hide()
+        self.check_button.hide()
         self._sentence.setText(sentence)
         set_role(self._sentence, "dim" if outcome is None else "")
         self._badge.setVisible(outcome is not None)
@@ -202,11 +206,13 @@ class LoadReport(QWidget):
         self.copy_button.setProperty("role", "quiet")
         self.copy_button.setToolTip("Copy the report as text")
         self.copy_button.clicked.connect(self.copy)
+        self.check_button.clicked.connect(self.check_requested)
         heading = QHBoxLayout()
         heading.setSpacing(8)
         top = Qt.AlignmentFlag.AlignTop
         heading.addWidget(self._badge, 0, top)
         heading.addWidget(self._sentence, 1, top)
+        heading.addWidget(self.check_button, 0, top)
         heading.addWidget(self.copy_button, 0, top)
         content = QWidget()
         content.setLayout(self._column)

@@ -12,6 +12,7 @@ from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.layout.engine_parameters import MAX_ENTRIES, tensor_overrides
+from engine.layout.fault_rules import weight_fault
 from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.layout.patterns import pattern_finder
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
@@ -78,7 +79,9 @@ class Workbench:
         self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
 
     def _may_hold(self, device: Device) -> bool:
-        return device.kind != "accel" and self.usable[device.id] > 0 and device.id not in self.constraints.off
+        if device.kind == "accel" or weight_fault(device, self.memory.model) is not None:
+            return False
+        return self.usable[device.id] > 0 and device.id not in self.constraints.off
 
     # ------------------------------------------------------------------ orders
 

@@ -10,19 +10,34 @@ from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.gguf.tensor_types import TYPES_BY_NAME
 from engine.layout.cache_rules import KV_BLOCK_ELEMENTS, cache_violations, without_flash_attention
+from engine.layout.fault_rules import flash_fault
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.decision import Decision
-from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
+from engine.settings.context_settings import KV_TYPES, ContextSettings, FlashAttention, KvType
 
 _USUAL_TYPE: KvType = "f16"
 _CACHE_RULES = ("flash_attention", "cache_block_size", "cache_types_differ")
 
 
-def decide_flash_attention(memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings) -> Decision:
+def usable_flash_attention(rig: Rig, layout: Layout, asked: ContextSettings) -> FlashAttention:
+    """Return what is asked for, but off where that is open and it is broken on a device of the layout."""
+    needed = layout.split_mode == "tensor" or KV_BLOCK_ELEMENTS[asked.type_v] > 1
+    if asked.flash_attn != "auto" or needed or flash_fault(layout, rig, asked) is None:
+        return asked.flash_attn
+    return "off"
+
+
+def decide_flash_attention(
+    memory: ModelMemory, rig: Rig, layout: Layout, used: ContextSettings, asked: FlashAttention
+) -> Decision:
     """Return what the engine will do; what it is told stays "auto", so that it can look at the devices itself."""
     model = memory.model
+    if used.flash_attn == "off" and asked == "auto":
+        found = flash_fault(layout, rig, used)
+        reason = "" if found is None else f"It is broken on {found[0].id}: {found[1].reason}"
+        return Decision("flash_attn", "off", reason)
     if used.flash_attn == "off":
         return Decision("flash_attn", "off", "Chosen.", True)
     if without_flash_attention(model, used):

@@ -14,7 +14,7 @@ from engine.memory.model_memory import ModelMemory
 from engine.memory.placement import place
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, with_side_files
 from engine.plan.check import device_needs
-from engine.plan.decisions.attention import decide_cache_types, decide_flash_attention
+from engine.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
 from engine.plan.decisions.context_length import context_lengths, decide_context
 from engine.plan.decisions.decision import Decision
 from engine.plan.decisions.host_facts import HostFacts, own_host
@@ -72,7 +72,7 @@ def resolve(
     decisions = (
         *decide_context(memory.model, rig, asked, used, fits=not tried.short),
         *decide_cache_types(memory.model, used),
-        decide_flash_attention(memory, rig, layout, used),
+        decide_flash_attention(memory, rig, layout, used, asked.flash_attn),
         decide_load_mode(asked.load_mode, tried.mode),
         *decide_threads(asked, facts),
         *decide_op_offload(rig, layout, asked.op_offload, used),
@@ -126,8 +126,11 @@ class _Trials:
             model, self.rig, self.layout, self.asked.load_mode, self.host, has_adapters=bool(self.side_files.adapters)
         )
         threads, threads_batch = thread_counts(self.asked, self.host)
+        flash_attention = usable_flash_attention(self.rig, self.layout, self.asked)
         for n_ctx in context_lengths(model, self.rig, self.asked):
-            sized = msgspec.structs.replace(self.asked, n_ctx=n_ctx, threads=threads, threads_batch=threads_batch)
+            sized = msgspec.structs.replace(
+                self.asked, n_ctx=n_ctx, threads=threads, threads_batch=threads_batch, flash_attn=flash_attention
+            )
             for pipeline in pipeline_choices(self.layout, sized):
                 yield from self._each_lending(msgspec.structs.replace(sized, pipeline=pipeline), modes)
 

@@ -15,6 +15,8 @@ from tests.support.command_line import run_here
         ("argument", 2),
         ("layout", 2),
         ("rig", 2),
+        ("storage", 2),
+        ("changed", 2),
         ("does_not_fit", 3),
         ("model_file", 4),
         ("crashed", 5),

@@ -55,7 +55,7 @@ def test_what_was_loaded_instead_is_in_the_editor_and_undo_goes_back(desk: Desk,
     attempts: list[Attempt] = []
     desk.loading.bridge.attempt.connect(attempts.append)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
     loaded, edit = desk.loading.loaded, desk.document.edit
     assert loaded is not None
     assert edit is not None
@@ -76,7 +76,7 @@ def test_what_is_loaded_beside_the_model_stays(desk: Desk, qtbot: QtBot, tmp_pat
     desk.document.replace(asked, "test")
     desk.settings.step_back(True)
     desk.loader.load()
-    wait(qtbot, lambda: desk.loading.state is ModelState.READY)
+    wait(qtbot, lambda: desk.loading.state is ModelState.READY and not desk.is_edited)
     loaded = desk.loading.loaded
     assert loaded is not None
     assert loaded.edit.layout != asked.layout

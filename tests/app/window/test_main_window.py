@@ -16,6 +16,8 @@ from app.settings import Settings
 from app.theme import THEME_NAMES, Theme
 from app.window.keys_dialog import KeysDialog
 from app.wiring import WindowParts, make_window
+from engine.devices.device import Device
+from widgets.devices.readings import CardAlert
 from widgets.library.recent_model import RecentModel
 
 
@@ -109,3 +111,47 @@ def test_panels_come_back_where_they_were(window: WindowParts) -> None:
         dock.hide()
     window.main.reset_docks()
     assert all(dock.isVisible() for dock in window.main.docks.values())
+
+
+def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, qapp: QApplication) -> None:
+    main = window.main
+    window.actions["arrange_chat"].trigger()
+    assert main.chat_view.isVisible()
+    assert main.device_strip.line.isVisible()
+    assert main.chat_view.conversations.isVisible()
+    assert not main.editor.isVisible()
+    assert not main.model_panel.isVisible()
+    window.actions["arrange_place"].trigger()
+    assert main.editor.isVisible()
+    assert main.model_panel.isVisible()
+    assert not main.device_strip.line.isVisible()
+    assert not main.chat_view.isVisible()
+    window.actions["arrange_both"].trigger()
+    assert main.editor.isVisible()
+    assert main.chat_view.isVisible()
+    window.actions["arrange_chat"].trigger()
+    main.close()
+    again = make_window(window.desk.settings, window.theme)
+    again.main.show()
+    assert again.main.device_strip.line.isVisible()
+    assert not again.main.editor.isVisible()
+    again.actions["arrange_both"].trigger()
+    assert all(dock.isVisible() for dock in again.main.docks.values())
+    again.main.close()
+
+
+def test_an_alert_is_seen_while_the_chat_is_alone(window: WindowParts) -> None:
+    strip = window.main.device_strip
+    device = Device("GPU0", "card", "CUDA", "gpu", 8 << 30)
+    strip.set_devices([device])
+    window.actions["arrange_chat"].trigger()
+    strip.set_alerts({"GPU0": CardAlert("nearly full", "GPU0 has 100 MiB left; unload something.")})
+    assert "nearly full" in strip.line.accessibleDescription()
+    assert "unload something" in strip.line.toolTip()
+
+
+def test_an_empty_report_leaves_the_room_to_the_editor(window: WindowParts) -> None:
+    main = window.main
+    assert main.reports.height() <= 48
+    main.open_report()
+    assert main.reports.maximumHeight() > 10_000

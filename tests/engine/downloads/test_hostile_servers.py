@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from engine.downloads.transfer import TransferEnd
 from engine.protocol.messages import DownloadProgress, Message, TransferFile
@@ -152,9 +153,11 @@ def test_a_gated_file_needs_a_token(server: HubServer, tmp_path: Path) -> None:
 
 def test_a_full_disk_keeps_what_is_here(server: HubServer, tmp_path: Path) -> None:
     file = hub_file(server, "org/m", "m.gguf", tmp_path)
-    end = fetch(order_of(file, reserve_bytes=1 << 60))
-    assert (end.kind, "Make room" in end.message) == ("storage", True)
-    assert server.sent == []
+    later = replace(hub_file(server, "org/m", "p.gguf", tmp_path), size_bytes=1 << 60)
+    for order in (order_of(file, reserve_bytes=1 << 60), order_of(file, later)):
+        end = fetch(order)
+        assert (end.kind, "Make room" in end.message) == ("storage", True)
+    assert server.sent == [], "neither one file nor a part of several was begun"
     assert _is_placed(fetch(order_of(file)), tmp_path)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from engine.downloads.job import Job, JobState, JobView, hub_job
+from engine.downloads.job import Job, hub_job
 from engine.downloads.queue import DownloadQueue
+from engine.downloads.view import JobState, JobView
 from engine.hub.client import list_repo
 from engine.hub.settings import hub_settings
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
@@ -112,6 +113,19 @@ def test_pause_order_and_removal(server: HubServer, tmp_path: Path) -> None:
         downloads.resume("b")
         seen.wait_for_state("b", JobState.DONE)
     assert not list((tmp_path / "a").iterdir())
+
+
+def test_paused_and_gone_on_with_at_once(server: HubServer, tmp_path: Path) -> None:
+    job = _job(server, "a", tmp_path)
+    server.faults.append(Fault("stall", 128 * KIB))
+    with _queue(tmp_path / "queue.json") as (downloads, seen):
+        downloads.add(job)
+        seen.wait_for(lambda views: bool(views) and views[0].done_bytes == 128 * KIB)
+        for _ in range(3):
+            downloads.pause("a")
+            downloads.resume("a")
+        seen.wait_for_state("a", JobState.DONE)
+    assert not any(view.reason for view in seen.last)
 
 
 def test_what_goes_wrong_pauses_with_its_reason_and_the_next_begins(server: HubServer, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from engine.errors import ArgumentError
-from engine.hub.client import SearchQuery, list_repo, model_card, search_models, without_front_matter
+from engine.hub.client import list_repo, model_card, search_models, without_front_matter
 from engine.hub.errors import HubError
+from engine.hub.found import SearchQuery
 from engine.hub.settings import HubSettings, hub_settings
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 

@@ -18,12 +18,13 @@ from engine.gguf.reader import read_model
 from engine.library.arranging import ALL, ORDERS, Order, Wanted, arrange
 from engine.library.facts import read_facts
 from engine.library.fit import Fit, fit_words, place_words, speed_words
-from engine.library.fitting import find_fit, rig_key, settled_rig
+from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
 from engine.library.listed import Listed, listed, marks_of
 from engine.library.notes import Notes
 from engine.library.planning import jobs, plan_all
 from engine.library.scan import scan
+from engine.library.settled import rig_key, settled_rig
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
 from engine.units import GIB, MIB

@@ -82,7 +82,8 @@ def test_sentences(outcome: ProcessOutcome, error: type[EngineError], words: str
 def test_every_unwanted_end_says_what_to_do() -> None:
     reasons = [reason for reason in EndReason if reason is not EndReason.STOPPED]
     sentences = [ProcessOutcome(reason, exit_code=1, detail="x").sentence for reason in reasons]
-    assert all("try again" in sentence.lower() or "install" in sentence for sentence in sentences)
+    remedies = ("try again", "install", "check this machine")
+    assert all(any(remedy in sentence.lower() for remedy in remedies) for sentence in sentences)
 
 
 def test_what_a_child_says_does_not_steer_a_terminal() -> None:
@@ -101,6 +102,17 @@ def test_a_crash_carries_signal_or_exit_code() -> None:
     assert isinstance(by_signal, Crashed)
     assert isinstance(by_code, Crashed)
     assert (by_signal.signal, by_signal.exit_code, by_code.signal, by_code.exit_code) == (11, None, None, 3)
+
+
+def test_what_is_known_is_told_only_where_the_engine_is_at_fault() -> None:
+    known = "The engine has not been checked on CPU yet."
+    for outcome in (ProcessOutcome(EndReason.ITSELF, signal=11), ProcessOutcome(EndReason.ITSELF, exit_code=3)):
+        message = crash_event(outcome, known).message
+        assert message.endswith(known)
+        assert "Check this machine" in message
+        assert "try again" not in message.lower()
+    for number in (signal.SIGKILL, signal.SIGTERM, signal.SIGBUS):
+        assert known not in crash_event(ProcessOutcome(EndReason.ITSELF, signal=number), known).message
 
 
 def greeting(endpoint: str, status: GreetingStatus) -> dict[str, Greeting]:

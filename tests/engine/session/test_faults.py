@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import psutil
 import pytest
 
-from engine.devices.device import CPU_ID, Rig, make_host
+from engine.devices.device import CPU_ID, Fault, Rig, make_host
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
@@ -178,3 +180,26 @@ def test_text_beyond_the_context_is_an_ending_and_the_model_stays(model: ModelFi
         assert isinstance(refused, Failed | Done), refused
         log.session.ask(Generate(prompt="word", max_tokens=1))
         assert isinstance(log.wait_for_endings(3)[2], Done)
+
+
+@pytest.mark.parametrize(
+    ("faults", "known"),
+    [
+        ((), "The engine has not been checked on CPU yet."),
+        ((Fault("weights", "It dies (SIGSEGV) with F16 weights.", "BF16"),), "Known of it: CPU: It dies (SIGSEGV)"),
+    ],
+)
+def test_a_crash_names_what_is_known_and_offers_the_check(
+    model: ModelFile, faults: tuple[Fault, ...], known: str
+) -> None:
+    rig = Rig((), replace(RIG.host, faults=faults))
+    with SessionLog() as log:
+        log.session.load(load_of(model, rig))
+        log.wait_for_endings(1)
+        (child,) = (each for each in psutil.Process().children() if each.cmdline()[-1:] == ["worker"])
+        child.send_signal(signal.SIGSEGV)
+        crashed = log.wait_for_endings(2)[1]
+    assert isinstance(crashed, Crashed), crashed
+    assert crashed.signal == signal.SIGSEGV
+    assert known in crashed.message
+    assert "Check this machine (Help menu, or `layerdeck-cli doctor`)" in crashed.message

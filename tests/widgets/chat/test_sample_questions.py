@@ -7,19 +7,15 @@ from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
+from tests.widgets.chat.conftest import exchange
 from widgets.chat.chat_pane import ChatPane
 
 QUESTIONS = ("Why is water & ice wet?", "What is a lake?")
 
 
-@pytest.fixture
-def pane(qtbot: QtBot) -> ChatPane:
-    pane = ChatPane()
-    qtbot.addWidget(pane)
-    pane.resize(340, 500)
-    pane.show()
+@pytest.fixture(autouse=True)
+def _offered(pane: ChatPane) -> None:
     pane.set_sample_questions(QUESTIONS)
-    return pane
 
 
 def click(pane: ChatPane, index: int) -> None:
@@ -27,31 +23,37 @@ def click(pane: ChatPane, index: int) -> None:
 
 
 def test_a_click_asks_and_the_questions_go_until_the_chat_is_empty_again(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.set_ready(True)
     pane.prompt_edit.setPlainText("half a thought")
     with qtbot.waitSignal(pane.send_requested) as sent:
         click(pane, 0)
     assert sent.args == [QUESTIONS[0]]
-    assert pane.messages() == (("user", QUESTIONS[0]),)
     assert pane.prompt_edit.toPlainText() == "half a thought"
     assert not pane.sample_questions.isVisible()
-    pane.begin_answer("Demo")
-    pane.finish_answer()
+    pane.show_messages(exchange(QUESTIONS[0]))
+    pane.set_answering(False)
     assert not pane.sample_questions.isVisible()
-    pane.clear()
+    pane.show_messages([])
     assert pane.sample_questions.isVisible()
 
 
 def test_without_a_model_the_question_waits_in_the_input(qtbot: QtBot, pane: ChatPane) -> None:
-    click(pane, 1)
+    pane.set_ready(False, "Load a model to chat.")
+    with qtbot.assertNotEmitted(pane.send_requested):
+        click(pane, 1)
+        assert pane.prompt_edit.toPlainText() == QUESTIONS[1]
+        click(pane, 0)
     assert pane.prompt_edit.toPlainText() == QUESTIONS[1]
-    click(pane, 0)
-    assert pane.prompt_edit.toPlainText() == QUESTIONS[1]
-    assert pane.messages() == ()
 
 
 def test_other_models_have_none(pane: ChatPane) -> None:
     pane.set_sample_questions(())
     assert not pane.sample_questions.isVisible()
-    pane.clear()
+    pane.show_messages([])
     assert not pane.sample_questions.isVisible()
+
+
+def test_a_template_that_was_replaced_is_told_until_the_next_answer(pane: ChatPane) -> None:
+    pane.show_remark("The model's chat template is not used: it takes longer than 2 s.")
+    assert pane.status_text.startswith("The model's chat template")
+    pane.show_remark("")
+    assert pane.status_text == ""

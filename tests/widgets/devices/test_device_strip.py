@@ -12,7 +12,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QMenu
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import Device, Holding, make_host
+from engine.devices.device import Device, Fault, Holding, make_host
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import make_row
 from engine.telemetry.sample import Sample
@@ -217,6 +217,13 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
     assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
     assert "The layout puts nothing here." in card_of(strip, "CPU").toolTip()
     assert card_of(strip, "RPC0").toolTip() == ""
+
+
+def test_what_the_engine_cannot_do_on_a_device_is_told(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    fault = Fault("flash_attention", "It dies (SIGSEGV) with flash attention with a q4_0 cache.", "q4_0")
+    card_of(strip, "CUDA0").set_device(replace(GPU, faults=(fault,)))
+    assert "Not used here: It dies (SIGSEGV) with flash attention" in card_of(strip, "CUDA0").toolTip()
 
 
 def test_the_palette_reaches_graphs_of_old_and_new_cards(qtbot: QtBot) -> None:

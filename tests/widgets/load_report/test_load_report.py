@@ -83,7 +83,7 @@ def test_loaded_shows_a_table(report: LoadReport) -> None:
     assert "CPU" not in visible_texts(report)
 
 
-def test_each_ending_replaces_the_one_before(report: LoadReport) -> None:
+def test_each_ending_replaces_the_one_before(qtbot: QtBot, report: LoadReport) -> None:
     report.show_loaded(LOADED)
     report.show_out_of_memory(OUT_OF_MEMORY, {"CUDA0": "RTX 3090"})
     assert report.badge_text == "OOM"
@@ -99,7 +99,10 @@ def test_each_ending_replaces_the_one_before(report: LoadReport) -> None:
     assert (report.badge_text, report.sentence) == ("FAILED", "devices[0].total_bytes: negative")
     report.show_crashed(Crashed(kind="crashed", signal=11, message="Last words."))
     assert (report.badge_text, report.sentence) == ("CRASHED", "Last words.")
+    with qtbot.waitSignal(report.check_requested):
+        QTest.mouseClick(report.check_button, Qt.MouseButton.LeftButton)
     report.show_cancelled(Cancelled(stage="read"))
+    assert not report.check_button.isVisible()
     assert (report.badge_text, report.detail) == ("CANCELLED", "")
     assert badge_of(report).property("role") == "badge-dim"
     report.show_idle()

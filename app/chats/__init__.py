@@ -1,0 +1,1 @@
+"""Conversations: where they are kept, which ones there are, and how they are shown."""

@@ -1,0 +1,212 @@
+"""The kept conversations, as the window sees them: nothing waits, and what happened arrives as signals."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.background import Background
+from app.models.chat_keeper import Then
+from app.notices import Notices
+from engine.chats.conversation import Conversation as Chat
+from engine.chats.conversation import Hit
+from engine.chats.message import Message, now_ms
+from engine.chats.store import ChatStore
+from engine.chats.tree import MessageTree
+from engine.errors import ChatError, EngineError
+
+KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
+"""What was deleted can be brought back for so long, by whoever opens the database."""
+
+_Write = Callable[[ChatStore], "Future[None]"]
+
+
+def _nothing() -> None:
+    """What follows a change that nobody waits for."""
+
+
+class ChatArchive(QObject):
+    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, and goes on."""
+
+    changed = Signal()
+    """Other conversations are there, or one has another title, folder or pin."""
+    is_open_now = Signal()
+
+    _done = Signal(object)
+
+    def __init__(self, path: Path, background: Background, notices: Notices, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._path = path
+        self._background = background
+        self._notices = notices
+        self._store: ChatStore | None = None
+        self._waiting: list[tuple[_Write, Then]] | None = []
+        """What is to be written once the store is open; None where there will be none."""
+        self._chats: dict[str, Chat] = {}
+        self._has_warned = False
+        self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
+
+    # ------------------------------------------------------------------ opening
+
+    def start(self) -> None:
+        """Open the store, beside the GUI thread."""
+        path = self._path
+        self._background.run(
+            "Opening the conversations",
+            lambda: _open(path),
+            self._on_opened,
+            self._on_failed,
+            quiet=True,
+        )
+
+    def close(self) -> None:
+        """Keep what is still waiting."""
+        store, self._store, self._waiting = self._store, None, None
+        if store is not None:
+            store.close()
+
+    def _on_opened(self, opened: tuple[ChatStore, tuple[Chat, ...]]) -> None:
+        self._store, chats = opened
+        if self._store.notice:
+            self._notices.say(self._store.notice, bad=True)
+        began = self._chats
+        self._chats = {chat.id: chat for chat in chats} | began
+        waiting, self._waiting = self._waiting or [], []
+        for write, then in waiting:
+            self._do(write, then)
+        self._store.purge(now_ms() - KEPT_DELETED_MS)
+        self.changed.emit()
+        self.is_open_now.emit()
+
+    def _on_failed(self, error: EngineError) -> None:
+        waiting, self._waiting = self._waiting or [], None
+        self._warn(error)
+        for _, then in waiting:
+            then()
+
+    # ------------------------------------------------------------------ what there is
+
+    @property
+    def chats(self) -> tuple[Chat, ...]:
+        """All conversations, pinned ones first, then those that changed last."""
+        return tuple(sorted(self._chats.values(), key=lambda chat: (not chat.pinned, -chat.updated_ms)))
+
+    def chat(self, chat: str) -> Chat | None:
+        """Return a conversation as it is now."""
+        return self._chats.get(chat)
+
+    def read(self, chat: str, on_read: Callable[[Chat, MessageTree], None]) -> None:
+        """Read a conversation, with all that was written so far."""
+        store = self._store
+        if store is None:
+            return
+
+        def work() -> tuple[Chat, MessageTree]:
+            kept = store.conversation(chat)
+            if kept is None:
+                raise ChatError("This conversation is not there any more.")
+            # Changes are written in their order: once this one is, those before it can be read.
+            store.save(kept, kept).result()
+            return store.conversation(chat) or kept, store.tree(chat)
+
+        def deliver(found: tuple[Chat, MessageTree]) -> None:
+            on_read(*found)
+
+        self._background.run("Reading a conversation", work, deliver, self._notices.tell, quiet=True)
+
+    def search(self, text: str, on_found: Callable[[tuple[Hit, ...]], None]) -> None:
+        """Look for `text` in titles and all messages."""
+        store = self._store
+        if store is not None:
+            self._background.run(
+                "Searching the conversations", lambda: store.search(text), on_found, self._notices.tell, quiet=True
+            )
+
+    # ------------------------------------------------------------------ keeping
+
+    def save(self, chat: Chat, before: Chat | None) -> None:
+        """Keep a conversation, new or changed."""
+        shown = self._chats.get(chat.id)
+        self._chats[chat.id] = chat
+        self._do(lambda store: store.save(chat, before), _nothing)
+        if shown is None or _listed(shown) != _listed(chat):
+            self.changed.emit()
+
+    def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
+        """Keep what became of messages."""
+        self._touch(chat)
+        self._do(lambda store: store.apply(chat, before, after), _nothing)
+
+    def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
+        """Keep more of an answer."""
+        self._do(lambda store: store.append(message, content, reasoning), then)
+
+    def finish(self, chat: str, message: Message, then: Then) -> None:
+        """Keep an answer that is done."""
+        self._do(lambda store: store.finish(chat, message), then)
+
+    def delete(self, chat: str) -> None:
+        """Take a conversation out of the list, until `restore`."""
+        if self._chats.pop(chat, None) is not None:
+            self._do(lambda store: store.delete(chat), _nothing)
+            self.changed.emit()
+
+    def restore(self, chat: Chat) -> None:
+        """Bring back what was deleted."""
+        self._chats[chat.id] = chat
+        self._do(lambda store: store.restore(chat.id), _nothing)
+        self.changed.emit()
+
+    # ------------------------------------------------------------------ inside
+
+    def _touch(self, chat: str) -> None:
+        known = self._chats.get(chat)
+        if known is not None:
+            order = [each.id for each in self.chats]
+            self._chats[chat] = msgspec.structs.replace(known, updated_ms=now_ms())
+            if [each.id for each in self.chats] != order:
+                self.changed.emit()
+
+    def _do(self, write: _Write, then: Then) -> None:
+        if self._store is not None:
+            self._store_write(self._store, write, then)
+        elif self._waiting is not None:
+            self._waiting.append((write, then))
+        else:
+            then()
+
+    def _store_write(self, store: ChatStore, write: _Write, then: Then) -> None:
+        def tell(future: Future[None]) -> None:
+            try:
+                self._done.emit((future, then))
+            except RuntimeError:
+                return  # The window closed in the meantime.
+
+        write(store).add_done_callback(tell)
+
+    def _on_done(self, done: tuple[Future[None], Then]) -> None:
+        future, then = done
+        error = future.exception()
+        if isinstance(error, EngineError):
+            self._warn(error)
+        elif error is not None:
+            raise error
+        then()
+
+    def _warn(self, error: EngineError) -> None:
+        if not self._has_warned:
+            self._has_warned = True
+            self._notices.say(f"{error.summary()} What is said now is shown, but not kept.", bad=True)
+
+
+def _open(path: Path) -> tuple[ChatStore, tuple[Chat, ...]]:
+    store = ChatStore(path)
+    return store, store.conversations()
+
+
+def _listed(chat: Chat) -> tuple[object, ...]:
+    return chat.title, chat.folder, chat.pinned

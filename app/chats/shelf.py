@@ -1,0 +1,136 @@
+"""Which conversation the current model shows: opening, deleting with a way back, and what is remembered."""
+
+from __future__ import annotations
+
+import msgspec
+from PySide6.QtCore import QObject, Signal
+
+from app.chats.archive import ChatArchive
+from app.models.open_model import OpenModel
+from app.models.open_models import OpenModels
+from app.settings import Settings
+from engine.chats.conversation import Conversation as Chat
+from engine.chats.tree import MessageTree
+
+
+class ChatShelf(QObject):
+    """Gives each open model's conversation the archive, and switches between kept ones."""
+
+    current_changed = Signal(str)
+    """The id of the conversation that is shown; also when another model is."""
+    message_wanted = Signal(str)
+    """A message of the conversation just opened is to be in sight."""
+    deleted = Signal(str)
+    """The title of what was deleted and can be brought back; empty: no more."""
+
+    def __init__(
+        self, archive: ChatArchive, models: OpenModels, settings: Settings, parent: QObject | None = None
+    ) -> None:
+        super().__init__(parent)
+        self._archive = archive
+        self._models = models
+        self._settings = settings
+        self._last_deleted: Chat | None = None
+        self._last_shown = settings.last_chat
+        for model in models.all:
+            self._follow(model)
+        models.added.connect(self._follow)
+        models.current_changed.connect(self._tell_current)
+        archive.is_open_now.connect(self._open_last)
+
+    def new(self) -> None:
+        """Begin a new conversation with the current model."""
+        conversation = self._models.current.conversation
+        if not conversation.is_empty or conversation.chat.draft:
+            conversation.begin()
+
+    def open(self, chat: str, message: str = "") -> None:
+        """Show a kept conversation, and a message of it."""
+        shown = next((model for model in self._models.all if model.conversation.chat.id == chat), None)
+        if shown is not None and shown is not self._models.current:
+            # One conversation is never written to from two places.
+            if shown.file is not None:
+                self._models.make_current(shown)
+            else:
+                shown.conversation.begin()
+                shown = None
+        if shown is not None:
+            if message:
+                shown.conversation.select(message)
+                self.message_wanted.emit(message)
+            return
+        model = self._models.current
+
+        def show(kept: Chat, tree: MessageTree) -> None:
+            model.conversation.open(kept, tree)
+            if message:
+                model.conversation.select(message)
+                self.message_wanted.emit(message)
+
+        self._archive.read(chat, show)
+
+    def rename(self, chat: str, title: str) -> None:
+        """Give a conversation another title."""
+        self._change(chat, title=title)
+
+    def move(self, chat: str, folder: str) -> None:
+        """Put a conversation in a folder, or with an empty name in none."""
+        self._change(chat, folder=folder)
+
+    def toggle_pin(self, chat: str) -> None:
+        """Pin a conversation, or no more."""
+        known = self._archive.chat(chat)
+        if known is not None:
+            self._change(chat, pinned=not known.pinned)
+
+    def delete(self, chat: str) -> None:
+        """Delete a conversation; `undo_delete` brings it back."""
+        known = self._archive.chat(chat)
+        if known is None:
+            return
+        self._last_deleted = known
+        for model in self._models.all:
+            if model.conversation.chat.id == chat:
+                model.conversation.clear()
+        self._archive.delete(chat)
+        self.deleted.emit(known.title or "New conversation")
+
+    def undo_delete(self) -> None:
+        """Bring back what was deleted last, and show it."""
+        known, self._last_deleted = self._last_deleted, None
+        self.deleted.emit("")
+        if known is not None:
+            self._archive.restore(known)
+            self.open(known.id)
+
+    def drop_oldest_turns(self, wanted: bool) -> None:
+        """Say whether a full context leaves out the oldest turns, rather than to refuse the question."""
+        self._settings.drop_oldest_turns(wanted)
+        for model in self._models.all:
+            model.conversation.overflow = "drop" if wanted else "stop"
+
+    def _follow(self, model: OpenModel) -> None:
+        model.conversation.keeper = self._archive
+        model.conversation.overflow = "drop" if self._settings.drops_oldest_turns else "stop"
+        model.conversation.chat_changed.connect(self._tell_current)
+
+    def _tell_current(self) -> None:
+        chat = self._models.current.conversation.chat.id
+        self._settings.last_chat = chat
+        self.current_changed.emit(chat)
+
+    def _open_last(self) -> None:
+        last, conversation = self._last_shown, self._models.current.conversation
+        if last and conversation.is_empty and self._archive.chat(last) is not None:
+            self.open(last)
+
+    def _change(self, chat: str, **values: object) -> None:
+        known = self._archive.chat(chat)
+        if known is None:
+            return
+        changed = msgspec.structs.replace(known, **values)
+        for model in self._models.all:
+            if model.conversation.chat.id == chat:
+                model.conversation.change_chat(msgspec.structs.replace(model.conversation.chat, **values))
+                return
+        self._archive.save(changed, known)

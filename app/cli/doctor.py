@@ -1,0 +1,93 @@
+"""The `doctor` command: this machine examined, as a table and as a file to send."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from argparse import Namespace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+from app.cli import exit_codes
+from app.cli.output import print_document, print_line, say
+from app.demo import find_demo
+from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
+from engine.cancellation import CancelToken
+from engine.doctor.examination import Progress, examine
+from engine.doctor.machine import Files, Machine, find_rig, personal_names
+from engine.doctor.report import Report, document, table, without_names
+from engine.errors import ArgumentError
+from engine.fit.calibration import read_calibration
+from engine.json_file import encode_document, write_file
+from engine.rigs.search import find_devices
+
+_INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
+
+
+def run_doctor(options: Namespace) -> int:
+    """Examine this machine and say what came of it; an interrupt ends it with what was found until then."""
+    rig, problem = find_rig(lambda: find_devices(self_test_path(), options.rpc, checks=engine_checks_path()))
+    rig = read_calibration(calibration_path()).apply(rig)
+    cancel = CancelToken()
+    with _cancelling(cancel), Machine(rig, examined_files(), cancel, problem=problem) as machine:
+        steps = machine.engine_steps() if options.engine else machine.steps()
+        report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home()))
+    _clear()
+    _tell(report, options)
+    if not report.is_whole:
+        return exit_codes.INTERRUPTED
+    return exit_codes.OK if report.is_sound else exit_codes.exit_code("crashed")
+
+
+def examined_files() -> Files:
+    """Return where is kept what an examination finds out."""
+    return Files(find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path())
+
+
+def _tell(report: Report, options: Namespace) -> None:
+    found = document(report)
+    if options.out is not None:
+        write_file(options.out, encode_document(found), what="report", fail=_refuse)
+    if options.json:
+        print_document(found)
+        return
+    rows = table(report.checks)
+    widths = [max((len(row[column]) for row in rows), default=0) for column in range(3)]
+    for *cells, detail in rows:
+        shown = "  ".join(cell.ljust(width) for cell, width in zip(cells, widths, strict=True))
+        print_line(f"{shown}  {detail}".rstrip())
+    print_line(f"\n{report.summary}")
+    if options.out is not None:
+        print_line(f"Written to {options.out}.")
+
+
+def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
+    return ArgumentError(": ".join(filter(None, (source, place, reason))))
+
+
+def _show(progress: Progress) -> None:
+    if progress.words and sys.stderr.isatty():
+        _clear()
+        say(f"{progress.words} ({progress.done + 1} of {progress.total})", end="")
+
+
+def _clear() -> None:
+    if sys.stderr.isatty():
+        say("\r\x1b[K", end="")
+
+
+@contextmanager
+def _cancelling(cancel: CancelToken) -> Iterator[None]:
+    """Have interrupts end the examination in place of the program."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        cancel.cancel()
+
+    before = {number: signal.signal(number, on_signal) for number in _INTERRUPTS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,97 @@
+"""What the Find tab says of repositories, quantisations and downloads, from the hub's values to words."""
+
+from __future__ import annotations
+
+from engine.downloads.job import JobState, JobView
+from engine.hub.addresses import HubAddress
+from engine.hub.client import HubModel
+from engine.hub.forecast import FitVerdict, QuantisationFit, RepoFit
+from engine.hub.listing import Quantisation, RepoListing
+from engine.units import format_bytes
+from widgets.library.entry_words import parameter_words
+from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownRepo
+
+_VERDICTS = {
+    FitVerdict.CARDS: ("fits on devices", "good"),
+    FitVerdict.PARTLY: ("partly on the CPU", "experts"),
+    FitVerdict.CPU: ("fits in memory", "good"),
+    FitVerdict.NOT: ("does not fit", "bad"),
+    FitVerdict.UNKNOWN: ("cannot be told", "dim"),
+}
+
+
+def found_repo(model: HubModel) -> FoundRepo:
+    """Return a row of what a search found."""
+    said = (model.architecture, model.licence, "asks who you are" if model.gated else "", f"{model.likes:,} likes")
+    return FoundRepo(
+        model.repo,
+        parameter_words(model.n_parameters),
+        f"{model.downloads:,}",
+        model.updated,
+        ", ".join(part for part in said if part),
+    )
+
+
+def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, why: str) -> ShownRepo:
+    """Return what a repository offers; the one that an address names is proposed before ours."""
+    fits = {} if fit is None else {each.quantisation.name: each for each in fit.fits}
+    best = None if fit is None else fit.best
+    if address.quantisation is not None or address.path is not None:
+        best = listing.find(address.quantisation, address.path).name
+    rows = tuple(_row(each, fits.get(each.name), is_best=each.name == best) for each in listing.quantisations)
+    return ShownRepo(listing.repo, why, rows)
+
+
+def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> OfferedRow:
+    words, colour = ("", "dim") if fit is None else _VERDICTS[fit.verdict]
+    if fit is not None and fit.verdict is FitVerdict.PARTLY and fit.n_layers_on_cpu:
+        words = f"{fit.n_layers_on_cpu} of {fit.n_layers} layers on the CPU"
+    rates = None if fit is None or not fit.fits else fit.tokens_per_second
+    speed = "" if rates is None else "–".join(f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates)
+    sentence = "" if fit is None else fit.sentence
+    return OfferedRow(each.name, each.label, format_bytes(each.size_bytes), words, colour, speed, sentence, is_best)
+
+
+def job_row(job: JobView) -> JobRow:
+    """Return a row of the downloads."""
+    is_running = job.state is JobState.RUNNING
+    fraction = None if not job.size_bytes else min(1.0, job.done_bytes / job.size_bytes)
+    return JobRow(
+        job.id,
+        job.title,
+        _job_words(job),
+        fraction if fraction is not None or is_running else 0.0,
+        is_bad=bool(job.reason),
+        may_pause=job.state in (JobState.WAITING, JobState.RUNNING),
+        may_resume=job.state in (JobState.PAUSED, JobState.FAILED),
+        must_restart=job.state is JobState.CHANGED,
+        is_done=job.state is JobState.DONE,
+    )
+
+
+def _job_words(job: JobView) -> str:
+    of = "" if job.size_bytes is None else f" of {format_bytes(job.size_bytes)}"
+    amount = f"{format_bytes(job.done_bytes)}{of}"
+    match job.state:
+        case JobState.DONE:
+            return f"{format_bytes(job.done_bytes)}, checked and in its place"
+        case JobState.WAITING:
+            return f"{amount}, waiting for its turn"
+        case JobState.RUNNING:
+            return _running_words(job, amount)
+    return job.reason or f"{amount}, paused"
+
+
+def _running_words(job: JobView, amount: str) -> str:
+    if job.note:
+        return f"{amount}, {job.note}"
+    if job.stage == "verify":
+        return f"checking: {amount}"
+    rate = "" if job.rate_bytes_per_second is None else f", {format_bytes(round(job.rate_bytes_per_second))}/s"
+    return f"{amount}{rate}{'' if job.left_s is None else f', {_time(job.left_s)} left'}"
+
+
+def _time(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

@@ -1,0 +1,65 @@
+"""The three arrangements of the window: placing layers, chatting, or both beside each other."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from PySide6.QtCore import QByteArray, QObject, Signal
+
+from app.settings import Settings
+from app.window.main_window import DOCK_STATE_VERSION, MainWindow
+
+
+class Arrangement(Enum):
+    """`value` is how it is kept."""
+
+    PLACE = "place"
+    BOTH = "both"
+    CHAT = "chat"
+
+
+class Arranger(QObject):
+    """Switches between them. Panels come back as they were when the chat is no longer alone."""
+
+    changed = Signal(Arrangement)
+
+    def __init__(self, main: MainWindow, settings: Settings) -> None:
+        super().__init__(main)
+        self._main = main
+        self._settings = settings
+        self.current = Arrangement.BOTH
+        self._panels = QByteArray()
+        """Where panels were before the chat was alone."""
+        main.saving.connect(self._save)
+
+    def restore(self) -> None:
+        """Take the arrangement of last time."""
+        kept = self._settings.arrangement
+        self.arrange(next((each for each in Arrangement if each.value == kept), Arrangement.BOTH))
+
+    def arrange(self, arrangement: Arrangement) -> None:
+        """Arrange the window so."""
+        before, self.current = self.current, arrangement
+        main = self._main
+        if arrangement is Arrangement.CHAT and before is not Arrangement.CHAT:
+            self._panels = main.saveState(DOCK_STATE_VERSION)
+        main.show_chat_alone(arrangement is Arrangement.CHAT)
+        if arrangement is not Arrangement.CHAT:
+            if before is Arrangement.CHAT:
+                main.restoreState(self._panels, DOCK_STATE_VERSION)
+            main.docks["chat"].setVisible(arrangement is Arrangement.BOTH)
+        main.chat_view.show_list(arrangement is Arrangement.CHAT or self._settings.shows_chat_list)
+        self.changed.emit(arrangement)
+
+    def toggle_list(self) -> None:
+        """Show or hide the list of conversations."""
+        shown = self._main.chat_view.conversations.isHidden()
+        self._main.chat_view.show_list(shown)
+        if self.current is not Arrangement.CHAT:
+            self._settings.shows_chat_list = shown
+
+    def _save(self) -> None:
+        self._settings.arrangement = self.current.value
+        if self.current is Arrangement.CHAT:
+            # What is kept is where panels are when they are there.
+            self._settings.save_window_state(self._main.saveGeometry(), self._panels)

@@ -1,0 +1,61 @@
+"""Carries searches, forecasts and downloads between the Find tab and whoever asks the hub."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu
+
+from app.library.finder import HubFinder
+from app.library.keeper import LibraryKeeper
+from app.library.stock import Shelf
+from app.window.library_page import LibraryPage
+from app.window.main_window import MainWindow
+
+
+class FindPresenter(QObject):
+    """What was downloaded is looked for at once."""
+
+    def __init__(self, finder: HubFinder, keeper: LibraryKeeper, page: LibraryPage, main: MainWindow) -> None:
+        super().__init__(main)
+        self._finder, self._main = finder, main
+        panel = self._panel = page.view.find_panel
+        finder.found.connect(panel.show_found)
+        finder.repo_shown.connect(panel.show_repo)
+        finder.jobs_changed.connect(panel.downloads.show_jobs)
+        finder.message.connect(panel.show_message)
+        finder.token_wanted.connect(self._ask_token)
+        finder.downloaded.connect(lambda: keeper.look() if keeper.is_awake else None)
+        keeper.shelf_changed.connect(self._on_shelf_changed)
+        panel.search_requested.connect(finder.search)
+        panel.repo_chosen.connect(finder.show_repo)
+        panel.download_requested.connect(finder.download)
+        panel.more_requested.connect(self._show_menu)
+        panel.downloads.pause_requested.connect(finder.pause)
+        panel.downloads.resume_requested.connect(finder.resume)
+        panel.downloads.restart_requested.connect(finder.restart)
+        panel.downloads.remove_requested.connect(finder.remove)
+
+    def _on_shelf_changed(self, shelf: Shelf) -> None:
+        self._panel.set_folders(shelf.folders)
+
+    def _show_menu(self) -> None:
+        menu = QMenu(self._panel)
+        offline = menu.addAction("Work &Offline")
+        offline.setCheckable(True)
+        offline.setChecked(self._finder.kept.offline)
+        offline.triggered.connect(self._finder.set_offline)
+        menu.addAction("Access &Token…", lambda: self._ask_token("The access token of your account at the hub."))
+        menu.addAction("&Mirror…", self._ask_mirror)
+        button = self._panel.more_button
+        menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
+
+    def _ask_token(self, why: str) -> None:
+        text, accepted = QInputDialog.getText(self._main, "Access token", f"{why}\n", QLineEdit.EchoMode.Password)
+        if accepted and text.strip():
+            self._finder.set_token(text.strip())
+
+    def _ask_mirror(self) -> None:
+        words = "Address of the hub to ask instead of huggingface.co; empty: that one."
+        text, accepted = QInputDialog.getText(self._main, "Mirror", words, text=self._finder.kept.mirror)
+        if accepted:
+            self._finder.set_mirror(text)

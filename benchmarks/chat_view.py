@@ -1,0 +1,130 @@
+"""Times of the chat view: opening a conversation of 1,000 messages, and an answer that streams into it.
+
+    python -m benchmarks.chat_view [--seconds 10] [--rate 200]
+
+`open_ms` is from the call to the first whole picture. `token_ms` is what a token costs the GUI thread, all work for it
+included (thread time, so that other work beside counts little). `frame_ms` is the longest time between two turns of the
+event loop while the answer streams. `unit_ms` tells slow machines from slow code, as in `drag_time`. The last line is
+one JSON object.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from itertools import cycle
+
+GOAL_OPEN_MS, GOAL_TOKEN_MS, GOAL_FRAME_MS = 150.0, 2.0, 50.0
+MESSAGES = 1_000
+WIDTH, HEIGHT = 900, 900
+
+ANSWER = '''## How layers are placed
+
+A layer is **one step** of a transformer, and `n_gpu_layers` says how many of them go to the card. The cost of attention
+is $\\mathcal{O}(n^2)$, so a long context takes more than its share:
+
+1. weights, which are read for every token
+2. the cache of keys and values, which grows with the context
+   - with each token by the same amount
+   - less where it is quantised
+
+| device | memory | layers |
+|:--|--:|--:|
+| CUDA0 | 24 GiB | 0 to 30 |
+| CPU | 64 GiB | 31 to 39 |
+
+```python
+def place(layers: int, devices: list[str]) -> dict[str, int]:
+    """Split evenly."""
+    share = layers // len(devices)
+    return {name: share for name in devices}
+```
+
+> What does not fit is said before it is loaded.
+
+$$\\sum_{i=1}^{n} w_i \\le M$$
+
+'''
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the answer streams")
+    parser.add_argument("--rate", type=float, default=200.0, help="tokens a second")
+    options = parser.parse_args()
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+
+    from PySide6.QtWidgets import QApplication
+
+    from app.theme import Theme
+    from app.worker import Worker
+    from benchmarks.drag_time import unit_milliseconds
+    from widgets.chat.message_list import MessageList
+    from widgets.chat.shown import ShownMessage
+    from widgets.markdown.typesetter import Typesetter
+
+    application = QApplication([])
+    theme = Theme(application, "light")
+    parse, draw = Worker("parse"), Worker("draw")
+    typesetter = Typesetter(parse.submit, draw.submit)
+    typesetter.apply_palette(theme.palette)
+    messages = [
+        ShownMessage(str(number), "assistant" if number % 2 else "user", "Demo" if number % 2 else "You", text)
+        for number, text in zip(
+            range(MESSAGES), cycle(("What is a layer, and where does it go?", ANSWER)), strict=False
+        )
+    ]
+    view = MessageList(typesetter)
+    view.resize(WIDTH, HEIGHT)
+    view.show()
+    view.set_messages(messages[:2])
+    settle(application)
+
+    begun = time.perf_counter()
+    view.set_messages(messages)
+    view.grab()
+    while not all(bubble.view.live.is_drawn for bubble in view.bubbles()):
+        application.processEvents()
+    view.grab()
+    open_ms = (time.perf_counter() - begun) * 1000
+    settle(application)
+
+    view.set_messages([*messages, ShownMessage("new", "assistant", "Demo", "", is_open=True)])
+    pieces = cycle(ANSWER[place : place + 4] for place in range(0, len(ANSWER), 4))
+    count, longest = 0, 0.0
+    used = time.thread_time()
+    begun = last = time.perf_counter()
+    while last - begun < options.seconds:
+        while count < (last - begun) * options.rate:
+            view.append("new", next(pieces))
+            count += 1
+        application.processEvents()
+        now = time.perf_counter()
+        longest = max(longest, now - last)
+        time.sleep(max(0.0, 0.002 - (now - last)))
+        last = time.perf_counter()
+    token_ms = (time.thread_time() - used) * 1000 / max(count, 1)
+    result = {
+        "open_ms": round(open_ms, 1),
+        "token_ms": round(token_ms, 3),
+        "frame_ms": round(longest * 1000, 1),
+        "tokens": count,
+        "unit_ms": round(unit_milliseconds(), 2),
+    }
+    met = open_ms <= GOAL_OPEN_MS and token_ms <= GOAL_TOKEN_MS and result["frame_ms"] <= GOAL_FRAME_MS
+    print(json.dumps({**result, "met": met}))
+
+
+def settle(application: object, seconds: float = 0.5) -> None:
+    """Let the window do what it has to."""
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        application.processEvents()  # type: ignore[attr-defined]
+        time.sleep(0.005)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+"""What is installed: the engine and what it was built with, drivers, toolkits, the system."""
+
+from __future__ import annotations
+
+import platform
+import re
+import shutil
+import subprocess
+from collections.abc import Iterable
+
+from engine.doctor.report import Check
+from engine.rigs.check_book import engine_build
+from engine.telemetry.drivers import nvidia_driver
+from engine.telemetry.nvml import Nvml
+
+_NAMES = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "HIP", "metal": "Metal", "rpc": "RPC", "sycl": "SYCL",
+          "blas": "BLAS", "cpu": "CPU"}  # fmt: skip
+_TOOLS = {"nvcc": "--version", "glslc": "--version", "hipcc": "--version", "vulkaninfo": "--version"}
+_TIMEOUT_S = 10.0
+_LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w-]+)?\.(?:so|dylib|dll)")
+
+
+def backends_built() -> tuple[str, ...]:
+    """Return the backends that the engine was built with, by the libraries that came with it."""
+    from importlib import metadata
+
+    files = [file.name for file in metadata.distribution("llama_cpp_python").files or ()]
+    found = {match[1] for name in files if (match := _LIBRARY.match(name))}
+    return tuple(sorted(_NAMES[name] for name in found if name in _NAMES))
+
+
+def installed_checks() -> Iterable[Check]:
+    """Yield what is installed. Takes a moment: toolkits are asked for their versions."""
+    yield Check(
+        name="system",
+        detail=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
+        figures={"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
+    )
+    backends = backends_built()
+    yield Check(
+        name="engine",
+        detail=f"{engine_build()}, built with {', '.join(backends)}",
+        figures={"build": engine_build(), "backends": " ".join(backends)},
+    )
+    nvml = Nvml()
+    try:
+        nvml.open()
+        driver, problem = nvidia_driver(nvml), nvml.problem
+    finally:
+        nvml.close()
+    yield Check(
+        name="NVIDIA driver",
+        ok=True if driver else None,
+        detail=driver or f"none ({problem or 'not installed'})",
+        figures={"version": driver},
+    )
+    for tool, option in _TOOLS.items():
+        version = _version(tool, option)
+        yield Check(name="toolkit", ok=True if version else None, detail=f"{tool} {version or 'is not installed'}")
+
+
+def _version(tool: str, option: str) -> str | None:
+    path = shutil.which(tool)
+    if path is None:
+        return None
+    try:
+        done = subprocess.run(
+            [path, option], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\d+(?:\.\d+)+", done.stdout)
+    return match.group() if match else "of unknown version"

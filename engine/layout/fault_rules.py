@@ -1,0 +1,55 @@
+"""What the engine does wrongly on a device, by its check of itself: rules for layouts that would use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from engine.devices.device import Device, Fault, Rig
+from engine.gguf.model_file import ModelFile
+from engine.layout.engine_parameters import used_devices
+from engine.layout.layout import Layout
+from engine.layout.violation import Violation
+from engine.settings.context_settings import ContextSettings
+
+
+def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
+    """Yield what of this layout crashes or computes nonsense here, as far as it was found out."""
+    for device in _used(layout, rig):
+        fault = weight_fault(device, model)
+        if fault is not None:
+            yield Violation(
+                "engine_fault",
+                f"The engine cannot use {fault.of} weights on {device.id}: {fault.reason}",
+                f"Move what is on {device.id} to another device, or take a file with weights of another type.",
+            )
+    found = flash_fault(layout, rig, context)
+    if found is not None and context.flash_attn != "off":
+        device, fault = found
+        yield Violation(
+            "engine_fault",
+            f"Flash attention with a {fault.of} cache cannot be used on {device.id}: {fault.reason}",
+            "Set flash attention to off and the KV cache types to f16, or choose other cache types.",
+        )
+
+
+def weight_fault(device: Device, model: ModelFile) -> Fault | None:
+    """Return why the device cannot have layers of `model`, None where nothing is known against it."""
+    if not device.faults:
+        return None
+    types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
+    return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
+
+
+def flash_fault(layout: Layout, rig: Rig, context: ContextSettings) -> tuple[Device, Fault] | None:
+    """Return the first device of the layout that cannot do flash attention with these cache types, and why."""
+    for device in _used(layout, rig):
+        for cache_type in dict.fromkeys((context.type_k, context.type_v)):
+            fault = device.fault("flash_attention", cache_type)
+            if fault is not None:
+                return device, fault
+    return None
+
+
+def _used(layout: Layout, rig: Rig) -> tuple[Device, ...]:
+    used = used_devices(layout)
+    return tuple(device for device in rig.all_devices if device.id in used)

@@ -1,0 +1,20 @@
+"""What is known of a plan whose load or answer crashed: what the engine's check of itself said of its devices."""
+
+from __future__ import annotations
+
+from engine.devices.device import names_of
+from engine.layout.engine_parameters import used_devices
+from engine.plan.plan import Plan
+
+
+def known_words(plan: Plan) -> str:
+    """Return a sentence on what is known of the engine on the devices that the plan uses."""
+    used = used_devices(plan.edit.layout)
+    devices = [device for device in plan.rig.all_devices if device.id in used]
+    known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.faults]
+    unchecked = [device for device in devices if not device.is_checked]
+    if known:
+        return f"Known of it: {' '.join(known)}"
+    if unchecked:
+        return f"The engine has not been checked on {names_of(unchecked)} yet."
+    return f"An earlier check found nothing wrong with the engine on {names_of(devices)}: report this with a new one."

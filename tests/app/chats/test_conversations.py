@@ -1,0 +1,230 @@
+"""Conversations with the real engine and the real store: kept as they are shown, and what people do with messages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.models.conversation import Conversation
+from app.models.loading import ModelState
+from app.paths import chats_path
+from app.settings import Settings
+from app.wiring import Desk, make_desk
+from engine.chats.message import Message
+from engine.devices.device import CPU_ID
+from engine.layout.layout import single_device
+from engine.plan.edit import Edit
+from engine.settings.context_settings import ContextSettings
+from tests.support.models import write_tiny_llama
+
+DEADLINE_MS = 120_000
+N_LAYERS = 2
+SHORT = {"max_tokens": 12, "seed": 1}
+
+
+class Bench:
+    """A desk whose model is loaded on demand."""
+
+    def __init__(self, qtbot: QtBot, desk: Desk, folder: Path) -> None:
+        self.desk = desk
+        self._qtbot = qtbot
+        self._folder = folder
+        self.painted: list[str] = []
+        self.conversation.piece_kept.connect(lambda piece: self.painted.append(piece.text))
+
+    @property
+    def conversation(self) -> Conversation:
+        return self.desk.models.current.conversation
+
+    @property
+    def path(self) -> tuple[Message, ...]:
+        return self.conversation.tree.path
+
+    def wait(self, condition: Callable[[], bool]) -> None:
+        self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
+
+    def load(self, n_ctx: int = 512) -> None:
+        path = write_tiny_llama(self._folder / "ada.gguf", n_layers=N_LAYERS, n_ctx_train=1 << 16)
+        self.desk.opener.open(path)
+        self.wait(lambda: self.desk.models.current.name == "ada")
+        context = ContextSettings(n_ctx=n_ctx, threads=1, threads_batch=1)
+        self.desk.document.replace(Edit(single_device(N_LAYERS, CPU_ID), context), "test")
+        self.desk.loader.load()
+        self.wait(lambda: self.desk.loading.state is ModelState.READY)
+        chat = self.conversation.chat
+        self.conversation.change_chat(msgspec.structs.replace(chat, settings=SHORT))
+
+    def say(self, text: str) -> Message:
+        self.conversation.send(text)
+        return self.answered()
+
+    def answered(self) -> Message:
+        self.wait(lambda: not self.conversation.is_answering and self.desk.loading.state is ModelState.READY)
+        return self.path[-1]
+
+    def reopened(self, chat: str) -> tuple[Message, ...]:
+        """What another reader of the store finds."""
+        found: list[tuple[Message, ...]] = []
+        self.desk.archive.read(chat, lambda _chat, tree: found.append(tree.path))
+        self.wait(lambda: bool(found))
+        return found[0]
+
+
+@pytest.fixture
+def bench(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Bench]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    desk = make_desk(Settings(tmp_path / "settings.ini"))
+    desk.rig.start()
+    desk.archive.start()
+    yield Bench(qtbot, desk, tmp_path)
+    desk.close()
+
+
+def test_an_answer_is_kept_with_what_it_took_and_painted_when_it_is(bench: Bench) -> None:
+    bench.load()
+    answer = bench.say("hello there")
+    assert answer.role == "assistant"
+    assert answer.content
+    assert (answer.state, answer.stop_reason, answer.model, answer.layout) == ("done", "length", "ada", "CPU 0–1")
+    assert answer.settings == SHORT
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens == 12
+    assert answer.timings.first_token_seconds is not None
+    assert answer.content.startswith("".join(bench.painted))
+    assert bench.conversation.chat.title == "hello there"
+    assert [chat.title for chat in bench.desk.archive.chats] == ["hello there"]
+    assert bench.reopened(bench.conversation.chat.id) == bench.path
+
+
+def test_versions_branches_edits_and_deletions(bench: Bench) -> None:
+    bench.load()
+    conversation = bench.conversation
+    first = bench.say("one")
+    conversation.regenerate(first.id)
+    second = bench.answered()
+    assert conversation.tree.versions(first.id) == (first.id, second.id)
+    conversation.step_version(second.id, -1)
+    assert bench.path[-1] == first
+    bench.say("two")
+    conversation.edit(bench.path[0].id, "one, in other words")
+    bench.answered()
+    assert [message.content for message in bench.path if message.role == "user"] == ["one, in other words"]
+    conversation.select(first.id)
+    assert [message.content for message in bench.path if message.role == "user"] == ["one", "two"]
+    whole = bench.path
+    before = conversation.delete_turn(whole[0].id)
+    assert [message.content for message in bench.path if message.role == "user"] == ["two"]
+    assert before is not None
+    conversation.restore(before)
+    assert bench.path == whole
+    kept = conversation.chat.id
+    conversation.branch(first.id)
+    assert conversation.chat.id != kept
+    assert [message.content for message in bench.path] == [whole[0].content, whole[1].content]
+    assert bench.reopened(kept) == whole
+    assert bench.reopened(conversation.chat.id) == bench.path
+
+
+def test_an_answer_goes_on_where_it_ended(bench: Bench) -> None:
+    bench.load()
+    answer = bench.say("tell me")
+    bench.conversation.go_on(answer.id)
+    longer = bench.answered()
+    assert longer.id == answer.id
+    assert longer.content.startswith(answer.content)
+    assert len(longer.content) > len(answer.content)
+    assert bench.reopened(bench.conversation.chat.id) == bench.path
+
+
+def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: Bench) -> None:
+    bench.load(n_ctx=4096)
+    conversation, shelf = bench.conversation, bench.desk.shelf
+    bench.say("the first")
+    first = conversation.chat.id
+    shelf.new()
+    assert conversation.is_empty
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"max_tokens": 300}))
+    conversation.send("the second")
+    second = conversation.chat.id
+    bench.wait(lambda: bool(bench.painted) and conversation.is_answering)
+    shelf.open(first)
+    bench.wait(lambda: conversation.chat.id == first)
+    assert [message.content for message in bench.path if message.role == "user"] == ["the first"]
+    assert conversation.open_message is None
+    bench.wait(lambda: not conversation.is_answering)
+    answer = bench.reopened(second)[-1]
+    assert answer.state == "done"
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens > 1
+    shelf.open(second)
+    bench.wait(lambda: conversation.chat.id == second)
+    assert bench.path[-1] == answer
+
+
+def test_deleting_has_a_way_back_and_search_finds_the_branch(bench: Bench) -> None:
+    bench.load()
+    conversation, desk = bench.conversation, bench.desk
+    bench.say("where is the needle")
+    hidden = bench.path[0].id
+    conversation.edit(hidden, "something else")
+    bench.answered()
+    chat = conversation.chat.id
+    hits: list[object] = []
+    desk.archive.search("needle", hits.extend)
+    bench.wait(lambda: len(hits) == 2)
+    desk.shelf.open(chat, hidden)
+    assert bench.path[0].id == hidden
+    desk.shelf.delete(chat)
+    assert desk.archive.chats == ()
+    assert conversation.is_empty
+    desk.shelf.undo_delete()
+    bench.wait(lambda: conversation.chat.id == chat)
+    assert bench.path[0].id == hidden
+
+
+def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(6)]
+    assert {answer.state for answer in answers} == {"done"}
+    notes = [answer.note for answer in answers]
+    assert sum(map(bool, notes)) >= 1
+    assert all("context is full" in note for note in notes if note)
+    assert len(bench.path) == 12
+    bench.conversation.overflow = "stop"
+    bench.conversation.send("much too long " * 60)
+    failed = bench.answered()
+    assert failed.state == "failed"
+    assert "256" in failed.note
+
+
+def test_a_question_that_failed_is_asked_again_in_its_place(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    returned: list[str] = []
+    bench.conversation.question_returned.connect(returned.append)
+    bench.conversation.send("far too long " * 60)
+    assert bench.answered().state == "failed"
+    assert returned == ["far too long " * 60]
+    assert bench.say("short").state == "done"
+    assert [message.content for message in bench.path if message.role == "user"] == ["short"]
+
+
+def test_without_a_place_for_conversations_it_says_so_once_and_goes_on(
+    qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "file"))
+    assert not chats_path().parent.is_dir()
+    desk = make_desk(Settings(tmp_path / "settings.ini"))
+    told: list[str] = []
+    desk.notices.given.connect(lambda notice: told.append(notice.text))
+    desk.archive.start()
+    bench = Bench(qtbot, desk, tmp_path)
+    bench.wait(lambda: any("not kept" in text for text in told))
+    bench.load()
+    assert bench.say("hello").content
+    assert sum("not kept" in text for text in told) == 1
+    desk.close()

@@ -1,0 +1,98 @@
+"""`layerdeck-cli doctor`: the document, the table, the file, and how it ends. The steps are made up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from engine.doctor.examination import Step
+from engine.doctor.machine import Machine
+from engine.doctor.report import Check
+from tests.support.command_line import run_here
+
+GOOD = Check(name="load", device="CPU", detail="loads and answers", figures={"tokens_per_second": 12.5})
+BAD = Check(name="weights", device="CPU", ok=False, detail="It dies.")
+
+
+def use_steps(monkeypatch: pytest.MonkeyPatch, *checks: Check, interrupt: bool = False) -> None:
+    def look() -> Iterator[Check]:
+        for check in checks:
+            if interrupt:
+                os.kill(os.getpid(), signal.SIGINT)
+            yield check
+
+    steps = [Step("made up", "Looking", look), Step("second", "Looking again", lambda: [GOOD])]
+    monkeypatch.setattr(Machine, "steps", lambda _machine: steps)
+    monkeypatch.setattr(Machine, "engine_steps", lambda _machine: steps[:1])
+
+
+def test_the_document_is_printed_and_written(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use_steps(monkeypatch, GOOD)
+    out = tmp_path / "report.json"
+    answer = run_here(capsys, "doctor", "--json", "--out", out)
+    assert answer.code == 0
+    assert answer.document == json.loads(out.read_text(encoding="utf-8"))
+    assert answer.document["is_whole"]
+    assert (
+        answer.document["checks"]
+        == [
+            {
+                "name": "load",
+                "device": "CPU",
+                "ok": True,
+                "detail": "loads and answers",
+                "figures": {"tokens_per_second": 12.5},
+            }
+        ]
+        * 2
+    )
+
+
+def test_what_is_wrong_is_told_in_a_table_without_names(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    use_steps(monkeypatch, msgspec.structs.replace(BAD, detail=f"It dies. See {Path.home()}/log."))
+    answer = run_here(capsys, "doctor", "--engine")
+    assert answer.code == 5
+    assert "weights  CPU  WRONG  It dies. See ~/log." in answer.out
+    assert "1 of 1 checks failed: CPU weights." in answer.out
+
+
+def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    before = signal.getsignal(signal.SIGINT)
+    use_steps(monkeypatch, GOOD, BAD, interrupt=True)
+    answer = run_here(capsys, "doctor", "--json")
+    assert answer.code == 130
+    assert not answer.document["is_whole"]
+    assert [check["name"] for check in answer.document["checks"]] == ["load"]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_worker_that_does_not_answer_is_told_and_the_rest_examined(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Machine, "engine_steps", lambda _machine: [])
+    monkeypatch.setattr(Machine, "_devices", ())
+    monkeypatch.setattr(Machine, "_speeds", lambda _machine: [])
+    answer = run_here(capsys, "doctor", "--rpc", "127.0.0.1:1", "--json")
+    (wrong,) = [check for check in answer.document["checks"] if check["ok"] is False]
+    assert wrong["name"] == "devices"
+    assert "127.0.0.1:1" in wrong["detail"]
+    assert [check["device"] for check in answer.document["checks"] if check["name"] == "device"] == ["CPU"]
+
+
+def test_a_file_that_cannot_be_written_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    use_steps(monkeypatch, GOOD)
+    answer = run_here(capsys, "doctor", "--json", "--out", tmp_path / "no" / "folder.json")
+    assert answer.code == 2
+    assert answer.error["kind"] == "argument"

@@ -1,0 +1,118 @@
+"""The Find tab against a hub on this machine: search, forecasts before a download, the queue, what is here after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QTreeWidget
+from pytestqt.qtbot import QtBot
+
+from app.settings import Settings
+from app.theme import Theme
+from app.wiring import WindowParts, make_window
+from tests.support.hub_server import Fault, HubServer, Repo, hub_server
+from tests.support.models import write_tiny_llama
+from widgets.library.find_panel import FindPanel
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    folder = tmp_path_factory.mktemp("hub")
+    names = {f"Ada-{kind}.gguf": kind for kind in ("Q8_0", "F16")}
+    return {
+        name: write_tiny_llama(folder / name, file_type=kind, n_layers=2).read_bytes() for name, kind in names.items()
+    }
+
+
+@pytest.fixture
+def hub(files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[HubServer]:
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name.lower()))
+    for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "HF_HUB_OFFLINE"):
+        monkeypatch.delenv(name, raising=False)
+    with hub_server(Repo("org/Ada-GGUF", files), Repo("org/Empty", {"README.md": b"x"})) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        yield server
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, hub: HubServer) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "light"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+def texts(table: QTreeWidget, column: int) -> list[str]:
+    model = table.model()
+    return [str(model.index(row, column).data()) for row in range(model.rowCount())]
+
+
+def show_find(window: WindowParts) -> FindPanel:
+    window.actions["library"].trigger()
+    view = window.library_presenter.page.view
+    view.find_tab.click()
+    return view.find_panel
+
+
+def choose_ada(window: WindowParts, qtbot: QtBot) -> FindPanel:
+    panel = show_find(window)
+    qtbot.waitUntil(lambda: panel.results.topLevelItemCount() == 2)
+    row = texts(panel.results, 0).index("org/Ada-GGUF")
+    panel.results.setCurrentIndex(panel.results.model().index(row, 0))
+    qtbot.waitUntil(lambda: panel.offered.topLevelItemCount() == 2)
+    return panel
+
+
+def test_a_model_is_found_planned_fetched_and_listed(window: WindowParts, qtbot: QtBot) -> None:
+    panel = choose_ada(window, qtbot)
+    assert texts(panel.offered, 2) == ["fits in memory"] * 2
+    assert sum("proposed" in label for label in texts(panel.offered, 0)) == 1
+    panel.download_button.click()
+    qtbot.waitUntil(lambda: [row.words_label.text() for row in panel.downloads.rows.values()] != [])
+    qtbot.waitUntil(lambda: "in its place" in next(iter(panel.downloads.rows.values())).words_label.text())
+    view = window.library_presenter.page.view
+    view.models_tab.click()
+    qtbot.waitUntil(lambda: view.visible_titles() == ("Ada",))
+    assert view.list_view.current is not None
+    assert view.list_view.current.entry.owners == ("Hugging Face cache",)
+
+
+def test_a_download_is_paused_and_goes_on(window: WindowParts, hub: HubServer, qtbot: QtBot) -> None:
+    panel = choose_ada(window, qtbot)
+    hub.faults.append(Fault("stall", after_bytes=20_000))
+    panel.download_button.click()
+    qtbot.waitUntil(lambda: len(panel.downloads.rows) == 1)
+    (row,) = panel.downloads.rows.values()
+    qtbot.waitUntil(lambda: not row.pause_button.isHidden())
+    row.pause_button.click()
+    qtbot.waitUntil(lambda: not row.resume_button.isHidden())
+    row.resume_button.click()
+    qtbot.waitUntil(lambda: "in its place" in row.words_label.text())
+    row.remove_button.click()
+    qtbot.waitUntil(lambda: panel.downloads.rows == {})
+
+
+def test_an_address_is_shown_and_what_it_names_is_proposed(window: WindowParts, qtbot: QtBot) -> None:
+    panel = show_find(window)
+    panel.search_edit.setText("org/Ada-GGUF:F16")
+    QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: panel.offered.topLevelItemCount() == 2)
+    assert texts(panel.offered, 0)[panel.offered.currentIndex().row()] == "F16  (proposed)"
+
+
+def test_what_goes_wrong_is_said(window: WindowParts, qtbot: QtBot) -> None:
+    panel = show_find(window)
+    panel.search_edit.setText("org/none")
+    QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
+    qtbot.waitUntil(lambda: "org/none" in panel.message_label.text() and "…" not in panel.message_label.text())
+    window.desk.finder.set_offline(True)
+    panel.search_button.click()
+    qtbot.waitUntil(lambda: "offline" in panel.message_label.text())
+    assert window.desk.finder.kept.offline

@@ -1,0 +1,48 @@
+"""Chatting in the real window: conversations outlive the window's process, and have the window to themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.support.desktop import Desktop, Window, open_window
+from tests.support.models import write_tiny_llama
+from tests.support.window_steps import ask_model, load
+
+CHATS = "chat_view.conversations.list_widget"
+
+
+def answer_of(window: Window) -> str:
+    return str(window.ask("last_answer"))
+
+
+def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop: Desktop, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2, n_ctx_train=1 << 16)
+    with open_window(desktop, tmp_path, model=model) as window:
+        window.wait_for("the model", lambda: window.ask("layout") == [["CPU", 0, 1]])
+        load(window)
+        window.desktop.key("ctrl+3")
+        window.wait_for("the chat alone", lambda: bool(window.ask("visible", "device_strip.line")))
+        assert not window.ask("visible", "editor")
+        ask_model(window, "tell me more")
+        window.wait_for("an answer", lambda: len(answer_of(window)) > 60)
+        shown = answer_of(window)
+        window.process.kill()
+        window.process.wait()
+    with open_window(desktop, tmp_path, model=model) as window:
+        window.wait_for("the conversation", lambda: "tell me more" in window.ask("text", "chat.messages"))
+        assert answer_of(window).startswith(shown)
+        assert "ended in the middle" in window.ask("last_note")
+        window.desktop.key("ctrl+3")
+        window.wait_for("the list", lambda: window.ask("text", f"{CHATS}.count") == "1")
+        window.desktop.key("ctrl+n")
+        window.wait_for("a new one", lambda: window.ask("text", "chat.messages") == "()")
+        x, y, width, _ = window.ask("rect", CHATS)
+        window.desktop.click(x + width // 2, y + 10)
+        window.wait_for("the one before", lambda: "tell me more" in window.ask("text", "chat.messages"))
+        window.desktop.key("ctrl+1")
+        window.wait_for("the editor", lambda: bool(window.ask("visible", "editor")))
+        assert not window.ask("visible", "chat")
+        window.desktop.key("ctrl+2")
+        window.wait_for("both", lambda: bool(window.ask("visible", "chat")))
+        assert window.ask("visible", "editor")
+        assert window.ask("bugs") == []

@@ -1,0 +1,204 @@
+"""The list of messages with a real mouse and keyboard: what is laid out, what is followed, what can be done."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from PySide6.QtCore import QEvent, QPoint, QPointF, Qt
+from PySide6.QtGui import QEnterEvent, QGuiApplication
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from tests.widgets.chat.conftest import exchange, long_conversation
+from widgets.chat.bubble import Bubble
+from widgets.chat.chat_pane import ChatPane
+from widgets.chat.shown import ShownMessage
+
+
+def bubble_of(pane: ChatPane, message: str) -> Bubble:
+    bubble = pane.message_list.bubble(message)
+    assert bubble is not None
+    return bubble
+
+
+def point_at(bubble: Bubble) -> None:
+    place = QPointF(5, 5)
+    QApplication.sendEvent(bubble, QEnterEvent(place, place, QPointF(bubble.mapToGlobal(QPoint(5, 5)))))
+
+
+def test_only_what_is_in_sight_is_laid_out(pane: ChatPane) -> None:
+    messages = long_conversation(500)
+    pane.show_messages(messages)
+    assert 0 < len(pane.message_list.bubbles()) < 30
+    assert pane.messages == tuple((each.role, each.text) for each in messages)
+    assert pane.message_list.bubbles()[-1].message == messages[-1]
+    pane.message_list.show_message("q100")
+    shown = bubble_of(pane, "q100")
+    assert abs(shown.y()) < 20
+    assert shown.hasFocus()
+    assert len(pane.message_list.bubbles()) < 40
+
+
+def test_an_answer_streams_into_its_message(qtbot: QtBot, pane: ChatPane) -> None:
+    question, _ = exchange()
+    pane.show_messages([question, ShownMessage("a", "assistant", "Demo", "", is_open=True)])
+    for piece in ("be", "**cause**", " of\n\n", "<b>this</b>"):
+        pane.message_list.append("a", piece)
+    document = bubble_of(pane, "a").view.document()
+    qtbot.waitUntil(lambda: document.toPlainText() == "because of\n<b>this</b>")
+    assert pane.last_text == "be**cause** of\n\n<b>this</b>"
+    pane.message_list.update_message(ShownMessage("a", "assistant", "Demo", pane.last_text, note="31.2 tok/s"))
+    assert bubble_of(pane, "a").note == "31.2 tok/s"
+
+
+def test_what_streams_out_of_sight_is_there_when_it_is_scrolled_to(pane: ChatPane) -> None:
+    messages = [*long_conversation(60), ShownMessage("a", "assistant", "Demo", "so ", is_open=True)]
+    pane.show_messages(messages)
+    pane.message_list.verticalScrollBar().setValue(0)
+    assert pane.message_list.bubble("a") is None
+    pane.message_list.append("a", "far")
+    assert pane.last_text == "so far"
+    pane.message_list.scroll_to_end()
+    assert bubble_of(pane, "a").text == "so far"
+
+
+def test_the_list_follows_the_end_only_while_the_reader_is_there(qtbot: QtBot, pane: ChatPane) -> None:
+    messages = [*long_conversation(10), ShownMessage("a", "assistant", "Demo", "", is_open=True)]
+    pane.show_messages(messages)
+    bar = pane.message_list.verticalScrollBar()
+    before = bar.maximum()
+    pane.message_list.append("a", "more\n\n" * 30)
+    qtbot.waitUntil(lambda: bar.maximum() > before)
+    assert bar.value() == bar.maximum()
+    bar.setValue(40)
+    before = bar.maximum()
+    pane.message_list.append("a", "more\n\n" * 30)
+    pane.message_list.update_message(replace(messages[-1], text="more\n\n" * 60))
+    assert bar.value() == 40
+
+
+def test_the_reader_stays_when_what_is_above_turns_out_higher(pane: ChatPane) -> None:
+    messages = [*exchange("x\n\n" * 40, "y", 0), *long_conversation(30)]
+    pane.show_messages([replace(each, id=f"{number}") for number, each in enumerate(messages)])
+    bar = pane.message_list.verticalScrollBar()
+    bar.setValue(bar.maximum() // 2)
+    for _ in range(12):
+        place = next(bubble for bubble in pane.message_list.bubbles() if bubble.y() + bubble.height() > 60)
+        before = place.y()
+        bar.setValue(bar.value() - 30)
+        assert place.y() == before + 30 or bar.value() == 0
+
+
+def test_actions_are_there_for_pointer_and_keyboard(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.show_messages(exchange())
+    answer = bubble_of(pane, "a0")
+    assert not answer.head.buttons["copy"].isVisible()
+    point_at(answer)
+    assert {kind for kind, button in answer.head.buttons.items() if button.isVisible()} == {
+        "copy",
+        "regenerate",
+        "branch",
+        "delete",
+    }
+    QTest.mouseClick(answer.head.buttons["copy"], Qt.MouseButton.LeftButton)
+    assert QGuiApplication.clipboard().text() == "because"
+    QApplication.sendEvent(answer, QEvent(QEvent.Type.Leave))
+    pane.prompt_edit.setFocus()
+    assert not answer.head.buttons["copy"].isVisible()
+    answer.setFocus()
+    for key, kind in ((Qt.Key.Key_R, "regenerate"), (Qt.Key.Key_B, "branch"), (Qt.Key.Key_Delete, "delete")):
+        with qtbot.waitSignal(pane.acted) as acted:
+            QTest.keyClick(answer, key)
+        assert (acted.args[0].kind, acted.args[0].message) == (kind, "a0")
+
+
+def test_versions_have_arrows(qtbot: QtBot, pane: ChatPane) -> None:
+    question, answer = exchange()
+    pane.show_messages([question, replace(answer, version=2, versions=3)])
+    head = bubble_of(pane, "a0").head
+    for button, kind in ((head.older_button, "older"), (head.newer_button, "newer")):
+        with qtbot.waitSignal(pane.acted) as acted:
+            QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+        assert acted.args[0].kind == kind
+    pane.show_messages([question, replace(answer, version=3, versions=3)])
+    assert not head.newer_button.isEnabled()
+
+
+def test_escape_leaves_a_question_as_it_was(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.show_messages(exchange())
+    question = bubble_of(pane, "q0")
+    question.setFocus()
+    QTest.keyClick(question, Qt.Key.Key_E)
+    assert question.edit_box is not None
+    with qtbot.assertNotEmitted(pane.acted):
+        QTest.keyClick(question.edit_box.edit, Qt.Key.Key_Escape)
+    assert question.edit_box is None
+
+
+def test_thoughts_are_folded_and_unfold(qtbot: QtBot, pane: ChatPane) -> None:
+    question, answer = exchange()
+    pane.show_messages([question, replace(answer, thinking="hm *well*", thinking_note="Thought for 2.0 s")])
+    box = bubble_of(pane, "a0").thinking
+    assert box.isVisible()
+    assert not box.view.isVisible()
+    assert "Thought for 2.0 s" in box.fold_button.text()
+    folded = box.height()
+    QTest.mouseClick(box.fold_button, Qt.MouseButton.LeftButton)
+    qtbot.waitUntil(lambda: box.height() > folded)
+    assert box.view.document().toPlainText() == "hm well"
+    assert not box.now_button.isVisible()
+
+
+def test_a_model_that_thinks_can_be_asked_to_answer_now(qtbot: QtBot, pane: ChatPane) -> None:
+    question, _ = exchange()
+    pane.show_messages([question, ShownMessage("a", "assistant", "Demo", "", is_open=True)])
+    pane.message_list.append("a", "", "so many thoughts")
+    box = bubble_of(pane, "a").thinking
+    qtbot.waitUntil(box.now_button.isVisible)
+    with qtbot.waitSignal(pane.acted) as acted:
+        QTest.mouseClick(box.now_button, Qt.MouseButton.LeftButton)
+    assert acted.args[0].kind == "answer_now"
+    pane.message_list.append("a", "the answer")
+    assert not box.now_button.isVisible()
+
+
+def test_links_open_on_a_click_and_only_those_that_may(qtbot: QtBot, pane: ChatPane) -> None:
+    text = "[docs](https://docs.example/x)\n\n[bad](javascript:alert) file:///etc/passwd"
+    pane.show_messages([ShownMessage("a", "assistant", "Demo", text)])
+    view = bubble_of(pane, "a").view
+    with qtbot.waitSignal(pane.link_opened) as opened:
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=QPoint(12, 12))
+    assert opened.args == ["https://docs.example/x"]
+    found = {view.link_at(QPointF(x, y)) for x in range(0, view.width(), 4) for y in range(0, view.height(), 4)}
+    assert found == {"", "https://docs.example/x"}
+
+
+def test_code_is_copied_and_saved_by_its_buttons(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.show_messages([ShownMessage("a", "assistant", "Demo", "```python\nprint(1)\n\nprint(2)\n```\n")])
+    (head,) = bubble_of(pane, "a").view.code_heads
+    QTest.mouseClick(head.copy_button, Qt.MouseButton.LeftButton)
+    assert QGuiApplication.clipboard().text() == "print(1)\n\nprint(2)"
+    with qtbot.waitSignal(pane.save_requested) as saved:
+        QTest.mouseClick(head.save_button, Qt.MouseButton.LeftButton)
+    assert saved.args == ["print(1)\n\nprint(2)", "python"]
+
+
+def test_the_wheel_over_a_message_moves_the_list(pane: ChatPane) -> None:
+    pane.show_messages(long_conversation(20))
+    bar = pane.message_list.verticalScrollBar()
+    end = bar.value()
+    viewport = pane.message_list.viewport()
+    window = pane.windowHandle()
+    QTest.wheelEvent(window, QPointF(viewport.mapTo(pane, viewport.rect().center())), QPoint(0, 240))
+    assert bar.value() < end
+
+
+@pytest.mark.parametrize(
+    "text", ["a" * 300_000, "> " * 100 + "deep", "```\n" + "x\n" * 3000, "$" * 5000, "| a |\n" * 900]
+)
+def test_strange_texts_are_shown_in_bounds(pane: ChatPane, text: str) -> None:
+    pane.show_messages([ShownMessage("a", "assistant", "Demo", text)])
+    assert pane.last_text == text
+    assert bubble_of(pane, "a").view.document().blockCount() < 12_000

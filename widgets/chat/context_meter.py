@@ -1,0 +1,85 @@
+"""How much of the context a conversation takes, part by part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QRectF, QSize
+from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtWidgets import QSizePolicy, QWidget
+
+from widgets.common.counts import format_count
+from widgets.common.palette import DARK, Palette
+from widgets.common.text import elide, ui_font
+from widgets.common.tool_tips import plain_tool_tip
+
+BAR_PX = 4
+FULL_SHARE = 0.95
+
+
+@dataclass(frozen=True, slots=True)
+class ContextPart:
+    """`colour` is a name of the palette."""
+
+    label: str
+    tokens: int
+    colour: str = "weights"
+
+
+class ContextMeter(QWidget):
+    """A thin bar under "1 204 / 16 384"."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._palette = DARK
+        self._parts: tuple[ContextPart, ...] = ()
+        self._total: int | None = None
+        self._text = ""
+        self._font = ui_font(12)
+        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        return self._text
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        self.update()
+
+    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
+        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total."""
+        self._parts, self._total = tuple(parts or ()), total
+        used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
+        self._text = "" if total is None else f"{used} / {format_count(total)}"
+        lines = [f"{part.label}: {format_count(part.tokens)} tokens" for part in self._parts]
+        self.setToolTip(plain_tool_tip("\n".join(["Tokens of the context that the conversation takes", *lines])))
+        self.setAccessibleName(f"Context: {self._text}")
+        self.setVisible(total is not None)
+        self.updateGeometry()
+        self.update()
+
+    def sizeHint(self) -> QSize:
+        return QSize(130, 26)
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        if not self._total:
+            return
+        painter = QPainter(self)
+        palette = self._palette
+        painter.setFont(self._font)
+        painter.setPen(QColor(palette.dim))
+        words = QRectF(0, 0, self.width(), self.height() - BAR_PX - 2)
+        painter.drawText(words, 0x0082, elide(self._text, self._font, self.width()))  # right, in the middle
+        bar = QRectF(0, self.height() - BAR_PX - 1, self.width(), BAR_PX)
+        painter.fillRect(bar, QColor(palette.line))
+        used = sum(part.tokens for part in self._parts)
+        left = 0.0
+        for part in self._parts:
+            width = min(part.tokens / self._total * bar.width(), bar.width() - left)
+            colour = palette.bad if used > self._total * FULL_SHARE else getattr(palette, part.colour)
+            painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QColor(colour))
+            left += width
+        painter.end()

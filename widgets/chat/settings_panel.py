@@ -1,0 +1,168 @@
+"""What is set for a conversation: system prompt, preset and samplers. Each value says where it comes from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from PySide6.QtCore import QTimer, Signal
+from PySide6.QtWidgets import (
+    QComboBox,
+    QGridLayout,
+    QHBoxLayout,
+    QLabel,
+    QPlainTextEdit,
+    QPushButton,
+    QScrollArea,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
+
+from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingSetting
+from widgets.chat.sampling_field import SamplingField
+from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
+
+NO_PRESET = "No preset"
+SYSTEM_DELAY_MS = 500
+SYSTEM_LINES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """A value as a person would type it; `source` in words, `is_own` where this conversation sets it itself."""
+
+    text: str
+    source: str
+    is_own: bool
+
+
+@dataclass(frozen=True, slots=True)
+class SettingChange:
+    """What somebody typed for a setting; None: leave it to preset and model."""
+
+    key: str
+    text: str | None
+
+
+class SettingsPanel(QScrollArea):
+    """Shows values and tells what is changed; whoever owns the conversation checks them."""
+
+    system_changed = Signal(str)
+    preset_chosen = Signal(str)
+    preset_save_requested = Signal()
+    preset_delete_requested = Signal()
+    value_changed = Signal(SettingChange)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QScrollArea.Shape.NoFrame)
+        self.setAccessibleName("Settings of this conversation")
+        self.system_edit = QPlainTextEdit()
+        self.system_edit.setAccessibleName("System prompt")
+        self.system_edit.setTabChangesFocus(True)
+        self.system_edit.setFixedHeight(SYSTEM_LINES * self.fontMetrics().lineSpacing() + 20)
+        self.preset_box = QComboBox()
+        self.preset_box.setAccessibleName("Preset")
+        self.save_button = QPushButton("Save as preset…")
+        self.delete_button = QPushButton("Delete preset")
+        self.fault_label = plain_label("", "error", wrap=True)
+        self.fault_label.hide()
+        self.fields: dict[str, SamplingField] = {}
+        self._sources: dict[str, QLabel] = {}
+        self._resets: dict[str, QToolButton] = {}
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(SYSTEM_DELAY_MS)
+        self._timer.timeout.connect(self.flush)
+        self._is_showing = False
+        self._build()
+        self.system_edit.textChanged.connect(self._on_system_typed)
+        self.preset_box.activated.connect(self._on_preset)
+        self.save_button.clicked.connect(self.preset_save_requested.emit)
+        self.delete_button.clicked.connect(self.preset_delete_requested.emit)
+
+    def show_system(self, text: str, inherited: str) -> None:
+        """Show the conversation's own system prompt; `inherited` is what holds without one."""
+        self._is_showing = True
+        if self.system_edit.toPlainText() != text:
+            self.system_edit.setPlainText(text)
+        self.system_edit.setPlaceholderText(inherited or "None")
+        self._is_showing = False
+
+    def show_presets(self, names: Sequence[str], chosen: str) -> None:
+        """Show the presets that there are, and which one is chosen."""
+        self.preset_box.clear()
+        self.preset_box.addItem(NO_PRESET, "")
+        for name in names:
+            self.preset_box.addItem(name, name)
+        self.preset_box.setCurrentIndex(max(self.preset_box.findData(chosen), 0))
+        self.delete_button.setEnabled(chosen in names)
+
+    def show_values(self, rows: Mapping[str, SettingRow]) -> None:
+        """Show the values that hold."""
+        for key, row in rows.items():
+            self.fields[key].show_text(row.text)
+            self._sources[key].setText(row.source)
+            self._resets[key].setEnabled(row.is_own)
+
+    def show_fault(self, sentence: str) -> None:
+        """Say what is wrong with what was typed; empty: nothing."""
+        self.fault_label.setText(sentence)
+        self.fault_label.setVisible(bool(sentence))
+
+    def flush(self) -> None:
+        """Tell what is typed as the system prompt now."""
+        self._timer.stop()
+        self.system_changed.emit(self.system_edit.toPlainText())
+
+    def _on_system_typed(self) -> None:
+        if not self._is_showing:
+            self._timer.start()
+
+    def _on_preset(self) -> None:
+        self.preset_chosen.emit(self.preset_box.currentData())
+
+    def _build(self) -> None:
+        content = QWidget()
+        column = QVBoxLayout(content)
+        column.setContentsMargins(4, 4, 12, 12)
+        column.setSpacing(8)
+        column.addWidget(plain_label("System prompt", "strong"))
+        column.addWidget(self.system_edit)
+        presets = QHBoxLayout()
+        presets.addWidget(self.preset_box, 1)
+        presets.addWidget(self.save_button)
+        presets.addWidget(self.delete_button)
+        column.addWidget(plain_label("Preset", "strong"))
+        column.addLayout(presets)
+        column.addWidget(self.fault_label)
+        for group in SAMPLING_GROUPS:
+            column.addWidget(plain_label(group, "strong"))
+            grid = QGridLayout()
+            grid.setHorizontalSpacing(8)
+            grid.setVerticalSpacing(4)
+            grid.setColumnStretch(1, 1)
+            for row, setting in enumerate(each for each in SAMPLING if each.group == group):
+                self._add_row(grid, row, setting)
+            column.addLayout(grid)
+        column.addStretch(1)
+        self.setWidget(content)
+
+    def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:
+        key = setting.key
+        field = self.fields[key] = SamplingField(setting)
+        source = self._sources[key] = plain_label("", "dim")
+        reset = self._resets[key] = QToolButton()
+        reset.setText("×")
+        reset.setProperty("role", "quiet")
+        reset.setToolTip("Leave this to preset and model")
+        reset.setAccessibleName(f"Leave {setting.label} to preset and model")
+        label = plain_label(setting.label)
+        label.setToolTip(plain_tool_tip(f"{setting.help}\n{setting.kind.allowed}"))
+        field.committed.connect(lambda text: self.value_changed.emit(SettingChange(key, text)))
+        reset.clicked.connect(lambda: self.value_changed.emit(SettingChange(key, None)))
+        for place, widget in enumerate((label, field, source, reset)):
+            grid.addWidget(widget, row, place)

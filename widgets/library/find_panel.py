@@ -1,0 +1,205 @@
+"""The Find tab: search the hub, see how each quantisation would fit before a byte of it is here, download."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtGui import QColor
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QHeaderView,
+    QPushButton,
+    QSplitter,
+    QTreeWidget,
+    QTreeWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.palette import DARK, Palette
+from widgets.common.roles import plain_label
+from widgets.library.download_rows import DownloadRows
+from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownRepo
+from widgets.library.library_filters import SearchEdit
+
+_ORDERS = (
+    ("trending", "Trending"), ("downloads", "Most downloads"), ("likes", "Most likes"), ("updated", "Latest change"),
+)  # fmt: skip
+_CACHE = "Hugging Face cache"
+
+
+class FindPanel(QWidget):
+    """Shows what it is given and reports what is wanted; it asks no server."""
+
+    search_requested = Signal(SearchWish)
+    repo_chosen = Signal(str)
+    download_requested = Signal(DownloadWish)
+    more_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._repo: ShownRepo | None = None
+        self._found: tuple[FoundRepo, ...] = ()
+        self._palette = DARK
+        self.search_edit = SearchEdit()
+        self.order_box = QComboBox()
+        self.search_button = QPushButton("Search")
+        self.more_button = QPushButton("Hub…")
+        self.message_label = plain_label("", "dim", wrap=True)
+        self.results = _table("Repositories", ["Repository", "Weights", "Downloads", "Changed"])
+        self.repo_label = ElidedLabel("", "title")
+        self.why_label = plain_label("", "dim", wrap=True)
+        self.offered = _table("Quantisations on offer", ["Quantisation", "Size", "On this rig", "Predicted"])
+        self.folder_box = QComboBox()
+        self.download_button = QPushButton("Download")
+        self.downloads = DownloadRows()
+        self._build()
+        self._connect()
+        self.show_repo(None)
+        self.set_folders(())
+
+    def apply_palette(self, palette: Palette) -> None:
+        """Use the colours of `palette`."""
+        self._palette = palette
+        self._paint()
+
+    def begin(self, text: str = "") -> None:
+        """Take the keyboard; with `text`, look for that."""
+        self.search_edit.setFocus(Qt.FocusReason.OtherFocusReason)
+        if text:
+            self.search_edit.setText(text)
+        if text or not self._found:
+            self._search()
+
+    def show_message(self, text: str) -> None:
+        """Say what is under way or went wrong, empty: nothing."""
+        self.message_label.setText(text)
+        self.message_label.setVisible(bool(text))
+
+    def show_found(self, found: Sequence[FoundRepo]) -> None:
+        """List the repositories that a search found."""
+        self._found = tuple(found)
+        self.results.clear()
+        for each in self._found:
+            item = QTreeWidgetItem([each.repo, each.size, each.downloads, each.updated])
+            item.setToolTip(0, each.detail)
+            self.results.addTopLevelItem(item)
+
+    def show_repo(self, repo: ShownRepo | None) -> None:
+        """Show what a repository offers."""
+        self._repo = repo
+        self.repo_label.setText("" if repo is None else repo.repo)
+        self.why_label.setText("Choose a repository to see how its models fit." if repo is None else repo.why)
+        self.offered.clear()
+        for each in () if repo is None else repo.rows:
+            label = f"{each.label}  (proposed)" if each.is_best else each.label
+            item = QTreeWidgetItem([label, each.size, each.fit, each.speed])
+            item.setToolTip(2, each.sentence)
+            self.offered.addTopLevelItem(item)
+            if each.is_best:
+                self.offered.setCurrentItem(item)
+        has_rows = repo is not None and bool(repo.rows)
+        if has_rows and not self.offered.currentIndex().isValid():
+            self.offered.setCurrentIndex(self.offered.model().index(0, 0))
+        for widget in (self.offered, self.folder_box, self.download_button):
+            widget.setVisible(has_rows)
+        self._paint()
+
+    def set_folders(self, folders: Sequence[Path]) -> None:
+        """Offer these folders beside the cache to download into."""
+        chosen = self.folder_box.currentData()
+        self.folder_box.clear()
+        self.folder_box.addItem(f"Into the {_CACHE}", None)
+        for folder in folders:
+            self.folder_box.addItem(f"Into {folder.name or folder}", folder)
+        self.folder_box.setCurrentIndex(max(0, self.folder_box.findData(chosen)))
+
+    def _paint(self) -> None:
+        for row, each in enumerate(() if self._repo is None else self._repo.rows):
+            item = self.offered.topLevelItem(row)
+            if item is not None:
+                item.setForeground(2, QColor(str(getattr(self._palette, each.fit_colour))))
+
+    def _search(self) -> None:
+        order = _ORDERS[self.order_box.currentIndex()][0]
+        self.search_requested.emit(SearchWish(self.search_edit.text().strip(), order))
+
+    def _choose(self) -> None:
+        row = self.results.currentIndex().row()
+        if 0 <= row < len(self._found):
+            self.repo_chosen.emit(self._found[row].repo)
+
+    def _download(self) -> None:
+        row, repo = self.offered.currentIndex().row(), self._repo
+        if repo is not None and 0 <= row < len(repo.rows):
+            folder = self.folder_box.currentData()
+            self.download_requested.emit(DownloadWish(repo.repo, repo.rows[row].name, folder))
+
+    def _connect(self) -> None:
+        self.search_edit.returnPressed.connect(self._search)
+        self.search_edit.left_down.connect(self.results.setFocus)
+        self.search_button.clicked.connect(self._search)
+        self.order_box.currentIndexChanged.connect(lambda _at: self._search())
+        self.more_button.clicked.connect(self.more_requested.emit)
+        self.results.currentItemChanged.connect(lambda item, _before: self._choose() if item is not None else None)
+        self.offered.itemDoubleClicked.connect(lambda _item, _column: self._download())
+        self.download_button.clicked.connect(self._download)
+
+    def _build(self) -> None:
+        self.search_edit.setPlaceholderText("Search, or paste an address: owner/name, owner/name:Q4_K_M, https://…")
+        self.search_edit.setClearButtonEnabled(True)
+        self.search_edit.setAccessibleName("Search the hub")
+        self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
+        self.order_box.addItems([text for _, text in _ORDERS])
+        self.order_box.setAccessibleName("Order of what is found")
+        self.folder_box.setAccessibleName("Where to")
+        self.download_button.setProperty("role", "primary")
+        self.more_button.setProperty("role", "flat")
+        self.more_button.setToolTip("Work offline, access token, mirror")
+        heading = QHBoxLayout()
+        heading.setSpacing(8)
+        heading.addWidget(self.search_edit, 1)
+        for widget in (self.order_box, self.search_button, self.more_button):
+            heading.addWidget(widget)
+        side = QWidget()
+        column = QVBoxLayout(side)
+        column.setContentsMargins(16, 0, 0, 0)
+        column.setSpacing(8)
+        column.addWidget(self.repo_label)
+        column.addWidget(self.why_label)
+        column.addWidget(self.offered, 1)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.folder_box, 1)
+        buttons.addWidget(self.download_button)
+        column.addLayout(buttons)
+        column.addStretch(0)
+        splitter = QSplitter(Qt.Orientation.Horizontal)
+        splitter.setChildrenCollapsible(False)
+        splitter.addWidget(self.results)
+        splitter.addWidget(side)
+        splitter.setSizes([600, 520])
+        outer = QVBoxLayout(self)
+        outer.setContentsMargins(0, 0, 0, 0)
+        outer.setSpacing(8)
+        outer.addLayout(heading)
+        outer.addWidget(self.message_label)
+        outer.addWidget(splitter, 1)
+        outer.addWidget(self.downloads)
+        self.message_label.hide()
+
+
+def _table(name: str, columns: list[str]) -> QTreeWidget:
+    table = QTreeWidget()
+    table.setColumnCount(len(columns))
+    table.setHeaderLabels(columns)
+    table.setRootIsDecorated(False)
+    table.setUniformRowHeights(True)
+    table.setAccessibleName(name)
+    table.header().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+    table.header().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+    table.header().setStretchLastSection(False)
+    return table

@@ -1,0 +1,1 @@
+"""Markdown of strangers as Qt documents, while it streams: nothing is fetched, nothing is run, nothing freezes."""

@@ -1,0 +1,255 @@
+"""A message as one of Qt's documents, changed only from the first block on that is not what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from PySide6.QtCore import QObject, Qt, QUrl
+from PySide6.QtGui import QTextBlockFormat, QTextCharFormat, QTextCursor, QTextDocument, QTextTable
+
+from widgets.markdown.blocks import Block, Line, Run, Table
+from widgets.markdown.formulas import FORMULA_TYPE, SOURCE, FormulaKey, FormulaObject, Formulas
+from widgets.markdown.styles import EDGE, Styles
+
+OBJECT = "\N{OBJECT REPLACEMENT CHARACTER}"
+LINE_BREAK = "\N{LINE SEPARATOR}"
+EDGE_TEXT = "\N{NO-BREAK SPACE}"
+"""Qt gives an empty line after a table no height."""
+DOCUMENT_MARGIN = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class CodePlace:
+    """Where code stands: the empty lines around it among the document's blocks, counted from 0."""
+
+    first: int
+    last: int
+    language: str
+    lines: tuple[Line, ...]
+
+    @property
+    def text(self) -> str:
+        """The code as it was written."""
+        parts = [("" if line.joins or number == 0 else "\n") + line.text for number, line in enumerate(self.lines)]
+        return "".join(parts)
+
+
+@dataclass(frozen=True, slots=True)
+class QuotePlace:
+    """A quoted line: which of the document's blocks, and in how many lists and quotes it is."""
+
+    block: int
+    indent: int
+    levels: int
+
+
+@dataclass(frozen=True, slots=True)
+class Decorations:
+    """What is painted behind and beside text; `rules` are the document's blocks that are lines across."""
+
+    code: tuple[CodePlace, ...] = ()
+    quotes: tuple[QuotePlace, ...] = ()
+    rules: tuple[int, ...] = ()
+
+    def __add__(self, other: Decorations) -> Decorations:
+        return Decorations(self.code + other.code, self.quotes + other.quotes, self.rules + other.rules)
+
+
+class MarkdownDocument(QTextDocument):
+    """Blocks as text that can be selected. Nothing is loaded from anywhere."""
+
+    def __init__(self, styles: Styles, formulas: Formulas, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self.setUndoRedoEnabled(False)
+        self.setDocumentMargin(DOCUMENT_MARGIN)
+        self._styles = styles
+        self._formula_object = FormulaObject(formulas, self)
+        self.documentLayout().registerHandler(FORMULA_TYPE, self._formula_object)
+        formulas.drawn.connect(self._lay_out_formula)
+        self._finished: list[Block] = []
+        self._open_end: tuple[Block, ...] = ()
+        self._finished_decorations = Decorations()
+        self._starts: list[int] = []
+        """Where each block begins, in characters."""
+
+    @property
+    def blocks(self) -> tuple[Block, ...]:
+        """What is drawn."""
+        return (*self._finished, *self._open_end)
+
+    def loadResource(self, _kind: int, _name: QUrl | str) -> Any:
+        """Refuse: our blocks name no resources, and whatever else does is not ours."""
+        return None
+
+    def restyle(self, styles: Styles) -> None:
+        """Draw all of it anew in other colours."""
+        self._styles = styles
+        blocks, count = self.blocks, len(self._finished)
+        self._write(0, blocks)
+        self._finished, self._open_end = list(blocks[:count]), blocks[count:]
+
+    def reset(self) -> None:
+        """Show nothing."""
+        self.clear()
+        self._finished, self._open_end, self._starts = [], (), []
+        self._finished_decorations = Decorations()
+
+    def update_blocks(self, finished: Sequence[Block], open_end: Sequence[Block]) -> None:
+        """Add blocks that are `finished`, which takes the place of the open end; then the new open end."""
+        before, kept = self._open_end, len(self._finished)
+        wanted = (*finished, *open_end)
+        same = 0
+        while same < min(len(before), len(wanted)) and before[same] == wanted[same]:
+            same += 1
+        if same < max(len(before), len(wanted)):
+            self._write(kept + same, wanted[same:])
+        if finished:
+            self._finished_decorations += self._decorations(kept, finished)
+            self._finished += finished
+        self._open_end = tuple(open_end)
+
+    @property
+    def decorations(self) -> Decorations:
+        """Where the view paints more than text."""
+        return self._finished_decorations + self._decorations(len(self._finished), self._open_end)
+
+    def _decorations(self, place: int, blocks: Sequence[Block]) -> Decorations:
+        code: list[CodePlace] = []
+        quotes: list[QuotePlace] = []
+        rules: list[int] = []
+        lines: list[Line] = []
+        for block, start in zip(blocks, self._starts[place:], strict=False):
+            if block.quote:
+                quotes.append(QuotePlace(self.findBlock(start).blockNumber(), block.indent, block.quote))
+            if isinstance(block, Table):
+                continue
+            if block.kind == "rule":
+                rules.append(self.findBlock(start).blockNumber())
+            if block.kind == "code":
+                lines = [block] if block.begins else [*lines, block]
+                if block.ends:
+                    last = self.findBlock(start).blockNumber() + 1 + (len(lines) == 1)
+                    code.append(CodePlace(last - len(lines) - 1, last, block.language, tuple(lines)))
+        return Decorations(tuple(code), tuple(quotes), tuple(rules))
+
+    def text_between(self, first: int, last: int) -> str:
+        """Return the words between two places, formulas as their source."""
+        parts: list[str] = []
+        block = self.findBlock(first)
+        while block.isValid() and block.position() <= last:
+            words: list[str] = []
+            fragments = block.begin()
+            while not fragments.atEnd():
+                fragment = fragments.fragment()
+                begin, end = max(first, fragment.position()), min(last, fragment.position() + fragment.length())
+                if begin < end:
+                    text = fragment.text()[begin - fragment.position() : end - fragment.position()]
+                    source = fragment.charFormat().property(SOURCE)
+                    words.append(text if source is None else str(source))
+                fragments += 1
+            if not block.blockFormat().hasProperty(EDGE):
+                parts.append("".join(words).replace(LINE_BREAK, "\n"))
+            block = block.next()
+        return "\n".join(parts)
+
+    def _is_table(self, place: int) -> bool:
+        kept = len(self._finished)
+        return isinstance(self._finished[place] if place < kept else self._open_end[place - kept], Table)
+
+    def _write(self, place: int, blocks: Sequence[Block]) -> None:
+        """Replace all from the block at `place` on."""
+        cursor = QTextCursor(self)
+        cursor.beginEditBlock()
+        if place < len(self._starts):
+            cursor.setPosition(self._starts[place])
+            cursor.movePosition(QTextCursor.MoveOperation.End, QTextCursor.MoveMode.KeepAnchor)
+            cursor.removeSelectedText()
+            if not blocks and place and not self._is_table(place - 1):
+                cursor.deletePreviousChar()
+            fresh = True
+        else:
+            cursor.movePosition(QTextCursor.MoveOperation.End)
+            # After a table Qt has made the block that follows it.
+            fresh = place == 0 or self._is_table(place - 1)
+        del self._starts[place:]
+        for block in blocks:
+            fresh = self._write_block(cursor, block, fresh=fresh)
+        cursor.endEditBlock()
+
+    def _write_block(self, cursor: QTextCursor, block: Block, *, fresh: bool) -> bool:
+        """Write one block at the end; return whether the document then has an empty one for the next."""
+        if isinstance(block, Table):
+            first = _EMPTY_LINE
+        elif block.begins:
+            first = self._styles.code_edge(block, is_head=True)
+        else:
+            first = self._styles.block(block)
+        if fresh:
+            cursor.setBlockFormat(first)
+            cursor.setBlockCharFormat(_PLAIN)
+        else:
+            cursor.insertBlock(first, _PLAIN)
+        self._starts.append(cursor.position())
+        if isinstance(block, Table):
+            self._write_table(cursor, block)
+            cursor.movePosition(QTextCursor.MoveOperation.End)
+            return True
+        if block.begins:
+            cursor.insertText(EDGE_TEXT, self._styles.character(_EDGE_RUN))
+            cursor.insertBlock(self._styles.block(block), _PLAIN)
+        level = -1 if block.kind == "code" else block.level
+        if block.marker:
+            cursor.insertText(f"{block.marker}\t", self._styles.character(Run("", dim=block.marker[0] not in "☐☑")))
+        self._write_runs(cursor, block.runs, level)
+        if not block.runs and block.kind != "rule":
+            cursor.setBlockCharFormat(self._styles.character(Run("", code=block.kind == "code"), level))
+        if block.ends:
+            cursor.insertBlock(self._styles.code_edge(block, is_head=False), _PLAIN)
+            cursor.insertText(EDGE_TEXT, self._styles.character(_EDGE_RUN))
+        return False
+
+    def _write_runs(self, cursor: QTextCursor, runs: Sequence[Run], level: int = 0, *, bold: bool = False) -> None:
+        for run in runs:
+            if run.formula:
+                cursor.insertText(OBJECT, self._styles.formula(run))
+            else:
+                shown = Run("", bold=True, link=run.link) if bold and not run.code else run
+                cursor.insertText(run.text.replace("\n", LINE_BREAK), self._styles.character(shown, level))
+
+    def _write_table(self, cursor: QTextCursor, table: Table) -> None:
+        made: QTextTable = cursor.insertTable(len(table.rows), len(table.alignments), self._styles.table(table))
+        for row, cells in enumerate(table.rows):
+            for column, (runs, alignment) in enumerate(zip(cells, table.alignments, strict=True)):
+                inside = made.cellAt(row, column).firstCursorPosition()
+                inside.setBlockFormat(_CELL_FORMATS[alignment])
+                self._write_runs(inside, runs, bold=row == 0)
+
+    def _lay_out_formula(self, key: FormulaKey) -> None:
+        """Give a formula its room: a picture is not of the size of its source."""
+        for number, block in enumerate(self.blocks):
+            if any(run.formula and run.text == key.source for run in block.all_runs):
+                start = self._starts[number]
+                end = self._starts[number + 1] if number + 1 < len(self._starts) else self.characterCount() - 1
+                self.markContentsDirty(start, end - start)
+
+
+def _cell_format(alignment: str) -> QTextBlockFormat:
+    result = QTextBlockFormat()
+    flags = {"left": Qt.AlignmentFlag.AlignLeft, "right": Qt.AlignmentFlag.AlignRight}
+    result.setAlignment(flags.get(alignment, Qt.AlignmentFlag.AlignHCenter))
+    return result
+
+
+def _empty_line() -> QTextBlockFormat:
+    """Return the format of the line that Qt wants before a table: without height."""
+    result = QTextBlockFormat()
+    result.setLineHeight(1, QTextBlockFormat.LineHeightTypes.FixedHeight.value)
+    return result
+
+
+_EDGE_RUN = Run("")
+_PLAIN = QTextCharFormat()
+_EMPTY_LINE = _empty_line()
+_CELL_FORMATS = {name: _cell_format(name) for name in ("left", "center", "right")}

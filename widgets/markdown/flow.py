@@ -1,0 +1,243 @@
+"""markdown-it's tokens, which nest, as blocks one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import cast
+from urllib.parse import urlsplit
+
+from markdown_it.token import Token
+
+from widgets.markdown.blocks import Alignment, Block, Line, Run, Table
+from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
+from widgets.markdown.visible import visible
+
+MAX_INDENT = 8
+"""Levels of lists and quotes that are drawn further in than the one around them."""
+MAX_CELLS = 2_000
+"""A table with more is shown a row a line."""
+MAX_FORMULA_CHARACTERS = 1_000
+"""A longer one stays text."""
+BULLETS = ("•", "◦", "▪")
+MAX_TEXT_CHARACTERS = 4_000
+
+
+@dataclass(slots=True)
+class _List:
+    next_number: int | None
+    """None: bullets."""
+
+
+class Flow:
+    """Goes through the tokens once."""
+
+    def __init__(self, tokens: Sequence[Token]) -> None:
+        self._tokens = tokens
+        self._blocks: list[Block] = []
+        self._lists: list[_List] = []
+        self._quote = 0
+        self._marker = ""
+        self._heading = 0
+
+    def blocks(self) -> list[Block]:
+        """Return the blocks of all tokens."""
+        place = 0
+        while place < len(self._tokens):
+            token = self._tokens[place]
+            if token.type == "table_open":
+                place = self._add_table(place)
+                continue
+            self._take(token)
+            place += 1
+        self._flush_marker()
+        return self._blocks
+
+    def _take(self, token: Token) -> None:
+        match token.type:
+            case "bullet_list_open":
+                self._lists.append(_List(None))
+            case "ordered_list_open":
+                self._lists.append(_List(int(token.attrs.get("start", 1))))
+            case "bullet_list_close" | "ordered_list_close":
+                self._flush_marker()
+                self._lists.pop()
+            case "list_item_open":
+                self._flush_marker()
+                self._marker = self._next_marker()
+            case "blockquote_open":
+                self._quote += 1
+            case "blockquote_close":
+                self._flush_marker()
+                self._quote -= 1
+            case "heading_open":
+                self._heading = int(token.tag[1:])
+            case "heading_close":
+                self._heading = 0
+            case "inline":
+                self._add_inline(token)
+            case "fence" | "code_block":
+                self._add_code(token.content, token.info)
+            case "math_block":
+                self._add_formula(visible(token.content.strip()))
+            case "hr":
+                self._add_line(Line("rule"))
+
+    def _next_marker(self) -> str:
+        current = self._lists[-1]
+        if current.next_number is None:
+            depth = sum(each.next_number is None for each in self._lists)
+            return BULLETS[min(depth, len(BULLETS)) - 1]
+        current.next_number += 1
+        return f"{current.next_number - 1}."
+
+    def _flush_marker(self) -> None:
+        """An item without words has its marker all the same."""
+        if self._marker:
+            self._add_line(Line("text"))
+
+    def _add_line(self, line: Line) -> None:
+        marker, self._marker = self._marker, ""
+        indent, quote = min(len(self._lists), MAX_INDENT), min(self._quote, MAX_INDENT)
+        self._blocks.append(replace(line, indent=indent, quote=quote, marker=marker))
+
+    def _add_inline(self, token: Token) -> None:
+        children = list(token.children or ())
+        if children and children[0].type == "html_inline":
+            # The box of a task, by the plugin.
+            self._marker = "☑" if "checked=" in children.pop(0).content else "☐"
+            children[0].content = children[0].content.lstrip()
+        runs = inline_runs(children)
+        if self._heading:
+            self._add_line(Line("heading", runs, level=self._heading))
+            return
+        for part in _bounded(runs):
+            self._add_line(Line("text", part))
+
+    def _add_formula(self, source: str) -> None:
+        if len(source) <= MAX_FORMULA_CHARACTERS:
+            self._add_line(Line("text", (Run(source, formula="display"),), centred=True))
+            return
+        for part in _bounded((Run(source),)):
+            self._add_line(Line("text", part))
+
+    def _add_code(self, content: str, info: str) -> None:
+        language = visible(info.strip().split(" ")[0].split("{")[0])[:40].strip().lower()
+        text = visible(content)
+        cut = [
+            (line[start : start + MAX_LINE_CHARACTERS], start > 0)
+            for line in text.removesuffix("\n").split("\n")
+            for start in range(0, max(len(line), 1), MAX_LINE_CHARACTERS)
+        ]
+        for number, (runs, (_, joins)) in enumerate(
+            zip(highlight([line for line, _ in cut], language), cut, strict=True)
+        ):
+            self._add_line(
+                Line("code", runs, language=language, begins=number == 0, ends=number == len(cut) - 1, joins=joins)
+            )
+
+    def _add_table(self, place: int) -> int:
+        rows: list[list[tuple[Run, ...]]] = []
+        alignments: list[Alignment] = []
+        while (token := self._tokens[place]).type != "table_close":
+            if token.type == "tr_open":
+                rows.append([])
+            elif token.type == "th_open":
+                style = str(token.attrs.get("style", ""))
+                alignments.append(cast(Alignment, style.removeprefix("text-align:") or "left"))
+            elif token.type == "inline":
+                rows[-1].append(inline_runs(token.children or ()))
+            place += 1
+        self._flush_marker()
+        for row in rows:
+            row.extend([()] * (len(alignments) - len(row)))
+        if len(rows) * len(alignments) <= MAX_CELLS:
+            indent, quote = min(len(self._lists), MAX_INDENT), min(self._quote, MAX_INDENT)
+            self._blocks.append(
+                Table(tuple(tuple(row[: len(alignments)]) for row in rows), tuple(alignments), indent, quote)
+            )
+        else:
+            for row in rows:
+                self._add_line(Line("text", tuple(run for cell in row for run in (*cell, Run("  ")))))
+        return place + 1
+
+
+def inline_runs(children: Sequence[Token]) -> tuple[Run, ...]:
+    """Return the runs of what is inside a paragraph."""
+    runs: list[Run] = []
+    bold = italic = struck = 0
+    link, link_from = "", 0
+    for child in children:
+        match child.type:
+            case "strong_open" | "strong_close":
+                bold += child.nesting
+            case "em_open" | "em_close":
+                italic += child.nesting
+            case "s_open" | "s_close":
+                struck += child.nesting
+            case "link_open":
+                link, link_from = visible(str(child.attrs.get("href", ""))), len(runs)
+            case "link_close":
+                runs += _address_beside(link, "".join(run.text for run in runs[link_from:]))
+                link = ""
+            case "image":
+                runs += _picture_words(child)
+            case "math_inline" | "math_inline_double":
+                source = visible(child.content.strip())
+                if len(source) > MAX_FORMULA_CHARACTERS:
+                    runs.append(Run(source))
+                    continue
+                runs.append(Run(source, formula="display" if child.type == "math_inline_double" else "inline"))
+            case "softbreak" | "hardbreak":
+                runs.append(Run("\n"))
+            case _:
+                text = visible(child.content)
+                look = Run(text, bold > 0, italic > 0, struck > 0, code=child.type == "code_inline", link=link)
+                if text:
+                    _append(runs, look)
+    return tuple(runs)
+
+
+def _append(runs: list[Run], run: Run) -> None:
+    """Join neighbours of the same look: fewer runs are drawn faster."""
+    if runs and runs[-1].text != "\n" and replace(runs[-1], text=run.text) == run:
+        run = replace(run, text=runs.pop().text + run.text)
+    runs.append(run)
+
+
+def _address_beside(link: str, words: str) -> list[Run]:
+    """Say where a link leads whose words do not: the host, or the whole of an address without one."""
+    host = urlsplit(link).hostname or link.removeprefix("mailto:")
+    return [] if not host or host in words.lower() else [Run(f" ({host})", dim=True)]
+
+
+def _picture_words(token: Token) -> list[Run]:
+    """Pictures are not fetched: say what there is, and where."""
+    words = visible(token.content) or "picture"
+    address = visible(str(token.attrs.get("src", "")))
+    return [Run(f"[picture: {words}]", link=address), Run(f" ({address})", dim=True)]
+
+
+def _bounded(runs: tuple[Run, ...]) -> list[tuple[Run, ...]]:
+    """Return `runs` as lines none of which is too long to be laid out at once."""
+    if sum(len(run.text) for run in runs) <= MAX_TEXT_CHARACTERS:
+        return [runs]
+    lines: list[list[Run]] = [[]]
+    room = MAX_TEXT_CHARACTERS
+    for run in runs:
+        if run.text == "\n" and room < MAX_TEXT_CHARACTERS // 2:
+            lines.append([])
+            room = MAX_TEXT_CHARACTERS
+            continue
+        text = run.text
+        while len(text) > room and not run.formula:
+            lines[-1].append(replace(run, text=text[:room]))
+            text, room = text[room:], MAX_TEXT_CHARACTERS
+            lines.append([])
+        if text:
+            lines[-1].append(replace(run, text=text))
+            room -= len(text)
+            if room <= 0:
+                lines.append([])
+                room = MAX_TEXT_CHARACTERS
+    return [tuple(line) for line in lines if line]

@@ -1,0 +1,171 @@
+"""Formulas as pictures: LaTeX to SVG beside the GUI thread, kept, and drawn by Qt as part of the text."""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from PySide6.QtCore import QByteArray, QObject, QRect, QRectF, QSizeF, Qt, Signal
+from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument, QTextFormat
+from PySide6.QtSvg import QSvgRenderer
+
+Submit = Callable[[Callable[[], None]], None]
+"""Runs a function in another thread, those given first before others."""
+
+FORMULA_TYPE = QTextFormat.ObjectTypes.UserObject.value + 1
+SOURCE = QTextFormat.Property.UserProperty.value + 1
+SHOWN = QTextFormat.Property.UserProperty.value + 2
+COLOUR = QTextFormat.Property.UserProperty.value + 3
+
+MAX_KEPT = 400
+MAX_DEPTH = 20
+"""Braces within braces."""
+SIZE_PX = 16.0
+_log = logging.getLogger("layerdeck.markdown")
+
+
+@dataclass(frozen=True, slots=True)
+class FormulaKey:
+    """What a picture depends on. `colour` is `#rrggbb`."""
+
+    source: str
+    is_display: bool
+    colour: str
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A picture of a formula, in pixels; `depth` is what hangs below the line of the text."""
+
+    svg: bytes
+    width: float
+    height: float
+    depth: float
+
+
+class Formulas(QObject):
+    """Pictures of formulas: those that are there, and those that are being made."""
+
+    drawn = Signal(FormulaKey)
+    """One that was asked for is there, or will never be."""
+
+    _made = Signal(object)
+
+    def __init__(self, submit: Submit, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._submit = submit
+        self._kept: OrderedDict[FormulaKey, Formula | None] = OrderedDict()
+        self._renderers: dict[FormulaKey, QSvgRenderer] = {}
+        self._asked: set[FormulaKey] = set()
+        self._made.connect(self._on_made, Qt.ConnectionType.QueuedConnection)
+
+    def get(self, key: FormulaKey) -> Formula | None:
+        """Return the picture; None where it is not there yet, in which case it is being made, or cannot be made."""
+        if key in self._kept:
+            self._kept.move_to_end(key)
+            return self._kept[key]
+        if key not in self._asked:
+            self._asked.add(key)
+            self._submit(lambda: self._make(key))
+        return None
+
+    def renderer(self, key: FormulaKey, formula: Formula) -> QSvgRenderer:
+        """Return what paints it."""
+        if key not in self._renderers:
+            self._renderers[key] = QSvgRenderer(QByteArray(formula.svg))
+        return self._renderers[key]
+
+    def _make(self, key: FormulaKey) -> None:
+        try:
+            self._made.emit((key, make_formula(key)))
+        except RuntimeError:
+            return  # The window closed in the meantime.
+
+    def _on_made(self, made: tuple[FormulaKey, Formula | None]) -> None:
+        key, formula = made
+        self._asked.discard(key)
+        self._kept[key] = formula
+        while len(self._kept) > MAX_KEPT:
+            oldest, _ = self._kept.popitem(last=False)
+            self._renderers.pop(oldest, None)
+        self.drawn.emit(key)
+
+
+def make_formula(key: FormulaKey) -> Formula | None:
+    """Return the picture of a formula; None where its source is none, or asks for too much."""
+    if _depth(key.source) > MAX_DEPTH:
+        return None
+    # Takes a third of a second, and most conversations hold no formula.
+    from ziamath.config import config
+    from ziamath.zmath import Latex
+
+    # Qt draws plain paths only, not symbols that are used again.
+    config.svg2 = False
+    try:
+        drawn = Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
+        width, height = drawn.getsize()
+        return Formula(drawn.svg().encode(), width + 2, height + 2, max(-drawn.getyofst(), 0.0) + 1)
+    except Exception as error:  # Whatever a parser of strangers' words comes upon: it is shown as text then.
+        _log.debug("a formula cannot be drawn: %s", type(error).__name__)
+        return None
+
+
+def _depth(source: str) -> int:
+    deepest = depth = 0
+    for character in source:
+        depth += (character == "{") - (character == "}")
+        deepest = max(deepest, depth)
+    return max(deepest, source.count("\\left"), source.count("\\begin"))
+
+
+def key_of(character_format: QTextFormat) -> FormulaKey:
+    """Return which formula stands in the text."""
+    return FormulaKey(
+        str(character_format.property(SOURCE)),
+        character_format.property(SHOWN) == "display",
+        str(character_format.property(COLOUR)),
+    )
+
+
+class FormulaObject(QPyTextObject):
+    """Draws a formula within text: its picture, or its source until there is one."""
+
+    def __init__(self, formulas: Formulas, parent: QObject) -> None:
+        super().__init__(parent)
+        self._formulas = formulas
+
+    def intrinsicSize(self, document: QTextDocument, _position: int, text_format: QTextFormat) -> QSizeF:
+        formula = self._formulas.get(key_of(text_format))
+        room = max(document.textWidth() - 2 * document.documentMargin(), 40.0)
+        if formula is None:
+            font = text_format.toCharFormat().font()
+            metrics = QFontMetricsF(font)
+            flags = Qt.TextFlag.TextWrapAnywhere.value
+            box = metrics.boundingRect(QRectF(0, 0, room - 2, 10_000), flags, str(text_format.property(SOURCE)))
+            return QSizeF(min(box.width() + 2, room), box.height())
+        scale = min(1.0, room / formula.width)
+        above = formula.height - formula.depth
+        # The middle of the place is on the line of the text.
+        return QSizeF(formula.width * scale, 2 * max(above, formula.depth) * scale)
+
+    def drawObject(
+        self,
+        painter: QPainter,
+        place: QRectF | QRect,
+        document: QTextDocument,
+        _position: int,
+        text_format: QTextFormat,
+    ) -> None:
+        key, rect = key_of(text_format), QRectF(place)
+        formula = self._formulas.get(key)
+        if formula is None:
+            painter.setFont(text_format.toCharFormat().font())
+            painter.setPen(text_format.toCharFormat().foreground().color())
+            painter.drawText(rect, Qt.TextFlag.TextWrapAnywhere.value, key.source)
+            return
+        scale = min(1.0, rect.width() / formula.width)
+        top = rect.center().y() - (formula.height - formula.depth) * scale
+        picture = QRectF(rect.left(), top, formula.width * scale, formula.height * scale)
+        self._formulas.renderer(key, formula).render(painter, picture)

@@ -1,0 +1,84 @@
+"""Code as words of a few kinds, by Pygments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import lru_cache
+
+from pygments.lexer import Lexer
+from pygments.lexers import get_lexer_by_name
+from pygments.token import Comment, Error, Generic, Keyword, Name, Number, Operator, String, _TokenType
+from pygments.util import ClassNotFound
+
+from widgets.markdown.blocks import Run
+
+SEGMENT_LINES = 80
+"""So many lines are looked at together, and only once: the end of long code that streams costs as little as its
+beginning. What spans two segments may get the wrong colour, nothing else."""
+MAX_CODE_CHARACTERS = 200_000
+"""Longer code has one colour."""
+MAX_LINE_CHARACTERS = 2_000
+"""A segment with a longer line has one colour: that is data."""
+
+_KINDS: tuple[tuple[_TokenType, str], ...] = (
+    (Comment, "comment"),
+    (Keyword, "keyword"),
+    (Operator.Word, "keyword"),
+    (String, "string"),
+    (Number, "number"),
+    (Name.Function, "function"),
+    (Name.Class, "type"),
+    (Name.Builtin, "type"),
+    (Name.Decorator, "function"),
+    (Name.Tag, "keyword"),
+    (Name.Attribute, "type"),
+    (Generic.Inserted, "string"),
+    (Generic.Deleted, "error"),
+    (Generic.Heading, "keyword"),
+    (Error, "plain"),
+)
+
+
+def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
+    """Yield the runs of each line of code."""
+    coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
+    for start in range(0, len(lines), SEGMENT_LINES):
+        segment = lines[start : start + SEGMENT_LINES]
+        if coloured and max(map(len, segment)) <= MAX_LINE_CHARACTERS:
+            yield from _highlight_segment("\n".join(segment), language)
+        else:
+            yield from ((Run(line, code=True),) if line else () for line in segment)
+
+
+@lru_cache(maxsize=64)
+def _lexer(language: str) -> Lexer | None:
+    try:
+        return get_lexer_by_name(language, stripnl=False, ensurenl=False)
+    except ClassNotFound:
+        return None
+
+
+@lru_cache(maxsize=256)
+def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
+    lexer = _lexer(language)
+    assert lexer is not None
+    lines: list[list[Run]] = [[]]
+    length = 0
+    for token_type, value in lexer.get_tokens(text):
+        length += len(value)
+        kind = next((kind for known, kind in _KINDS if token_type in known), "")  # type: ignore[comparison-overlap]
+        for number, part in enumerate(value.split("\n")):
+            if number:
+                lines.append([])
+            if part:
+                _add(lines[-1], part, kind)
+    if length != len(text) or len(lines) != text.count("\n") + 1:
+        # A lexer that drops or adds something: the words count more than their colours.
+        return tuple((Run(line, code=True),) if line else () for line in text.split("\n"))
+    return tuple(map(tuple, lines))
+
+
+def _add(line: list[Run], text: str, kind: str) -> None:
+    if line and line[-1].token == kind:
+        text = line.pop().text + text
+    line.append(Run(text, code=True, token=kind))

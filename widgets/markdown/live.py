@@ -1,0 +1,115 @@
+"""A document that follows a text while it is written: parsed in another thread, drawn at most every 50 ms."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject, Qt, QTimer, Signal
+
+from widgets.markdown.stream import MarkdownStream, Parsed
+from widgets.markdown.typesetter import Typesetter
+
+DRAW_INTERVAL_MS = 50
+PARSE_SHARE = 3
+"""Parsing rests so many times as long as it took."""
+AT_ONCE_CHARACTERS = 1_500
+"""A shorter text is there before it is first painted."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    stream: MarkdownStream
+    parsed: Parsed
+    seconds: float
+
+
+class LiveMarkdown(QObject):
+    """Keeps a document up to date. `text` is the source, whole at any time."""
+
+    drawn = Signal()
+
+    _parsed = Signal(object)
+
+    def __init__(self, typesetter: Typesetter, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._typesetter = typesetter
+        self.document = typesetter.make_document(self)
+        self._pieces: list[str] = []
+        self._waiting: list[str] = []
+        self._stream = MarkdownStream()
+        self._is_parsing = False
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._parse)
+        self._parsed.connect(self._on_parsed, Qt.ConnectionType.QueuedConnection)
+        typesetter.restyled.connect(self._restyle)
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    @property
+    def is_drawn(self) -> bool:
+        """Whether the document shows all of the text."""
+        return not self._waiting and not self._is_parsing
+
+    def set_text(self, text: str) -> None:
+        """Show another text."""
+        self._stream = MarkdownStream()
+        self._is_parsing = False
+        self._timer.stop()
+        self._pieces, self._waiting = [text], [text]
+        self.document.reset()
+        if len(text) <= AT_ONCE_CHARACTERS:
+            self._stream.append("".join(self._waiting))
+            self._waiting = []
+            self._draw(self._stream.parse())
+        else:
+            self._parse()
+
+    def append(self, text: str) -> None:
+        """Add to the text."""
+        self._pieces.append(text)
+        self._waiting.append(text)
+        if not self._is_parsing and not self._timer.isActive():
+            self._timer.start(DRAW_INTERVAL_MS)
+
+    def finish(self) -> None:
+        """Draw what is there without waiting for more."""
+        if self._waiting and not self._is_parsing:
+            self._timer.stop()
+            self._parse()
+
+    def _parse(self) -> None:
+        stream, text = self._stream, "".join(self._waiting)
+        self._waiting = []
+        self._is_parsing = True
+
+        def work() -> None:
+            begun = time.perf_counter()
+            stream.append(text)
+            parsed = stream.parse()
+            try:
+                self._parsed.emit(_Answer(stream, parsed, time.perf_counter() - begun))
+            except RuntimeError:
+                return  # The message is no longer shown.
+
+        self._typesetter.parse(work)
+
+    def _on_parsed(self, answer: _Answer) -> None:
+        if answer.stream is not self._stream:
+            return
+        self._is_parsing = False
+        if self._waiting:
+            self._timer.start(max(DRAW_INTERVAL_MS, round(answer.seconds * 1000 * PARSE_SHARE)))
+        self._draw(answer.parsed)
+
+    def _draw(self, parsed: Parsed) -> None:
+        self.document.update_blocks(parsed.finished, parsed.open_end)
+        self.drawn.emit()
+
+    def _restyle(self) -> None:
+        self.document.restyle(self._typesetter.styles)

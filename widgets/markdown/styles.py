@@ -1,0 +1,184 @@
+"""How blocks look: formats of Qt's documents in the colours of a palette."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from PySide6.QtCore import Qt
+from PySide6.QtGui import (
+    QColor,
+    QFont,
+    QFontDatabase,
+    QTextBlockFormat,
+    QTextCharFormat,
+    QTextFormat,
+    QTextOption,
+    QTextTableFormat,
+)
+
+from widgets.common.palette import Palette
+from widgets.common.text import ui_font
+from widgets.common.tool_tips import plain_tool_tip
+from widgets.markdown.blocks import Line, Run, Table
+from widgets.markdown.formulas import COLOUR, FORMULA_TYPE, SHOWN, SOURCE
+
+TEXT_PX = 14
+CODE_PX = 13
+HEADING_PX = {1: 21, 2: 18, 3: 16}
+INDENT_PX = 22.0
+QUOTE_PX = 14.0
+CODE_INSET_PX = 12.0
+CODE_HEAD_PX = 30.0
+"""Room above code, for its language and its buttons."""
+CODE_FOOT_PX = 10.0
+RULE_PX = 9.0
+MARKER_PX = -18.0
+LINE_DISTANCE_PX = 4.0
+EDGE = QTextFormat.Property.UserProperty.value + 4
+"""Of empty lines that are part of a frame, not of the text."""
+_FIXED = QTextBlockFormat.LineHeightTypes.FixedHeight.value
+BLOCK_GAP_PX = 8.0
+ITEM_GAP_PX = 3.0
+
+
+@dataclass(frozen=True, slots=True)
+class TokenColours:
+    """Which colour of the palette each kind of word in code has."""
+
+    keyword: str
+    string: str
+    number: str
+    comment: str
+    function: str
+    type: str
+    error: str
+
+
+def _token_colours(palette: Palette) -> TokenColours:
+    return TokenColours(
+        keyword=palette.accent,
+        string=palette.good,
+        number=palette.experts,
+        comment=palette.dim,
+        function=palette.compute,
+        type=palette.kv,
+        error=palette.bad,
+    )
+
+
+class Styles:
+    """The formats of one palette, made when they are first asked for and then kept."""
+
+    def __init__(self, palette: Palette) -> None:
+        self.palette = palette
+        self._tokens = _token_colours(palette)
+        self._characters: dict[tuple[Run, int], QTextCharFormat] = {}
+        self._blocks: dict[Line, QTextBlockFormat] = {}
+        self._text_font = ui_font(TEXT_PX)
+        code_font = QFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
+        code_font.setPixelSize(CODE_PX)
+        self._code_font = code_font
+
+    def character(self, run: Run, level: int = 0) -> QTextCharFormat:
+        """Return the format of `run` in a heading of `level`, in code (-1), elsewhere (0). Shared: do not change it."""
+        key = (_look(run), level)
+        if key not in self._characters:
+            self._characters[key] = self._make_character(run, level)
+        return self._characters[key]
+
+    def formula(self, run: Run) -> QTextCharFormat:
+        """Return the format of the one character that stands for a formula."""
+        result = QTextCharFormat(self.character(Run("", code=True, token="comment"), -1))
+        result.setObjectType(FORMULA_TYPE)
+        result.setVerticalAlignment(QTextCharFormat.VerticalAlignment.AlignMiddle)
+        result.setProperty(SOURCE, run.text)
+        result.setProperty(SHOWN, run.formula)
+        result.setProperty(COLOUR, self.palette.text)
+        return result
+
+    def block(self, line: Line) -> QTextBlockFormat:
+        """Return the format of a line. Shared: do not change it."""
+        marker = "•" if line.marker else ""
+        key = Line(line.kind, (), line.level, line.indent, line.quote, marker, centred=line.centred)
+        if key not in self._blocks:
+            self._blocks[key] = self._make_block(key)
+        return self._blocks[key]
+
+    def table(self, table: Table) -> QTextTableFormat:
+        """Return the format of a table."""
+        result = QTextTableFormat()
+        result.setBorderStyle(QTextTableFormat.BorderStyle.BorderStyle_Solid)
+        result.setBorder(1)
+        result.setBorderCollapse(True)
+        result.setBorderBrush(QColor(self.palette.line))
+        result.setCellPadding(5)
+        result.setCellSpacing(0)
+        result.setHeaderRowCount(1)
+        result.setLeftMargin(table.indent * INDENT_PX + table.quote * QUOTE_PX)
+        result.setTopMargin(2)
+        result.setBottomMargin(BLOCK_GAP_PX)
+        return result
+
+    def _make_character(self, run: Run, level: int) -> QTextCharFormat:
+        palette = self.palette
+        result = QTextCharFormat()
+        font = QFont(self._code_font if run.code else self._text_font)
+        colour = palette.dim if run.dim else palette.text
+        if level > 0:
+            font.setPixelSize(HEADING_PX.get(level, TEXT_PX + 1))
+            font.setWeight(QFont.Weight.DemiBold)
+        if run.bold:
+            font.setWeight(QFont.Weight.DemiBold)
+        font.setItalic(run.italic)
+        font.setStrikeOut(run.struck)
+        if run.token:
+            colour = getattr(self._tokens, run.token, colour)
+        if run.code and level >= 0:
+            result.setBackground(QColor(palette.line))
+        if run.link:
+            colour = palette.accent
+            font.setUnderline(True)
+            result.setAnchor(True)
+            result.setAnchorHref(run.link)
+            result.setToolTip(plain_tool_tip(run.link))
+        result.setFont(font)
+        result.setForeground(QColor(colour))
+        return result
+
+    def code_edge(self, line: Line, *, is_head: bool) -> QTextBlockFormat:
+        """Return the format of the empty line above code, where its buttons are, or of that below."""
+        result = QTextBlockFormat(self.block(replace(line, begins=False, ends=False)))
+        result.setTopMargin(BLOCK_GAP_PX if is_head else 0)
+        result.setBottomMargin(0 if is_head else BLOCK_GAP_PX)
+        result.setLineHeight(CODE_HEAD_PX if is_head else CODE_FOOT_PX, _FIXED)
+        result.setProperty(EDGE, True)
+        return result
+
+    def _make_block(self, line: Line) -> QTextBlockFormat:
+        result = QTextBlockFormat()
+        left = line.indent * INDENT_PX + line.quote * QUOTE_PX
+        if line.kind == "code":
+            result.setLeftMargin(left + CODE_INSET_PX)
+            result.setRightMargin(CODE_INSET_PX)
+            return result
+        result.setLeftMargin(left)
+        gap = ITEM_GAP_PX if line.indent else BLOCK_GAP_PX
+        result.setTopMargin(BLOCK_GAP_PX + 4 if line.kind == "heading" else gap)
+        result.setBottomMargin(gap)
+        if line.kind == "rule":
+            result.setLineHeight(RULE_PX, _FIXED)
+            return result
+        result.setLineHeight(LINE_DISTANCE_PX, QTextBlockFormat.LineHeightTypes.LineDistanceHeight.value)
+        if line.kind == "heading":
+            result.setHeadingLevel(line.level)
+        if line.marker:
+            result.setTextIndent(MARKER_PX)
+            result.setTabPositions([QTextOption.Tab(-MARKER_PX, QTextOption.TabType.LeftTab)])
+        if line.centred:
+            result.setAlignment(Qt.AlignmentFlag.AlignHCenter)
+        return result
+
+
+def _look(run: Run) -> Run:
+    """What of a run decides how it looks."""
+    return Run("", run.bold, run.italic, run.struck, run.code, run.dim, run.link, "", run.token)

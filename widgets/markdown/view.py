@@ -1,0 +1,206 @@
+"""A message as people read it: rendered Markdown with buttons on code, and links that open on a click only."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+from PySide6.QtCore import QMimeData, QPointF, QRectF, Qt, Signal
+from PySide6.QtGui import (
+    QColor,
+    QContextMenuEvent,
+    QGuiApplication,
+    QMouseEvent,
+    QPainter,
+    QPaintEvent,
+    QTextOption,
+    QWheelEvent,
+)
+from PySide6.QtWidgets import QFrame, QMenu, QTextEdit, QWidget
+
+from widgets.markdown.code_head import CodeHead
+from widgets.markdown.document import CodePlace, Decorations
+from widgets.markdown.live import LiveMarkdown
+from widgets.markdown.parse import is_safe_link
+from widgets.markdown.styles import CODE_HEAD_PX, CODE_INSET_PX, INDENT_PX, QUOTE_PX
+from widgets.markdown.typesetter import Typesetter
+
+MAX_CODE_HEADS = 60
+"""Code beyond that many has no buttons of its own."""
+
+
+class MarkdownView(QTextEdit):
+    """As tall as it is long: the list around it scrolls. Neither loads nor opens anything by itself."""
+
+    link_opened = Signal(str)
+    """Somebody clicked on an address that may be opened."""
+    save_requested = Signal(str, str)
+    """Code and the name of its language."""
+    height_changed = Signal()
+
+    def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._typesetter = typesetter
+        self.live = LiveMarkdown(typesetter, self)
+        self.setReadOnly(True)
+        self.setProperty("role", "message")
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.setTabChangesFocus(True)
+        self.setDocument(self.live.document)
+        self.setWordWrapMode(QTextOption.WrapMode.WrapAtWordBoundaryOrAnywhere)
+        self.setTextInteractionFlags(
+            Qt.TextInteractionFlag.TextSelectableByMouse | Qt.TextInteractionFlag.TextSelectableByKeyboard
+        )
+        self.viewport().setMouseTracking(True)
+        self.code_heads: list[CodeHead] = []
+        self._painted = Decorations()
+        self._pressed_link = ""
+        self.live.drawn.connect(self._on_drawn)
+        self.document().documentLayout().documentSizeChanged.connect(self._on_size_changed)
+
+    # ------------------------------------------------------------------ text
+
+    def set_text(self, text: str) -> None:
+        """Show `text`."""
+        self.live.set_text(text)
+
+    @property
+    def text(self) -> str:
+        """The source of all of it."""
+        return self.live.text
+
+    def createMimeDataFromSelection(self) -> QMimeData:
+        """Copy plain words, formulas as their source: what is pasted elsewhere brings no formats of ours."""
+        result = QMimeData()
+        cursor = self.textCursor()
+        result.setText(self.live.document.text_between(cursor.selectionStart(), cursor.selectionEnd()))
+        return result
+
+    # ------------------------------------------------------------------ size
+
+    def fit(self, width: int) -> int:
+        """Lay out for this width and return the height that the text takes then."""
+        if self.document().textWidth() != width:
+            self.document().setTextWidth(width)
+        height = math.ceil(self.document().size().height())
+        self.resize(width, height)
+        self._place_heads()
+        return height
+
+    def _on_size_changed(self) -> None:
+        if math.ceil(self.document().size().height()) != self.height():
+            self.height_changed.emit()
+
+    # ------------------------------------------------------------------ code and quotes
+
+    def _on_drawn(self) -> None:
+        self._painted = self.live.document.decorations
+        while len(self.code_heads) > min(len(self._painted.code), MAX_CODE_HEADS):
+            head = self.code_heads.pop()
+            head.hide()
+            head.deleteLater()
+        while len(self.code_heads) < min(len(self._painted.code), MAX_CODE_HEADS):
+            self.code_heads.append(self._make_head(len(self.code_heads)))
+        for head, place in zip(self.code_heads, self._painted.code, strict=False):
+            head.set_language(place.language)
+        self._place_heads()
+        self.viewport().update()
+
+    def _make_head(self, number: int) -> CodeHead:
+        head = CodeHead(self.viewport())
+        head.copy_requested.connect(lambda: QGuiApplication.clipboard().setText(self._painted.code[number].text))
+        head.save_requested.connect(lambda: self._save(number))
+        head.show()
+        return head
+
+    def _save(self, number: int) -> None:
+        place = self._painted.code[number]
+        self.save_requested.emit(place.text, place.language)
+
+    def _code_rect(self, place: CodePlace) -> QRectF:
+        document = self.document()
+        layout = document.documentLayout()
+        first, last = document.findBlockByNumber(place.first), document.findBlockByNumber(place.last)
+        top, bottom = layout.blockBoundingRect(first), layout.blockBoundingRect(last)
+        left = first.blockFormat().leftMargin() - CODE_INSET_PX + document.documentMargin()
+        width = self.viewport().width() - left - document.documentMargin()
+        return QRectF(left, top.top(), width, bottom.bottom() - top.top())
+
+    def _place_heads(self) -> None:
+        for head, place in zip(self.code_heads, self._painted.code, strict=False):
+            rect = self._code_rect(place)
+            head.setGeometry(round(rect.left()), round(rect.top()), round(rect.width()), round(CODE_HEAD_PX) - 2)
+
+    def paintEvent(self, event: QPaintEvent) -> None:
+        painter = QPainter(self.viewport())
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        palette = self._typesetter.palette
+        shown = QRectF(event.rect())
+        painter.setPen(QColor(palette.line))
+        painter.setBrush(QColor(palette.card))
+        for place in self._painted.code:
+            rect = self._code_rect(place)
+            if rect.intersects(shown):
+                painter.drawRoundedRect(rect.adjusted(0.5, 0.5, -0.5, -0.5), 6, 6)
+        self._paint_lines(painter)
+        painter.end()
+        super().paintEvent(event)
+
+    def _paint_lines(self, painter: QPainter) -> None:
+        layout = self.document().documentLayout()
+        painter.setPen(Qt.PenStyle.NoPen)
+        painter.setBrush(QColor(self._typesetter.palette.line))
+        for number in self._painted.rules:
+            rect = layout.blockBoundingRect(self.document().findBlockByNumber(number))
+            painter.drawRect(QRectF(rect.left(), rect.center().y(), rect.width(), 1))
+        for quote in self._painted.quotes:
+            rect = layout.blockBoundingRect(self.document().findBlockByNumber(quote.block))
+            for level in range(quote.levels):
+                left = quote.indent * INDENT_PX + level * QUOTE_PX + 2
+                painter.drawRect(QRectF(left, rect.top() - 3, 3, rect.height() + 6))
+
+    # ------------------------------------------------------------------ mouse
+
+    def link_at(self, position: QPointF) -> str:
+        """Return the address that may be opened there; empty without one."""
+        address = self.anchorAt(position.toPoint())
+        return address if is_safe_link(address) else ""
+
+    def mousePressEvent(self, event: QMouseEvent) -> None:
+        self._pressed_link = self.link_at(event.position()) if event.button() == Qt.MouseButton.LeftButton else ""
+        super().mousePressEvent(event)
+
+    def mouseMoveEvent(self, event: QMouseEvent) -> None:
+        super().mouseMoveEvent(event)
+        over = bool(self.link_at(event.position()))
+        self.viewport().setCursor(Qt.CursorShape.PointingHandCursor if over else Qt.CursorShape.IBeamCursor)
+
+    def mouseReleaseEvent(self, event: QMouseEvent) -> None:
+        super().mouseReleaseEvent(event)
+        pressed, self._pressed_link = self._pressed_link, ""
+        if pressed and pressed == self.link_at(event.position()) and not self.textCursor().hasSelection():
+            self.link_opened.emit(pressed)
+
+    def wheelEvent(self, event: QWheelEvent) -> None:
+        """Leave the wheel to the list."""
+        event.ignore()
+
+    def contextMenuEvent(self, event: QContextMenuEvent) -> None:
+        menu = self.context_menu(self.link_at(QPointF(event.pos())))
+        menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        menu.popup(event.globalPos())
+
+    def context_menu(self, link: str = "") -> QMenu:
+        """Return the menu of this message; the caller shows it."""
+        menu = QMenu(self)
+        copy: Callable[[str], None] = QGuiApplication.clipboard().setText
+        menu.addAction("Copy message", lambda: copy(self.text))
+        selection = menu.addAction("Copy selection", self.copy)
+        selection.setEnabled(self.textCursor().hasSelection())
+        menu.addAction("Select all", self.selectAll)
+        if link:
+            menu.addSeparator()
+            menu.addAction("Copy address", lambda: copy(link))
+        return menu

@@ -68,7 +68,7 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------------ structure
 
     def _place_widgets(self) -> None:
-        central = self._central = QWidget()
+        central = QWidget()
         column = self._column = QVBoxLayout(central)
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(8)
@@ -148,7 +148,9 @@ class MainWindow(QMainWindow):
             place.insertWidget(position, widget)
             widget.setVisible(shown)
         self.device_strip.set_line(alone)
-        self._central.setVisible(not alone)
+        central = self.centralWidget()
+        assert central is not None
+        central.setVisible(not alone)
         chat = self.docks["chat"]
         if alone:
             self.docks["models"].hide()

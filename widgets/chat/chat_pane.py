@@ -105,6 +105,7 @@ class ChatPane(QWidget):
     def show_messages(self, messages: Sequence[ShownMessage], *, at_end: bool = True) -> None:
         """Show `messages`; the end of them unless the reader is to stay."""
         self.message_list.set_messages(messages)
+        self._refresh()
         if at_end:
             self.message_list.scroll_to_end()
         self._refresh()
@@ -274,7 +275,7 @@ class ChatPane(QWidget):
         self._full_banner.setVisible(self._context_full and not answering)
         self._lost_banner.setVisible(self._lost and not self._ready)
         self.reload_button.setEnabled(not self._reason.endswith("…"))
-        self.sample_questions.show_while(not answering and not self.messages)
+        self.sample_questions.show_while(not answering and not self.message_list.has_messages)
         self._status_label.setText(self._remark if self._ready else self._reason)
         self._status_label.setVisible(bool(self._status_label.text()))
 

@@ -65,6 +65,11 @@ class MessageList(QAbstractScrollArea):
         """What is shown, with all text that came since."""
         return tuple(self._whole(message) for message in self._messages)
 
+    @property
+    def has_messages(self) -> bool:
+        """Whether anything was said."""
+        return bool(self._messages)
+
     def bubbles(self) -> tuple[Bubble, ...]:
         """Return those that are laid out, from top to bottom."""
         return tuple(self._bubbles[each.id] for each in self._messages if each.id in self._bubbles)

@@ -47,7 +47,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=usable_processors())
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        path = options.model or write_model(Path(folder) / "state.gguf", n_layers=12, n_embd=768, n_ff=2048)
+        path = options.model or write_model(Path(folder) / "state.gguf", n_layers=8, n_embd=512, n_ff=1536)
         state = Path(folder) / "conversation.state"
         with our_child() as child:
             assert isinstance(child.message(), Hello)

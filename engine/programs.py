@@ -8,6 +8,7 @@ CHILDREN = {
     "worker": "engine.worker",
     "renderer": "engine.worker.renderer",
     "download": "engine.downloads",
+    "pdf": "engine.chats.pdf_reader",
 }
 """Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
 

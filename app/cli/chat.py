@@ -13,6 +13,7 @@ from app.cli.output import print_document, print_line, say
 from app.cli.prompts import check_text
 from app.cli.talk import Talk, TalkOptions
 from app.paths import chats_path, kept_states_path, presets_path
+from engine.chats.attachments import read_attachment
 from engine.chats.conversation import Conversation
 from engine.chats.kept_state import KeptStates
 from engine.chats.message import new_id, now_ms
@@ -49,7 +50,13 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         printer.load.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
     states = KeptStates(kept_states_path())
-    wishes = TalkOptions(preset, chosen_settings(options), options.overflow, options.prompt)
+    wishes = TalkOptions(
+        preset,
+        chosen_settings(options),
+        options.overflow,
+        options.prompt,
+        tuple(map(read_attachment, options.attach)),
+    )
     return Talk(store, states, order, printer, conversation, wishes).run()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from argparse import Namespace
 from collections.abc import Callable
+from pathlib import Path
 
 from engine.settings.sampling_kinds import SamplingValue
 from engine.settings.sampling_table import SAMPLING, SamplingSetting
@@ -22,6 +23,9 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--system", metavar="TEXT", help="the system prompt")
     command.add_argument("--preset", metavar="NAME", help="a preset of this name")
     command.add_argument("--prompt", metavar="TEXT", help="ask this and end; without it, lines are read")
+    command.add_argument(
+        "--attach", type=Path, action="append", default=[], metavar="FILE", help="text, code or a PDF; may repeat"
+    )
     command.add_argument(
         "--overflow", choices=OVERFLOWS, default="drop", help="when the context is full (default drop: oldest turns)"
     )

@@ -18,7 +18,7 @@ from engine.chats.asking import SYSTEM, answer_request, chat_messages, count_req
 from engine.chats.context import Overflow, answer_reserve, choose, tokens_of
 from engine.chats.conversation import Conversation
 from engine.chats.kept_state import MIN_TOKENS, KeptStates, key_of, model_identity
-from engine.chats.message import Message, MessageState, Timings, new_id, now_ms
+from engine.chats.message import Attachment, Message, MessageState, Timings, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
 from engine.chats.thinking import Told
@@ -54,12 +54,14 @@ HELP = "/again: another answer to the last question; /quit: end (as the end of t
 
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
-    """`settings`: what of the samplers the command line set; `prompt`: the only question, None where lines are read."""
+    """`settings`: what of the samplers the command line set; `prompt`: the only question, None where lines are read;
+    `attached`: files with the first question, and their bytes."""
 
     preset: Preset | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     overflow: Overflow = "drop"
     prompt: str | None = None
+    attached: tuple[tuple[Attachment, bytes], ...] = ()
 
 
 class _Shown(NamedTuple):
@@ -105,9 +107,12 @@ class Talk:
         self._sampling = sampling_of(model_sampling(plan.model.metadata), preset, chat).settings
         self._system = conversation.system or ("" if options.preset is None else options.preset.system)
         self._tree = store.tree(conversation.id)
+        self._attached = options.attached
         self._left_out: frozenset[str] = frozenset()
         self._news: queue.SimpleQueue[News | _Shown | _Kept] = queue.SimpleQueue()
-        self._session = ModelSession(self._news.put, holders=memory_holders)
+        self._keeps_states = self._make_folder()
+        folder = states.folder if self._keeps_states else None
+        self._session = ModelSession(self._news.put, holders=memory_holders, sequences=folder)
         self._stage: Stage = "header"
         self._interrupts = 0
 
@@ -125,6 +130,14 @@ class Talk:
             finally:
                 self._session.close()
         return exit_codes.OK
+
+    def _make_folder(self) -> bool:
+        try:
+            self._states.make_folder()
+        except EngineError as error:
+            self._printer.notice(error.summary())
+            return False
+        return True
 
     def _on_interrupt(self) -> None:
         self._interrupts += 1
@@ -222,7 +235,17 @@ class Talk:
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)
         before = self._tree
-        question = Message(id=new_id(), role="user", content=text, parent=before.leaf, created_ms=now_ms())
+        for _attachment, data in self._attached:
+            self._store.keep_file(data)
+        question = Message(
+            id=new_id(),
+            role="user",
+            content=text,
+            parent=before.leaf,
+            attachments=tuple(attachment for attachment, _data in self._attached),
+            created_ms=now_ms(),
+        )
+        self._attached = ()
         self._tree = add(before, question)
         self._store.apply(self._conversation.id, before, self._tree)
         self._answer(self._tree.path)
@@ -325,13 +348,9 @@ class Talk:
                 return
 
     def _keep_state(self, request: int, tokens: int) -> None:
-        if tokens < MIN_TOKENS:
+        if tokens < MIN_TOKENS or not self._keeps_states:
             return
-        try:
-            path = self._states.place(self._conversation.id, self._key)
-        except EngineError as error:
-            self._printer.notice(error.summary())
-            return
+        path = self._states.place(self._conversation.id, self._key)
         if isinstance(self._answer_of(SaveSequence(path=str(path), of=request)), SequenceSaved):
             self._states.keep(path)
 

@@ -61,24 +61,28 @@ def key_of(model: str, settings: ContextSettings) -> StateKey:
 class KeptStates:
     """A folder of states within a quota in bytes. It reads and writes the disk: for threads that may wait.
 
-    To save: `place` names the file that the child is to write, `keep` takes it in when it has said `SequenceSaved`. To
-    restore: `find` names the file for the child; `forget` it where the child refuses it.
+    `make_folder` comes first. To save: `place` names the file that the child is to write, `keep` takes it in when it
+    has said `SequenceSaved`. To restore: `find` names the file for the child; `forget` it where the child refuses it.
     """
 
     def __init__(self, folder: Path, quota_bytes: int = DEFAULT_QUOTA_BYTES) -> None:
         self.folder = folder
         self.quota_bytes = quota_bytes
 
-    def place(self, conversation: str, key: StateKey) -> Path:
-        """Return where the state of a conversation is to be written.
+    def make_folder(self) -> Path:
+        """Make the folder, before a session is made with it: a child may write to what is there when it loads.
 
         Raises:
-            ChatError: the folder cannot be made.
+            ChatError: it cannot be made.
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ChatError(f"{self.folder} cannot be made ({error.strerror}); states are not kept.") from None
+        return self.folder
+
+    def place(self, conversation: str, key: StateKey) -> Path:
+        """Return where the state of a conversation is to be written."""
         return self.folder / f"{_safe(conversation)}-{key.name}{SUFFIX}"
 
     def find(self, conversation: str, key: StateKey) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
@@ -24,7 +25,8 @@ class ModelSession:
     before the events that led to them; it should return soon. A load gets exactly one ending, however many layouts
     were tried for it, and so does a request. A loaded model that is lost while nothing is asked of it is told by one
     more `Crashed` or `Failed`. `holders` tells, in a thread of ours, who holds a device's memory when a load has run
-    out of it.
+    out of it. `sequences`: the folder, made by the caller, in which the child may save sequences and read them; without
+    one it saves none.
     """
 
     def __init__(
@@ -37,8 +39,9 @@ class ModelSession:
         stop_timeout_s: float = STOP_TIMEOUT_S,
         proposal_limit_s: float = PROPOSAL_LIMIT_S,
         argv: Sequence[str] | None = None,
+        sequences: Path | None = None,
     ) -> None:
-        workshop = Workshop(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv)
+        workshop = Workshop(cache if cache is not None else ProbeCache(), holders, proposal_limit_s, argv, sequences)
         self._driver = Driver(receiver, workshop, DriverOptions(stall_timeout_s, stop_timeout_s, argv))
 
     @property

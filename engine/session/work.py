@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device
@@ -30,12 +31,16 @@ def nobody(_device: Device) -> tuple[MemoryHolder, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Workshop:
-    """What work needs. `holders` tells who holds a device's memory; `argv` None: our own worker; time in seconds."""
+    """What work needs. `holders` tells who holds a device's memory; `argv` None: our own worker; time in seconds.
+
+    `sequences`: the folder in which children may save sequences, None for none.
+    """
 
     cache: ProbeCache
     holders: Callable[[Device], tuple[MemoryHolder, ...]] = nobody
     proposal_limit_s: float = PROPOSAL_LIMIT_S
     argv: Sequence[str] | None = None
+    sequences: Path | None = None
 
     def do(self, work: effects.Work, cancel: CancelToken) -> inputs.Work:
         """Return what came of `work`; blocks. `cancel`: nobody waits for all of it any more."""
@@ -55,7 +60,7 @@ class Workshop:
         # Others plan on while this one is loaded: its tables are its own.
         plan = work.plan.with_own_tables()
         try:
-            request = load_request(plan)
+            request = load_request(plan, sequences=self.sequences)
         except EngineError as error:
             return inputs.Refused(work.ticket, Failed(kind=error.kind, message=error.summary()))
         # Made here, where it may take its time; the machine has none.

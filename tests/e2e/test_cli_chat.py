@@ -194,6 +194,16 @@ def test_presets_give_a_system_prompt_and_settings(home: Home, model: Path) -> N
     assert (people.returncode, people.stdout) == (0, "yes\n")
 
 
+def test_a_file_goes_with_the_first_question(home: Home, model: Path, tmp_path: Path) -> None:
+    file = tmp_path / "a.py"
+    file.write_text("print(1)")
+    words = (model, "--threads", "1", "--ctx", "256", "--max-tokens", "1", "--attach", file)
+    events = home.events(*words, lines="One\nTwo\n")
+    path = home.path(of(events, "conversation")[0]["id"])
+    assert [[each.text for each in message.attachments] for message in path] == [["print(1)"], [], [], []]
+    assert of(events, "done")[0]["prompt_tokens"] > len("File: a.py print(1) One")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -29,6 +29,7 @@ KEY = StateKey("model", "f16", "f16", swa_full=False, streams=1)
 
 
 def write(states: KeptStates, conversation: str, size_bytes: int, used_ns: int) -> Path:
+    states.make_folder()
     path = states.place(conversation, KEY)
     path.write_bytes(bytes(size_bytes))
     states.keep(path)
@@ -89,7 +90,7 @@ def test_other_files_there_are_left_alone(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ChatError, match="states are not kept"):
-        KeptStates(tmp_path / "file" / "states").place("c", KEY)
+        KeptStates(tmp_path / "file" / "states").make_folder()
 
 
 def test_a_model_is_the_same_wherever_its_file_is(tmp_path: Path) -> None:
@@ -111,6 +112,7 @@ def test_a_conversation_goes_on_in_another_layout_without_being_read_again(tmp_p
         assert isinstance(loaded, LoadedModel)
         child.send(Generate(id=1, prompt=prompt, max_tokens=4, temperature=0.0))
         assert isinstance(child.last_words(1)[1][-1], Generated)
+        states.make_folder()
         path = states.place("c", key)
         assert isinstance(child.ask(SaveSequence(id=2, path=str(path), of=1)), SequenceSaved)
         states.keep(path)

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, Signal
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QPlainTextEdit, QWidget
+from PySide6.QtCore import QEvent, QObject, QSize, Signal
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QPlainTextEdit, QSizePolicy, QWidget
 
 from engine.settings.sampling_kinds import Text, Texts, Word
 from engine.settings.sampling_table import SamplingSetting
 from widgets.common.tool_tips import plain_tool_tip
 
 LONG_LINES = 3
+AROUND_PX = 20
+
+
+class LinesEdit(QPlainTextEdit):
+    """Plain text of which so many lines are seen; the rest is scrolled to."""
+
+    def __init__(self, lines: int, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._lines = lines
+        self.setTabChangesFocus(True)
+        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
+
+    def sizeHint(self) -> QSize:
+        return QSize(super().sizeHint().width(), self._lines * self.fontMetrics().lineSpacing() + AROUND_PX)
 
 
 class SamplingField(QWidget):
@@ -27,9 +41,7 @@ class SamplingField(QWidget):
             self.control.addItems(kind.words)
             self.control.activated.connect(self._commit)
         elif isinstance(kind, Texts | Text):
-            self.control = QPlainTextEdit()
-            self.control.setTabChangesFocus(True)
-            self.control.setFixedHeight(LONG_LINES * self.fontMetrics().lineSpacing() + 20)
+            self.control = LinesEdit(LONG_LINES)
             self.control.installEventFilter(self)
         else:
             self.control = QLineEdit()

@@ -11,7 +11,6 @@ from PySide6.QtWidgets import (
     QGridLayout,
     QHBoxLayout,
     QLabel,
-    QPlainTextEdit,
     QPushButton,
     QScrollArea,
     QToolButton,
@@ -20,7 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingSetting
-from widgets.chat.sampling_field import SamplingField
+from widgets.chat.sampling_field import LinesEdit, SamplingField
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
@@ -60,10 +59,8 @@ class SettingsPanel(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
         self.setAccessibleName("Settings of this conversation")
-        self.system_edit = QPlainTextEdit()
+        self.system_edit = LinesEdit(SYSTEM_LINES)
         self.system_edit.setAccessibleName("System prompt")
-        self.system_edit.setTabChangesFocus(True)
-        self.system_edit.setFixedHeight(SYSTEM_LINES * self.fontMetrics().lineSpacing() + 20)
         self.preset_box = QComboBox()
         self.preset_box.setAccessibleName("Preset")
         self.save_button = QPushButton("Save as preset…")

@@ -83,7 +83,9 @@ def crash_event(outcome: ProcessOutcome, known: str = "") -> Failed | Crashed:
         return Failed(kind="stalled", message=outcome.sentence)
     if outcome.reason is not EndReason.ITSELF:
         return Failed(kind="internal", message=outcome.sentence)
-    message = f"{outcome.sentence} {known}".strip() if outcome.is_fault_of_engine else outcome.sentence
+    message = outcome.sentence
+    if known and outcome.is_fault_of_engine:
+        message = f"{message.rstrip('.')}. {known}"  # Its last words end as they are.
     return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
 
 

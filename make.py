@@ -779,7 +779,8 @@ def run_checks(_arguments: Sequence[str]) -> int:
 
 def run_benchmarks(arguments: Sequence[str]) -> int:
     """Run the benchmarks named, or all."""
-    available = sorted(path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_"))
+    names = {path.stem for path in (ROOT / "benchmarks").glob("*.py") if not path.stem.startswith("_")}
+    available = sorted(names - {"soak"})  # an hour of use is no benchmark
     if unknown := [name for name in arguments if name not in available]:
         raise SetupError(f"No benchmark is called {', '.join(unknown)}; there are {', '.join(available)}.")
     set_up(tests=True)
@@ -789,6 +790,13 @@ def run_benchmarks(arguments: Sequence[str]) -> int:
         for name in arguments or available
     ]
     return max(codes, default=0)
+
+
+def run_soak(arguments: Sequence[str]) -> int:
+    """Use a window for an hour and look at what it keeps."""
+    set_up(tests=True)
+    command = [str(venv_program("python")), "-m", "benchmarks.soak", *arguments]
+    return subprocess.run(command, cwd=ROOT, check=False).returncode
 
 
 def run_follow(arguments: Sequence[str]) -> int:
@@ -839,6 +847,7 @@ COMMANDS = {
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
+    "soak": (run_soak, "use a window for an hour (--minutes N) and look at what it keeps"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
 

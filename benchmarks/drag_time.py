@@ -3,7 +3,8 @@
     python -m benchmarks.drag_time [NAME ...] [--worst 10]
 
 Every boundary between neighbours is dragged over all places, one after the other: over eight cards, over the CPU and
-seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables.
+seven cards, and over eight cards with all experts on the CPU. Each model and each of these begins with new tables,
+and with those of the one before cleared away.
 Times are seconds of the thread, so that other work beside counts little; `unit` is what making and hashing 10,000
 small tuples takes in the same run, which tells slow machines from slow code. The last line is one JSON object.
 """
@@ -11,6 +12,7 @@ small tuples takes in the same run, which tells slow machines from slow code. Th
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Iterator, Sequence
@@ -102,6 +104,7 @@ def main() -> None:
         if has_experts(model):
             setups[", experts on the CPU"] = (ids, (EXPERTS,))
         for what, (places, overrides) in setups.items():
+            gc.collect()
             tables = PreviewTables(model)
             first, *others = [
                 milliseconds(layout, tables, rig, context) for layout in drags(model.n_layers, places, overrides)

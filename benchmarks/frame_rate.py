@@ -110,13 +110,18 @@ def load(window: WindowParts, path: Path, answers: int) -> None:
     desk = window.desk
     window.start(files=[path], rig=None)
     wait_for(lambda: desk.document.edit is not None)
-    desk.document.set_context(ContextSettings(n_ctx=N_CTX).with_requests(answers))
+    # One thread: several wait for each other, and on a busy machine hardly a token would come to be shown.
+    context = ContextSettings(n_ctx=N_CTX, threads=1, threads_batch=1)
+    desk.document.set_context(context.with_requests(answers))
     desk.loader.load()
     wait_for(lambda: desk.loading.state is ModelState.READY)
 
 
 def ask(window: WindowParts, answers: int) -> list[object]:
-    """Begin the answers, wait for their first words, and return a list that grows with each token."""
+    """Begin the answers, wait for their first words, and return a list that grows with each token.
+
+    Where one ends another begins, so that there are always so many.
+    """
     from engine.protocol.messages import Generate
 
     model = window.desk.models.current
@@ -127,11 +132,15 @@ def ask(window: WindowParts, answers: int) -> list[object]:
         tokens.append(event)
         begun.add(event.request)
 
+    def another() -> None:
+        model.loading.generate(Generate(prompt=f"{len(tokens)} layers are", max_tokens=TOKENS, seed=len(tokens)))
+
     model.loading.bridge.token.connect(note)
+    model.loading.answered.connect(another)
     model.conversation.send("Tell a long story about layers and devices.")
-    for number in range(1, answers):
-        model.loading.generate(Generate(prompt=f"{number} layers are", max_tokens=TOKENS))
-    wait_for(lambda: len(begun) == answers)
+    for _ in range(1, answers):
+        another()
+    wait_for(lambda: len(begun) >= answers)
     tokens.clear()
     return tokens
 

@@ -10,8 +10,9 @@ import re
 MAX_SENTENCE = 2000
 """Characters of anything that is said at once."""
 
-_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2060-\u2069\ufeff\ud800-\udfff]")
-"""Control and bidirectional characters, what has no width, and lone surrogates, but neither newline nor tab."""
+_STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""Control and bidirectional characters, separators of lines, and lone surrogates, but neither newline nor tab. What
+joins letters stays: languages are written with it."""
 
 
 def escape(text: str, *, keep_lines: bool = False) -> str:

@@ -10,8 +10,7 @@ from app.cli.output import print_event, print_line, print_text, say
 from app.cli.printers import JsonPrinter, TextPrinter
 from engine.chats.message import Message
 from engine.session.events import Done, Event
-
-_CONTROLS = {code: None for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+from engine.texts import escape
 
 
 class Talking(Event, frozen=True, kw_only=True, tag="conversation"):
@@ -78,7 +77,7 @@ class JsonChat:
 
 
 class TextChat:
-    """Answers on standard output, all else on standard error; thoughts are dimmed on a terminal and else left out."""
+    """Answers on standard output, all else on standard error; thoughts there too, on a terminal only."""
 
     def __init__(self) -> None:
         self.load = TextPrinter()
@@ -95,13 +94,13 @@ class TextChat:
 
     def said(self, reasoning: str, content: str) -> None:
         if reasoning and self._on_terminal:
-            say(f"\x1b[2m{reasoning.translate(_CONTROLS)}\x1b[0m", end="")
+            say(f"{'' if self._thinks else 'thinking: '}{reasoning}", end="")
             self._thinks = True
         if content:
             if self._thinks:
                 say("")
             self._thinks = False
-            print_text(content.translate(_CONTROLS) if self._on_terminal else content)
+            print_text(escape(content, keep_lines=True) if self._on_terminal else content)
 
     def notice(self, sentence: str) -> None:
         say(sentence)

@@ -47,12 +47,12 @@ def print_compact(document: object) -> None:
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `cached_tokens`
-    and `replaced` only where there is something to say."""
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `replaced`
+    and `cached_tokens` only where there is something to say."""
     document = _builtins(event)
-    for name in ("cached_tokens", "replaced"):
-        if not document.get(name, "-"):
-            del document[name]
+    for key in ("replaced", "cached_tokens"):
+        if not document.get(key, "-"):
+            del document[key]
     if document.get("request", 0) is None:
         del document["request"]
     print_line(_json(document, separators=(",", ":")))

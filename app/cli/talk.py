@@ -250,7 +250,9 @@ class Talk:
         answer = AnswerInProgress(
             self._store, self._conversation.id, message, lambda told, error: self._news.put(_Shown(told, error))
         )
-        request = self._request(answer_request(chat_messages(self._system, shown), self._sampling))
+        request = self._request(
+            answer_request(chat_messages(self._system, shown), self._sampling, template=self._conversation.template)
+        )
         ending = self._follow(request, answer)
         state: MessageState = "failed" if not isinstance(ending, Done) else "done"
         if isinstance(ending, Done) and ending.stop_reason == "stopped":
@@ -278,7 +280,7 @@ class Talk:
         while True:
             shown = tuple(message for message in path if message.id not in already)
             asked = messages_by_id(self._system, shown)
-            counted = self._answer_of(count_request(asked.values()))
+            counted = self._answer_of(count_request(asked.values(), template=self._conversation.template))
             if not isinstance(counted, Counted):
                 return shown
             tokens = tokens_of(asked, counted.messages, counted.prompt)

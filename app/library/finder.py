@@ -34,8 +34,9 @@ from engine.plan.decisions.defaults import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownRepo
 
 if TYPE_CHECKING:
-    from engine.downloads.job import Job, JobView
+    from engine.downloads.job import Job
     from engine.downloads.queue import DownloadQueue
+    from engine.downloads.view import JobView
     from engine.gguf.model_file import ModelFile
     from engine.hub.listing import RepoListing
 
@@ -144,7 +145,8 @@ class HubFinder(QObject):
 
         def ask() -> tuple[FoundRepo, ...]:
             from app.library.hub_words import found_repo
-            from engine.hub.client import SEARCH_ORDERS, SearchQuery, search_models
+            from engine.hub.client import search_models
+            from engine.hub.found import SEARCH_ORDERS, SearchQuery
 
             hub = self._hub()
             order = next(each for each in SEARCH_ORDERS if each == wish.order)

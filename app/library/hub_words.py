@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from engine.downloads.job import JobState, JobView
+from engine.downloads.view import JobState, JobView
 from engine.hub.addresses import HubAddress
-from engine.hub.client import HubModel
-from engine.hub.forecast import FitVerdict, QuantisationFit, RepoFit
+from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
+from engine.hub.found import HubModel
 from engine.hub.listing import Quantisation, RepoListing
 from engine.units import format_bytes
 from widgets.library.entry_words import parameter_words

@@ -14,6 +14,7 @@ from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 from engine.devices.device import Rig
 from engine.gguf.model_file import ModelFile
 from engine.layout.layout import Layout
+from engine.memory.effort import limited
 from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
@@ -23,6 +24,8 @@ from engine.settings.context_settings import ContextSettings
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
+PREVIEW_SECONDS = 2.0
+"""For the arithmetic of one preview; no model that is known takes as long."""
 
 
 class Sheet:
@@ -195,7 +198,9 @@ class LayoutDocument(QObject):
             self.plan = self.preview = None
         else:
             self.plan = self.probes.over(Plan(sheet.tables.memory, self._rig, sheet.edit))
-            self.preview = make_preview(sheet.tables, self.plan)
+            # What takes longer is left to the engine, which a probe asks: this is the thread that draws.
+            with limited(PREVIEW_SECONDS):
+                self.preview = make_preview(sheet.tables, self.plan)
         self.preview_changed.emit(self.preview)
 
 

@@ -21,6 +21,8 @@ class Arrangement(Enum):
 class Arranger(QObject):
     """Switches between them. Panels come back as they were when the chat is no longer alone."""
 
+    changing = Signal()
+    """Comes first: what is over the window for a while goes."""
     changed = Signal(Arrangement)
     leaving = Signal()
     """Comes before panels are moved: whatever has taken their place gives it back."""
@@ -41,6 +43,7 @@ class Arranger(QObject):
 
     def arrange(self, arrangement: Arrangement) -> None:
         """Arrange the window so."""
+        self.changing.emit()
         before, self.current = self.current, arrangement
         main = self._main
         self.leaving.emit()

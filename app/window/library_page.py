@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QObject, Signal
-from PySide6.QtWidgets import QSizePolicy, QStackedWidget, QWidget
+from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from app.window.main_window import MainWindow
 from widgets.library.library_view import LibraryView
@@ -19,13 +19,11 @@ class LibraryPage(QObject):
         self.view = LibraryView()
         self._main = main
         self._hidden: list[QWidget] = []
-        self._desk = main.takeCentralWidget() or QWidget()
-        self._pages = QStackedWidget()
-        self._pages.addWidget(self._desk)
+        self._shows_desk = True
+        self._pages = main.pages
         self._pages.addWidget(self.view)
         # What is hidden asks for no room.
         self.view.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Ignored)
-        main.setCentralWidget(self._pages)
         self._state = main.saveState()
         self.view.closed.connect(self.hide)
         # Before the window keeps where its docks are: it is the desk that is to be found again.
@@ -50,7 +48,10 @@ class LibraryPage(QObject):
             self._hidden = [widget for widget in around if widget is not None and not widget.isHidden()]
             for widget in self._hidden:
                 widget.hide()
+            # The chat alone has the window without what is in its middle.
+            self._shows_desk = not self._pages.isHidden()
             self._pages.setCurrentWidget(self.view)
+            self._pages.show()
             self.shown_changed.emit(True)
         self.view.begin()
 
@@ -59,7 +60,8 @@ class LibraryPage(QObject):
         if not self.is_shown:
             return
         self.view.details.keep_notes()
-        self._pages.setCurrentWidget(self._desk)
+        self._pages.setCurrentIndex(0)
+        self._pages.setVisible(self._shows_desk)
         for widget in self._hidden:
             widget.show()
         self._main.restoreState(self._state)

@@ -59,6 +59,8 @@ class MainWindow(QMainWindow):
         self.chats = self.chat_view.panes
         self.reports = QStackedWidget()
         self.status_line = StatusLine()
+        self.pages = QStackedWidget()
+        """In the middle: the desk, and what takes its place for a while."""
         self.recent_menu = QMenu("Open Re&cent", self)
         self._closing = False
         self._no_title = QWidget()
@@ -68,15 +70,16 @@ class MainWindow(QMainWindow):
     # ------------------------------------------------------------------ structure
 
     def _place_widgets(self) -> None:
-        central = QWidget()
-        column = self._column = QVBoxLayout(central)
+        desk = QWidget()
+        column = self._column = QVBoxLayout(desk)
         column.setContentsMargins(8, 8, 8, 8)
         column.setSpacing(8)
         column.addWidget(self.device_strip)
         column.addWidget(self.load_question)
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
-        self.setCentralWidget(central)
+        self.pages.addWidget(desk)
+        self.setCentralWidget(self.pages)
         self.reports.setMaximumHeight(EMPTY_REPORT_HEIGHT)
         bar = QToolBar("Settings")
         bar.setObjectName("settings")
@@ -148,9 +151,7 @@ class MainWindow(QMainWindow):
             place.insertWidget(position, widget)
             widget.setVisible(shown)
         self.device_strip.set_line(alone)
-        central = self.centralWidget()
-        assert central is not None
-        central.setVisible(not alone)
+        self.pages.setVisible(not alone)
         chat = self.docks["chat"]
         if alone:
             self.docks["models"].hide()

@@ -93,6 +93,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     views.check_requested.connect(doctor.show)
     present_finder(main, desk, library_presenter)
     arranger = Arranger(main, settings)
+    arranger.changing.connect(library_presenter.page.hide)
     actions = make_actions(
         main,
         desk,

@@ -48,21 +48,26 @@ def attachment_text(attachment: Attachment) -> str:
     return f"File: {attachment.name}\n{fence}\n{attachment.text}\n{fence}"
 
 
-def answer_request(messages: Iterable[ChatMessage], settings: SamplingSettings, *, begun: str = "") -> Generate:
+def answer_request(
+    messages: Iterable[ChatMessage], settings: SamplingSettings, *, begun: str = "", template: str = ""
+) -> Generate:
     """Return the request for an answer. `begun`: what of it is there already (`thinking.begun_answer`)."""
     return Generate(
         messages=tuple(messages),
         sampling=settings,
+        template=template,
         begun=begun,
         thinking=tuple((marks.begin, marks.end) for marks in FAMILIES),
         marks=tuple(sorted(CONTROL_MARKS)),
     )
 
 
-def count_request(messages: Iterable[ChatMessage], shown: Sequence[Message] = ()) -> CountTokens:
+def count_request(messages: Iterable[ChatMessage], shown: Sequence[Message] = (), *, template: str = "") -> CountTokens:
     """Return the request that counts a conversation, and what is attached to each message of it."""
     return CountTokens(
-        messages=tuple(messages), texts=tuple("\n\n".join(map(attachment_text, each.attachments)) for each in shown)
+        messages=tuple(messages),
+        texts=tuple("\n\n".join(map(attachment_text, each.attachments)) for each in shown),
+        template=template,
     )
 
 

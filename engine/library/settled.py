@@ -16,6 +16,8 @@ FIT_VERSION = 1
 """Goes up where a forecast of the same model on the same rig would be another one: kept results are then not used."""
 _STEP_BYTES = 256 * MIB
 _STEPS = 64
+_HOST_STEPS = 16
+"""The computer's own memory goes up and down by the hour: forecasts of hundreds of models are to outlast that."""
 
 
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
@@ -32,7 +34,7 @@ def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
 
 
 def _step(device: Device) -> int:
-    return max(_STEP_BYTES, device.total_bytes // _STEPS)
+    return max(_STEP_BYTES, device.total_bytes // (_HOST_STEPS if device.is_host else _STEPS))
 
 
 def _is_near(rig: Rig, before: Rig) -> bool:

@@ -120,8 +120,9 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     """Continue a conversation, or raw `prompt` text when `messages` is empty; the answer ends before a text of `stop`.
 
     `sampling` says everything about how tokens are chosen and what ends the answer; without it the few numbers here do.
-    `begun`: what the answer begins with already, not told again. `thinking`: pairs of texts between which models think;
-    where the prompt ends with the first of one it is told as text. `marks`: control tokens that are told as text.
+    `template`: a chat template in place of the model's. `begun`: what the answer begins with already, not told again.
+    `thinking`: pairs of texts between which models think; where the prompt ends with the first of one it is told as
+    text. `marks`: control tokens that are told as text.
     Answered by `Reading`..., `Piece`... and `Generated`. The conversation is sent whole; the child reuses the common
     prefix.
     """
@@ -136,6 +137,7 @@ class Generate(ModelRequest, frozen=True, tag="generate", kw_only=True):
     min_p: float = 0.05
     stop: tuple[str, ...] = ()
     sampling: SamplingSettings | None = None
+    template: str = ""
     begun: str = ""
     thinking: tuple[tuple[str, str], ...] = ()
     marks: tuple[str, ...] = ()
@@ -160,12 +162,14 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 
     messages: tuple[ChatMessage, ...] = ()
     texts: tuple[str, ...] = ()
+    template: str = ""
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
-    """What the prompt of a conversation is; answered by `Rendered`."""
+    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`."""
 
     messages: tuple[ChatMessage, ...]
+    template: str = ""
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):

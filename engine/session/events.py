@@ -68,9 +68,10 @@ class Token(Event, frozen=True, kw_only=True, tag="token"):
 
 
 class Done(Event, frozen=True, kw_only=True, tag="done"):
-    """End of a generation; speeds in tokens per second. `cached_tokens` of the prompt were not read again.
+    """End of a generation; speeds in tokens per second.
 
-    `replaced`: why the model's own chat template was not used, empty where it was.
+    `cached_tokens` of the prompt were not read again. `replaced`: why the model's own chat template was not used, empty
+    where it was.
     """
 
     prompt_tokens: int

@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from engine.worker.template_process import TemplateProcess
 
 
-def prompt_tokens(loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str) -> tuple[list[int], str]:
+def prompt_tokens(
+    loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
+) -> tuple[list[int], str]:
     """Return the tokens of a conversation, or of raw text where there is none, and what `chat_text` has to say.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
     """
-    text, replaced = chat_text(loaded, messages) if messages else (prompt, "")
-    begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
-    # a template that writes the first token itself must not get a second one
-    tokens = tokenize(loaded, text, add_special=not (begin and text.startswith(begin)))
+    text, replaced = chat_text(loaded, messages, template) if messages else (prompt, "")
+    tokens = tokens_of_prompt(loaded, text)
     room = loaded.context_tokens
     if not tokens:
         raise failure("argument", "The prompt is empty; write something.")
@@ -37,24 +37,34 @@ def prompt_tokens(loaded: LoadedContext, messages: Sequence[ChatMessage], prompt
     return tokens, replaced
 
 
-def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage]) -> tuple[str, str]:
-    """Return a conversation by the model's template, and why a plain form took its place, if it did for a fault."""
+def tokens_of_prompt(loaded: LoadedContext, text: str) -> list[int]:
+    """Return the tokens of a whole prompt: a template that writes the first one itself does not get a second."""
+    begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
+    return tokenize(loaded, text, add_special=not (begin and text.startswith(begin)))
+
+
+def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, str]:
+    """Return a conversation by `template`, or the model's own, and why a plain form took its place, if it did for a
+    fault."""
     # imported with the first conversation: a template engine is a lot to import for raw text
     from engine.worker.chat_template import TemplateError, render_plain_chat
 
     low = loaded.engine.low
-    template = low.llama_model_chat_template(loaded.model, None)
+    owner = "chat" if template else "model"
+    own = low.llama_model_chat_template(loaded.model, None)
+    template = template or (own or b"").decode("utf-8", "replace")
     replaced = ""
     if template:
         try:
             text = _templates().render(
-                template.decode("utf-8", "replace"),
+                template,
                 messages,
                 beginning_of_text=token_text(loaded, low.llama_vocab_bos(loaded.vocabulary)),
                 end_of_text=token_text(loaded, low.llama_vocab_eos(loaded.vocabulary)),
             )
         except TemplateError as error:
-            replaced = f"The model's chat template is not used, but a plain form that many models know: {error}."
+            whose = "The model's chat template" if owner == "model" else "The template that was set for this chat"
+            replaced = f"{whose} is not used, but a plain form that many models know: {error}."
         else:
             return text, ""
     return render_plain_chat(messages), replaced

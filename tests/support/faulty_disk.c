@@ -1,6 +1,6 @@
 /* Preload: a disk with a fault, for files whose path contains FAULTY_DISK_FOLDER. FAULTY_DISK_FAULT says which:
  * "full" (no room after FAULTY_DISK_AFTER bytes), "short" (a write takes one byte less than half), "slow" (a write takes
- * 5 ms), "readonly" (nothing can be made or opened for writing), "sync" (fsync fails), "rename" (rename fails),
+ * half a millisecond), "readonly" (nothing can be made or opened for writing), "sync" (fsync fails), "rename" (rename fails),
  * "gone" (every write fails).
  *
  * Build: cc -O1 -shared -fPIC faulty_disk.c -o libfaulty_disk.so -ldl;  use: LD_PRELOAD=./libfaulty_disk.so
@@ -48,7 +48,7 @@ ssize_t write(int file, const void * data, size_t size) {
     if (next == NULL) next = (ssize_t (*)(int, const void *, size_t)) dlsym(RTLD_NEXT, "write");
     if (size == 0 || !is_our_file(file)) return next(file, data, size);
     if (has("gone")) return refuse(EIO);
-    if (has("slow")) usleep(5000);
+    if (has("slow")) usleep(500);
     if (has("short") && size > 1) size = size / 2;
     if (has("full")) {
         const char * after = getenv("FAULTY_DISK_AFTER");

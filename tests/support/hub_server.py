@@ -47,13 +47,13 @@ class Fault:
 
 @dataclass
 class Repo:
-    """A repository: `files` by path; `gated` wants the server's token; `files` may be changed while it serves.
+    """A repository: `files` (bytes, or a `Path`) by path, which may change while it serves; `gated` wants the token.
 
     A file on the disk is for headers of large models: it has holes for weights, and a made-up hash.
     """
 
     name: str
-    files: dict[str, bytes | Path]
+    files: dict[str, Any]
     commit: str = COMMIT
     gated: bool = False
     downloads: int = 1000

@@ -45,7 +45,7 @@ class EntryDetails(QScrollArea):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._model: Listed | None = None
-        self._chosen = ""
+        self._shown_facts: tuple[tuple[str, str], ...] = ()
         self._content = QWidget()
         self.title_label = ElidedLabel("", "title")
         self.favourite_button = QPushButton("☆ Favourite")
@@ -73,6 +73,8 @@ class EntryDetails(QScrollArea):
 
     def show_model(self, model: Listed | None) -> None:
         """Show `model`; what is being typed of the same one stays."""
+        if model is not None and model == self._model:
+            return
         is_other = model is None or self._model is None or model.entry.key != self._model.entry.key
         if is_other:
             self._keep_notes()
@@ -124,6 +126,9 @@ class EntryDetails(QScrollArea):
         self.places_label.setText("\n".join(place_lines(model, each)))
 
     def _show_facts(self, rows: Sequence[tuple[str, str]]) -> None:
+        if rows == self._shown_facts:
+            return
+        self._shown_facts = tuple(rows)
         while self.facts.rowCount():
             self.facts.removeRow(0)
         for name, value in rows:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from PySide6.QtCore import Qt, Signal
+from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import (
     QComboBox,
@@ -22,9 +22,11 @@ from PySide6.QtWidgets import (
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.library.download_rows import DownloadRows
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownRepo
 from widgets.library.library_filters import SearchEdit
+from widgets.library.quantisation_list import ROW_HEIGHT
 
 _ORDERS = (
     ("trending", "Trending"), ("downloads", "Most downloads"), ("likes", "Most likes"), ("updated", "Latest change"),
@@ -86,7 +88,8 @@ class FindPanel(QWidget):
         self.results.clear()
         for each in self._found:
             item = QTreeWidgetItem([each.repo, each.size, each.downloads, each.updated])
-            item.setToolTip(0, each.detail)
+            item.setToolTip(0, plain_tool_tip(each.detail))
+            item.setSizeHint(0, QSize(0, ROW_HEIGHT))
             self.results.addTopLevelItem(item)
 
     def show_repo(self, repo: ShownRepo | None) -> None:
@@ -98,7 +101,8 @@ class FindPanel(QWidget):
         for each in () if repo is None else repo.rows:
             label = f"{each.label}  (proposed)" if each.is_best else each.label
             item = QTreeWidgetItem([label, each.size, each.fit, each.speed])
-            item.setToolTip(2, each.sentence)
+            item.setToolTip(2, plain_tool_tip(each.sentence))
+            item.setSizeHint(0, QSize(0, ROW_HEIGHT))
             self.offered.addTopLevelItem(item)
             if each.is_best:
                 self.offered.setCurrentItem(item)

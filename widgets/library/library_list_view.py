@@ -27,8 +27,6 @@ class LibraryListView(QListView):
         self.setItemDelegate(self.delegate)
         self.setMouseTracking(True)
         self.setUniformItemSizes(True)
-        self.setLayoutMode(QListView.LayoutMode.Batched)
-        self.setBatchSize(500)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
         self.setAccessibleName("Models")

@@ -127,7 +127,8 @@ class LibraryView(QWidget):
         shown = arrange(self._models, self.filters.wanted)
         self.list_view.show_models(shown)
         n_all = len(self._models)
-        self.count_label.setText(f"{n_all} models" if len(shown) == n_all else f"{len(shown)} of {n_all} models")
+        models = "1 model" if n_all == 1 else f"{n_all} models"
+        self.count_label.setText(models if len(shown) == n_all else f"{len(shown)} of {models}")
         self._lists.setCurrentIndex(0 if shown or not n_all else 1)
         self.pages.setCurrentIndex(0 if n_all or not self._is_looked else 1)
 

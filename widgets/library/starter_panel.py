@@ -11,7 +11,8 @@ from engine.library.starters import Starter
 from engine.units import format_bytes
 from widgets.common.roles import plain_label
 
-_WIDTH = 720
+_WIDTH = 760
+PURPOSE_LINES = 3
 
 
 class StarterPanel(QWidget):
@@ -50,9 +51,13 @@ class StarterPanel(QWidget):
         self._heading = plain_label("Small models that fit this machine", "strong")
         column.addWidget(self._heading)
         column.addLayout(self._row)
+        across = QHBoxLayout()
+        across.addStretch(1)
+        across.addWidget(middle, 8)
+        across.addStretch(1)
         outer = QVBoxLayout(self)
         outer.addStretch(1)
-        outer.addWidget(middle, 0, Qt.AlignmentFlag.AlignHCenter)
+        outer.addLayout(across)
         outer.addStretch(2)
 
     def show_starters(self, starters: Sequence[Starter]) -> None:
@@ -76,7 +81,10 @@ class StarterPanel(QWidget):
         self.cards.append(button)
         column = QVBoxLayout(card)
         column.addWidget(plain_label(starter.name, "strong"))
-        column.addWidget(plain_label(starter.purpose, "dim", wrap=True), 1)
+        purpose = plain_label(starter.purpose, "dim", wrap=True)
+        purpose.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
+        purpose.setMinimumHeight(PURPOSE_LINES * purpose.fontMetrics().lineSpacing())
+        column.addWidget(purpose, 1)
         column.addWidget(plain_label(f"{format_bytes(starter.size_bytes)} to download", "dim"))
         column.addWidget(button)
         return card

@@ -105,7 +105,7 @@ class _State:
 
     @property
     def goes(self) -> bool:
-        return not self.bench.shortfalls(self.layout)
+        return not self.bench.is_short(self.bench.usable.keys(), self.layout)
 
     def with_layers(self, device_id: str, indices: Iterable[int]) -> _State:
         """Return the state with layers and their experts on a device."""
@@ -127,7 +127,7 @@ def _with_layers(state: _State, device_id: str, start: int) -> tuple[int, _State
 
     def goes(count: int) -> bool:
         tried = state.with_layers(device_id, range(start, start + count))
-        return device_id not in bench.shortfalls(tried.layout)
+        return not bench.is_short({device_id}, tried.layout)
 
     room = state.left_bytes(device_id)
     sizes = (

@@ -12,6 +12,7 @@ from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, count_layers, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench, rank
 from engine.layout.layout import Layout
+from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 
@@ -72,16 +73,23 @@ def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
 
 def _fixed_costs(bench: Workbench) -> tuple[dict[str, int], int]:
     """Return what each device takes besides layers, and what the output layer takes with its share of buffers."""
+    # Cards of one sort take the same; what is loaded beside the model may be on one of them only.
+    alike: dict[object, tuple[int, int]] = {}
     fixed: dict[str, int] = {}
-    output_bytes = bench.output_bytes
     for device in bench.devices:
-        first = CPU_ID if bench.n_layers > 1 else device.id
-        places = [first, *[device.id] * (bench.n_layers - 1)]
-        inside = bench.need(bench.layout(places, CPU_ID))[device.id]
-        with_output = bench.need(bench.layout(places, device.id))[device.id]
-        fixed[device.id] = inside.compute_bytes + inside.overhead_bytes
-        output_bytes = max(output_bytes, with_output.need_bytes - inside.need_bytes)
-    return fixed, output_bytes
+        sort = device.id if bench.side_files else (backend_traits(device), device.overhead_bytes)
+        if sort not in alike:
+            alike[sort] = _costs_of(bench, device)
+        fixed[device.id] = alike[sort][0]
+    return fixed, max((bench.output_bytes, *(with_output for _, with_output in alike.values())))
+
+
+def _costs_of(bench: Workbench, device: Device) -> tuple[int, int]:
+    first = CPU_ID if bench.n_layers > 1 else device.id
+    places = [first, *[device.id] * (bench.n_layers - 1)]
+    inside = bench.need(bench.layout(places, CPU_ID))[device.id]
+    with_output = bench.need(bench.layout(places, device.id))[device.id]
+    return inside.compute_bytes + inside.overhead_bytes, with_output.need_bytes - inside.need_bytes
 
 
 def _layout_of(bench: Workbench, placed: Sequence[tuple[str, Sequence[int]]]) -> Layout:

@@ -150,8 +150,8 @@ class _Pass:
         left_free = self.headroom
         if CPU_ID in places:
             left_free = {key: size + self.reserve.get(key, 0) for key, size in left_free.items()}
-        short = self.bench.shortfalls(layout, left_free)
-        return short.keys() <= {self.front, *self.bench.overpinned} - {filled}
+        spared = {self.front, *self.bench.overpinned} - {filled}
+        return not self.bench.is_short(self.bench.usable.keys() - spared, layout, left_free)
 
     def _guess(self, device_id: str, layers: Iterable[int]) -> int:
         """Return about how many of `layers` the device takes; only how soon the search ends depends on it."""

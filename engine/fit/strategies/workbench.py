@@ -5,7 +5,7 @@ Every number comes from the estimate of a whole layout, because compute buffers 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 
 from engine.devices.device import CPU_ID, Device, Rig
@@ -127,14 +127,27 @@ class Workbench:
         """Return what stays free beyond the margin on a device other than the host, negative where it is short."""
         return self.usable.get(device_id, 0) - self.need(layout)[device_id].need_bytes
 
+    def is_short(self, device_ids: Set[str], layout: Layout, left_free: Mapping[str, int] = _NOTHING_LEFT_FREE) -> bool:
+        """Return whether one of these devices would be left with less than its part of `left_free`.
+
+        Weights and caches alone often tell, and are counted in no time.
+        """
+        if layout not in self._needs:
+            least = device_needs(self.memory.estimate(layout, self.context, self.rig, with_compute=False), self.rig)
+            if not device_ids.isdisjoint(self._shortfalls(least, left_free)):
+                return True
+        return not device_ids.isdisjoint(self.shortfalls(layout, left_free))
+
     def shortfalls(self, layout: Layout, left_free: Mapping[str, int] = _NOTHING_LEFT_FREE) -> dict[str, int]:
         """Return the devices that would be left with less than their part of `left_free`, and how much is missing."""
-        found = self.need(layout)
+        return self._shortfalls(self.need(layout), left_free)
+
+    def _shortfalls(self, need: Mapping[str, DeviceMemory], left_free: Mapping[str, int]) -> dict[str, int]:
         short = {
-            device_id: found[device_id].need_bytes - max(0, size - left_free.get(device_id, 0))
+            device_id: need[device_id].need_bytes - max(0, size - left_free.get(device_id, 0))
             for device_id, size in self.usable.items()
         }
-        return {device_id: size for device_id, size in short.items() if size > 0 and found[device_id].need_bytes}
+        return {device_id: size for device_id, size in short.items() if size > 0 and need[device_id].need_bytes}
 
     def report(self, layout: Layout) -> FitReport:
         """Return the forecast with the rules that the layout breaks."""

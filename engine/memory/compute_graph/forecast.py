@@ -157,7 +157,7 @@ class ComputeForecast:
         return not hyper.latent and not {*hyper.head_k, *hyper.head_v} <= CUDA_FLASH_HEAD_SIZES
 
     def _walk(self, placement: Placement, batch: Batch, ask: Callable[[Walk, Placement], Answer]) -> Answer:
-        """Ask a walk over the sections of the graph; where they cannot be told apart, over the graph as a whole."""
+        """Ask a walk over the sections of the graph; where layers are not told apart, over the parts of the whole."""
         if not self._whole:
             try:
                 return ask(self._walk_of(placement, batch), placement)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from engine.protocol.messages import Counted, CountTokens
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
-from engine.worker.prompt import chat_text
+from engine.worker.prompt import chat_text, tokens_of_prompt
 from engine.worker.text import tokenize
 
 
@@ -19,7 +19,7 @@ def answer(loaded: LoadedContext, request: CountTokens) -> Counted:
         raise failure("argument", "This model's file has no vocabulary, so it has no tokens for text.")
     prompt = 0
     if request.messages:
-        prompt = len(tokenize(loaded, chat_text(loaded, request.messages)[0], add_special=True))
+        prompt = len(tokens_of_prompt(loaded, chat_text(loaded, request.messages, request.template)[0]))
     return Counted(
         request=request.id,
         prompt=prompt,

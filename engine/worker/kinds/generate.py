@@ -28,7 +28,7 @@ def begin(session: LoadedContext, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt, replaced = prompt_tokens(session, request.messages, request.prompt)
+    prompt, replaced = prompt_tokens(session, request.messages, request.prompt, request.template)
     return Generation(session, request, *with_begun(session, request, prompt), replaced=replaced)
 
 

@@ -9,5 +9,5 @@ from engine.worker.prompt import chat_text
 
 def answer(session: LoadedContext, request: RenderTemplate) -> Rendered:
     """Return the conversation as the model would read it."""
-    text, replaced = chat_text(session, request.messages)
+    text, replaced = chat_text(session, request.messages, request.template)
     return Rendered(request=request.id, text=text, replaced=replaced)

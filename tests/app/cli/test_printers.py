@@ -150,7 +150,7 @@ def test_json_cancel_before_the_child_is_an_event(capsys: pytest.CaptureFixture[
 
 
 def test_a_model_cannot_steer_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    for output, expected in ((Terminal(), "a\n\tbé]0;x"), (io.StringIO(), "a\n\tb\x1bé\x9b]0;x\x07")):
+    for output, expected in ((Terminal(), "a\n\tb\\x1bé\\x9b]0;x\\x07"), (io.StringIO(), "a\n\tb\x1bé\x9b]0;x\x07")):
         monkeypatch.setattr(sys, "stdout", output)
         printer = TextPrinter()
         printer.show(Token(text="a\n\tb\x1bé"))

@@ -34,7 +34,7 @@ def hub(files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with hub_server(Repo("org/Ada-GGUF", files), Repo("org/Empty", {"README.md": b"x"})) as server:
+    with hub_server(Repo("org/Ada-GGUF", {**files}), Repo("org/Empty", {"README.md": b"x"})) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
 

@@ -97,6 +97,23 @@ def test_the_library_takes_the_screen_and_gives_it_back(window: WindowParts, mod
     }
 
 
+def test_every_arrangement_is_as_it_was_and_leads_back(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+    main, page = window.main, window.library_presenter.page
+    window.actions["arrange_chat"].trigger()
+    assert not main.pages.isVisible()
+    show_library(window, qtbot)
+    assert main.pages.isVisible()
+    assert not main.docks["chat"].isVisible()
+    window.actions["library"].trigger()
+    assert not main.pages.isVisible()
+    assert [name for name, dock in main.docks.items() if dock.isVisible()] == ["chat"]
+    window.actions["library"].trigger()
+    window.actions["arrange_place"].trigger()
+    assert not page.is_shown
+    assert main.editor.isVisible()
+    assert not main.docks["chat"].isVisible()
+
+
 def test_what_a_model_is_and_how_it_fits(window: WindowParts, models: Path, qtbot: QtBot) -> None:
     view = show_library(window, qtbot)
     ada = current(view)

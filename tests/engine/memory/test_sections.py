@@ -1,4 +1,4 @@
-"""Graphs taken apart into sections: the same bytes as of the graph in one piece, and little work for a new layout."""
+"""Graphs in sections and in parts: the same bytes as of the graph in one piece, and little work for a new layout."""
 
 from __future__ import annotations
 
@@ -8,8 +8,10 @@ import pytest
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.layout import Layout, Override, make_layout
+from engine.memory.compute_graph.building import chains
 from engine.memory.compute_graph.building.chains import Chains
 from engine.memory.compute_graph.ggml.allocator import Allocation
+from engine.memory.compute_graph.ggml.parts import take_apart
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 from tests.support.truth import truth_model
@@ -21,6 +23,8 @@ NAMES = (
     "falcon-mamba-7b", "gemma-3-4b", "gpt-oss-20b", "jamba-v0.1-52b", "llama-3.2-1b", "nemotron-nano-9b-v2",
     "nemotron_h-dense", "qwen35-dense",
 )  # fmt: skip
+FAR_REACHING = ("gemma3n-dense", "hrm_text-dense", "nanbeige-turned", "t5-dense")
+"""Models whose layers read what others made that are not their neighbours."""
 
 
 def _layout(n_layers: int, numbers: random.Random) -> Layout:
@@ -38,7 +42,7 @@ def _layout(n_layers: int, numbers: random.Random) -> Layout:
     return Layout(n_layers, layout.runs, layout.output_device, overrides=overrides)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, *FAR_REACHING])
 def test_sections_come_to_what_the_whole_graph_does(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     numbers = random.Random(name)
     model = truth_model(name)
@@ -51,10 +55,20 @@ def test_sections_come_to_what_the_whole_graph_does(name: str, monkeypatch: pyte
     assert tables is not None
     assert tables.compute is not None
     monkeypatch.setattr(tables.compute, "_whole", True)
+    monkeypatch.setattr(chains, "take_apart", lambda graph, _, common: take_apart(graph, (), common))
     assert found == [in_one.estimate(layout, context, RIG).devices for layout in layouts]
 
 
-@pytest.mark.parametrize("name", ["llama-3.1-405b", "falcon-mamba-7b", "gemma-3-4b", "granite-4.0-h-small"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-3.1-405b",
+        "falcon-mamba-7b",
+        "gemma-3-4b",
+        "granite-4.0-h-small",
+        "qwen3-vl-30b",
+    ],
+)
 def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = ModelMemory(truth_model(name))
     n_layers = memory.model.n_layers
@@ -66,6 +80,7 @@ def test_a_boundary_that_moves_asks_for_few_new_steps(name: str, monkeypatch: py
         places = ["A"] * cut + ["B"] * (n_layers - cut)
         memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)
     first = dict(work)
+    assert first["steps"] > 0
     for cut in range(n_layers // 3 + 8, n_layers // 3 + 12):
         places = ["A"] * cut + ["B"] * (n_layers - cut)
         memory.estimate(make_layout(n_layers, places, None), ContextSettings(), RIG)

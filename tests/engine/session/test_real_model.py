@@ -24,7 +24,7 @@ from tests.support.conversation import Conversation
 from tests.support.orders import plan_of
 from tests.support.real_model import quantised
 
-EVERYDAY = ("Q4_0", "Q8_0")
+EVERYDAY = ("Q4_0",)
 KINDS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "compute_bytes", "output_bytes")
 CONTEXT = ContextSettings(n_ctx=512, n_batch=128, n_ubatch=64, threads=1, threads_batch=1, load_mode="mmap")
 QUESTION = ChatMessage(role="user", content="How do plants make food from sunlight?")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -29,11 +30,15 @@ THINKING = (("<think>", "</think>"),)
 
 
 @pytest.fixture(scope="module")
-def child(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RawChild]:
-    path = write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layers=2)
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_llama(tmp_path_factory.mktemp("model") / "tiny.gguf", n_layers=2)
+
+
+@pytest.fixture
+def child(model: Path) -> Iterator[RawChild]:
     with RawChild() as child:
         context = ContextSettings(n_ctx=512, threads=1)
-        answer = child.ask(Load(path=str(path), devices=(), parameters=entries(), context=context))
+        answer = child.ask(Load(path=str(model), devices=(), parameters=entries(), context=context))
         assert isinstance(answer, LoadedModel), answer
         yield child
 
@@ -83,7 +88,16 @@ def test_counts_are_those_of_the_prompt(child: RawChild) -> None:
     assert isinstance(counted, Counted)
     rendered = child.ask(RenderTemplate(messages=messages))
     assert isinstance(rendered, Rendered)
-    tokens = child.ask(Tokenise(text=rendered.text))
+    tokens = child.ask(Tokenise(text=rendered.text, add_special=False))
     assert isinstance(tokens, Tokenised)
     assert counted.prompt == len(tokens.tokens)
+    short = child.ask(RenderTemplate(messages=messages, template="{{ messages[1].content }}"))
+    assert isinstance(short, Rendered)
+    assert (short.text, short.replaced) == ("Hello", "")
+    few = child.ask(CountTokens(messages=messages, template="{{ messages[1].content }}"))
+    assert isinstance(few, Counted)
+    assert few.prompt == 1 + len("Hello")
+    broken = child.ask(RenderTemplate(messages=messages, template="{{ nothing.there }}"))
+    assert isinstance(broken, Rendered)
+    assert "set for this chat is not used" in broken.replaced
     assert (counted.messages, counted.texts, counted.n_ctx) == ((8, 5, 0), (3, 0), 512)

@@ -3,7 +3,10 @@
 A step of any of these walks depends on one section and a small state. Layers repeat and states recur after a layer or
 two, so that a layout which was never seen is mostly made of steps that were. A step knows the backends that can matter
 to its section and no others, by numbers among those (a segment's): what was found between the second and the third
-device of a layout holds between any others of their sort.
+device of a layout holds between any others of their sort. Segments are remembered with all of their steps.
+
+What is remembered of buffers is what lies in them and what is free: how far they were ever filled is added up apart, as
+nothing that follows depends on it.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
+from engine.memory.effort import go_on
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
 """See `Chains.section`."""
@@ -148,6 +152,7 @@ class Steps:
         return tuple(found), state
 
     def _assign(self, before: Bound | None, bound: Bound, behind: Bound | None, state: int) -> tuple[Assigned, int]:
+        go_on()
         if before is not None and before.section.shape != bound.section.shape_before:
             raise FarReachError
         bounds = [each for each in (before, bound, behind) if each is not None]
@@ -185,6 +190,7 @@ class Steps:
         return tuple(pieces), Standing(backend, has_inputs, passing, _in_order(lasting))
 
     def _cut(self, assigned: Assigned, before: Cut) -> PieceStep:
+        go_on()
         piece, cut = self.scheduler.cut(assigned, before)
         lasting: dict[int, set[Key]] = {index: set() for index in assigned.involved}
         passing: set[Key] = set()
@@ -230,6 +236,7 @@ class Steps:
             if last is None or piece is not last[0] or ahead != last[1]:
                 step = known.get((piece, ahead, state))
                 if step is None:
+                    go_on()
                     filled, growth = self._allocation.fill(piece, self._states[ahead], self._states[state])  # type: ignore[arg-type]
                     step = known[piece, ahead, state] = self.number(filled), growth
                 last = (piece, ahead) if step[0] == state else None

@@ -143,6 +143,23 @@ def test_well_known_models_too_large_for_the_devices(name: str) -> None:
         assert bench.placed_bytes(result.layout) >= bench.placed_bytes(plain), strategy
 
 
+@pytest.mark.parametrize("first_on_cpu", [0, 8, 24])
+def test_a_device_is_short_as_its_shortfall_says_asked_first_or_afterwards(first_on_cpu: int) -> None:
+    memory = memory_of("dense 8B")
+    needs = Workbench(memory, make_rig(make_gpu("CUDA0", 64), make_gpu("CUDA1", 64)), CONTEXT, NO_CONSTRAINTS)
+    layout = make_layout(32, [CPU_ID] * first_on_cpu + ["CUDA0"] * (28 - first_on_cpu) + ["CUDA1"] * 4, None)
+    need_bytes = needs.need(layout)["CUDA0"].need_bytes
+    weights_bytes = needs.need(layout)["CUDA0"].weights_bytes
+    for usable_bytes in (weights_bytes // 2, need_bytes - 1, need_bytes):
+        bench = Workbench(memory, make_rig(make_gpu("CUDA0", 64), make_gpu("CUDA1", 64)), CONTEXT, NO_CONSTRAINTS)
+        bench.usable["CUDA0"] = usable_bytes
+        expected = usable_bytes < need_bytes
+        assert bench.is_short({"CUDA0"}, layout) is expected
+        assert not bench.is_short({"CUDA1"}, layout)
+        assert ("CUDA0" in bench.shortfalls(layout)) is expected
+        assert bench.is_short({"CUDA0"}, layout) is expected
+
+
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_room_for_the_whole_model_is_used(strategy: str) -> None:
     memory = ModelMemory(truth_model("llama-3.1-405b"))

@@ -1,0 +1,295 @@
+"""Hours of use in minutes: one window with a lab rig that loads, answers, edits and unloads while things go wrong.
+
+    python -m benchmarks.soak [--minutes 60] [--seed 1]
+
+Each round it moves layers, changes the context, loads, asks, stops some answers, and unloads. At random it kills a lab
+worker or the model's child, and takes memory from the machine for a moment. Once a minute it is at rest: then resident
+memory (what the allocator holds unused given back), descriptors, threads, child processes and the log are counted.
+The first sixth of the time, at most ten minutes, is for what fills up once: imports, caches, pools. Exit code 1 where
+memory then grew by more than 5 MB, anything else stayed behind, or the log outgrew its limit. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import ctypes.util
+import gc
+import json
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+import psutil
+
+from engine.layout.layout import Layout, make_layout
+from engine.units import MIB
+
+if TYPE_CHECKING:
+    from PySide6.QtWidgets import QApplication
+
+    from app.wiring import WindowParts
+
+CAPS = (96 * MIB, 64 * MIB, 96 * MIB)
+GROWTH_LIMIT_BYTES = 5_000_000
+SETTLE_SHARE = 6
+SETTLE_MAX_S = 600.0
+STEP_TIMEOUT_S = 120.0
+LAYOUTS = 16
+"""As many are edited in turn: what is forecast once is kept, and would else go on to fill up for hours."""
+PRESSURE_BYTES = 512 * MIB
+_PRESSURE = (
+    f"import time; taken = bytearray({PRESSURE_BYTES}); taken[::4096] = bytes(len(taken[::4096])); time.sleep(2)"
+)
+_log = logging.getLogger("layerdeck.soak")
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The process at rest; `second` since the beginning, `rounds` done until then."""
+
+    second: int
+    rounds: int
+    resident_bytes: int
+    descriptors: int
+    threads: int
+    children: int
+    log_bytes: int
+
+
+class Soak:
+    """Drives one window."""
+
+    def __init__(self, application: QApplication, window: WindowParts, model: Path, log: Path, seed: int) -> None:
+        self._application, self._window, self._model, self._log = application, window, model, log
+        self._desk = window.desk
+        self._numbers = random.Random(seed)
+        self._began_s = time.monotonic()
+        self._layouts: list[Layout] = []
+        self.done = dict.fromkeys(("rounds", "loads", "answers", "stopped", "killed workers", "killed children"), 0)
+
+    def begin(self) -> None:
+        """Open the model on a lab rig."""
+        self._start_lab()
+        self._desk.opener.open(self._model)
+        self._wait("the model is open", lambda: self._desk.document.edit is not None)
+
+    def round(self) -> None:
+        """Edit, load, ask, unload; and whatever goes wrong."""
+        self.done["rounds"] += 1
+        self._edit()
+        if self._numbers.random() < 0.2:
+            with suppress(OSError):
+                subprocess.Popen([sys.executable, "-c", _PRESSURE]).wait(STEP_TIMEOUT_S)
+        self._load()
+        for _ in range(self._numbers.randrange(1, 4)):
+            if self._is("READY"):
+                self._ask()
+        if self._numbers.random() < 0.25:
+            self._kill_worker()
+        elif self._numbers.random() < 0.25:
+            self._kill_child()
+        self._desk.models.current.conversation.clear()
+        self._desk.unloader.unload_current()
+        self._wait("nothing is loaded", lambda: not self._desk.loading.has_child)
+
+    def read(self) -> Reading:
+        """Come to rest and count."""
+        self._wait("probes are done", lambda: not self._probing_children())
+        self._pump(1.0)
+        gc.collect()
+        _give_back()
+        process = psutil.Process()
+        return Reading(
+            second=round(time.monotonic() - self._began_s),
+            rounds=self.done["rounds"],
+            resident_bytes=process.memory_info().rss,
+            descriptors=process.num_fds(),
+            threads=threading.active_count(),
+            children=len(process.children(recursive=True)),
+            log_bytes=sum(path.stat().st_size for path in self._log.parent.glob("*.log*")),
+        )
+
+    def _start_lab(self) -> None:
+        started: list[bool] = []
+        self._desk.rig.lab.start(CAPS, lambda: started.append(True))
+        self._wait("the lab is up", lambda: bool(started))
+
+    def _edit(self) -> None:
+        document = self._desk.document
+        assert document.edit is not None
+        layouts = self._layouts or [self._random_layout(document.edit.layout.n_layers) for _ in range(LAYOUTS)]
+        self._layouts = layouts
+        for _ in range(self._numbers.randrange(2, 6)):
+            document.set_layout(self._numbers.choice(layouts), "soak")
+            self._pump(0.05)
+        document.undo_group.undo()
+        n_ctx = self._numbers.choice((256, 1024, 8192))
+        document.set_context(msgspec.structs.replace(document.edit.context, n_ctx=n_ctx))
+
+    def _random_layout(self, n_layers: int) -> Layout:
+        ids = [*(device.id for device in self._desk.rig.live.rig.devices), "CPU"]
+        cuts = sorted(self._numbers.choices(range(n_layers + 1), k=len(ids) - 1))
+        places = [
+            device
+            for device, begin, end in zip(ids, [0, *cuts], [*cuts, n_layers], strict=True)
+            for _ in range(end - begin)
+        ]
+        return make_layout(n_layers, places, self._numbers.choice(ids))
+
+    def _load(self) -> None:
+        self._desk.loader.load()
+        self._pump(0.2)
+        self._wait("the load has ended", lambda: not self._desk.loading.is_busy)
+        self.done["loads"] += 1
+
+    def _ask(self) -> None:
+        self._desk.models.current.conversation.send(f"Tell me about {self._numbers.random()}")
+        self._pump(2 * self._numbers.random())
+        if self._is("GENERATING"):
+            self._desk.loading.stop_answer()
+            self.done["stopped"] += 1
+        self._wait("the answer has ended", lambda: not self._is("GENERATING"))
+        self.done["answers"] += 1
+
+    def _kill_worker(self) -> None:
+        """Kill a worker of the lab and begin a new lab."""
+        processes = [each.pid for each in self._desk.rig.lab.processes.values()]
+        os.kill(self._numbers.choice(processes), signal.SIGKILL)
+        self.done["killed workers"] += 1
+        self._pump(1.0)
+        self._desk.unloader.unload_current()
+        self._wait("nothing is loaded", lambda: not self._desk.loading.has_child)
+        self._desk.rig.lab.stop()
+        self._wait("the lab is down", lambda: not self._desk.rig.lab.processes)
+        self._start_lab()
+
+    def _kill_child(self) -> None:
+        child = next((each for each in psutil.Process().children() if _role(each) == "worker"), None)
+        if child is not None:
+            child.kill()
+            self.done["killed children"] += 1
+            self._wait("the loss was seen", lambda: not self._desk.loading.has_child)
+
+    def _is(self, state: str) -> bool:
+        return self._desk.loading.state.name == state
+
+    def _probing_children(self) -> list[psutil.Process]:
+        """Return the children that ask the engine something; one that waits to be asked is the window's own."""
+        lab = {each.pid for each in self._desk.rig.lab.processes.values()}
+        return [each for each in psutil.Process().children() if each.pid not in lab and _role(each) != "probe"]
+
+    def _wait(self, what: str, condition: Callable[[], bool]) -> None:
+        end_s = time.monotonic() + STEP_TIMEOUT_S
+        while not condition():
+            if time.monotonic() > end_s:
+                raise TimeoutError(f"{what}: not within {STEP_TIMEOUT_S:g} s; {self._window.main.status_line.text}")
+            self._pump(0.02)
+
+    def _pump(self, seconds: float) -> None:
+        """Let the window work."""
+        from PySide6.QtCore import QEventLoop
+
+        end_s = time.monotonic() + seconds
+        while (left_s := end_s - time.monotonic()) > 0:
+            self._application.processEvents(QEventLoop.ProcessEventsFlag.AllEvents, round(left_s * 1000) + 1)
+            time.sleep(min(left_s, 0.005))
+
+
+def _role(process: psutil.Process) -> str:
+    """Return what a child is for: the last word of its command line."""
+    with suppress(psutil.Error, IndexError):
+        return str(process.cmdline()[-1])
+    return ""
+
+
+def _give_back() -> None:
+    """Have the C allocator return what it holds unused: what is measured is then what is used."""
+    with suppress(AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def verdict(readings: list[Reading], minutes: float) -> tuple[int, list[str]]:
+    """Return by how much memory grew after the first part, and what is wrong."""
+    from app.logs import KEPT_LOGS, MAX_LOG_BYTES
+
+    settle_s = min(SETTLE_MAX_S, minutes * 60 / SETTLE_SHARE)
+    settled = [reading for reading in readings if reading.second >= settle_s] or readings[-1:]
+    first, last = settled[0], settled[-1]
+    growth_bytes = last.resident_bytes - first.resident_bytes
+    wrong = [f"memory grew by {growth_bytes} bytes"] if growth_bytes > GROWTH_LIMIT_BYTES else []
+    for name in ("descriptors", "threads", "children"):
+        least = min(getattr(reading, name) for reading in settled[len(settled) // 2 :])
+        if least > getattr(first, name):
+            wrong.append(f"{name} grew from {getattr(first, name)} to {least}")
+    if last.log_bytes > (KEPT_LOGS + 1) * (MAX_LOG_BYTES + MAX_LOG_BYTES // 10):
+        wrong.append(f"the log has {last.log_bytes} bytes")
+    return growth_bytes, wrong
+
+
+def run(minutes: float, seed: int) -> int:
+    """Soak for so many minutes; return the exit code."""
+    with tempfile.TemporaryDirectory(prefix="soak") as home:
+        os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+        os.environ["HOME"] = home
+        for name in ("CONFIG", "CACHE", "DATA", "STATE"):
+            os.environ[f"XDG_{name}_HOME"] = f"{home}/{name.lower()}"
+        from PySide6.QtWidgets import QApplication
+
+        from app.logs import start_logging
+        from app.paths import log_path
+        from app.settings import Settings
+        from app.theme import Theme
+        from app.wiring import make_window
+        from engine.demo.writer import write_demo_model
+
+        start_logging(log_path())
+        application = QApplication(sys.argv[:1])
+        window = make_window(Settings(), Theme(application, "light"))
+        window.main.show()
+        window.start(files=[], rig=None)
+        model = Path(home) / "demo.gguf"
+        write_demo_model(model)
+        soak = Soak(application, window, model, log_path(), seed)
+        readings: list[Reading] = []
+        soak.begin()
+        end_s = time.monotonic() + minutes * 60
+        next_s = time.monotonic()
+        while time.monotonic() < end_s:
+            soak.round()
+            if time.monotonic() >= next_s:
+                readings.append(soak.read())
+                next_s = time.monotonic() + min(60.0, minutes * 3)
+                print(json.dumps(asdict(readings[-1])), flush=True)
+        readings.append(soak.read())
+        window.main.close()
+        growth_bytes, wrong = verdict(readings, minutes)
+        left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
+        wrong += [f"left behind: {each}" for each in left]
+        print(json.dumps({"growth_bytes": growth_bytes, "wrong": wrong, **soak.done}), flush=True)
+        return 1 if wrong else 0
+
+
+def main() -> int:
+    """Read the command line and soak."""
+    parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    return run(options.minutes, options.seed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

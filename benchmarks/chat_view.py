@@ -2,10 +2,10 @@
 
     python -m benchmarks.chat_view [--seconds 10] [--rate 200]
 
-`open_ms` is from the call to the first whole picture. `token_ms` is what a token costs the GUI thread, all work for it
-included (thread time, so that other work beside counts little). `frame_ms` is the longest time between two turns of the
-event loop while the answer streams. `unit_ms` tells slow machines from slow code, as in `drag_time`. The last line is
-one JSON object.
+`open_ms` is from the call to the first whole picture, `open_thread_ms` what of it the GUI thread worked. `token_ms` is
+what a token costs the GUI thread, all work for it included (thread time, so that other work beside counts little).
+`frame_ms` is the longest time between two turns of the event loop while the answer streams. `unit_ms` tells slow
+machines from slow code, as in `drag_time`. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -51,10 +51,7 @@ $$\\sum_{i=1}^{n} w_i \\le M$$
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=10.0, help="how long the answer streams")
-    parser.add_argument("--rate", type=float, default=200.0, help="tokens a second")
-    options = parser.parse_args()
+    options = _parse()
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
 
     from PySide6.QtWidgets import QApplication
@@ -71,6 +68,7 @@ def main() -> None:
     parse, draw = Worker("parse"), Worker("draw")
     typesetter = Typesetter(parse.submit, draw.submit)
     typesetter.apply_palette(theme.palette)
+    typesetter.warm_up()
     messages = [
         ShownMessage(str(number), "assistant" if number % 2 else "user", "Demo" if number % 2 else "You", text)
         for number, text in zip(
@@ -83,13 +81,13 @@ def main() -> None:
     view.set_messages(messages[:2])
     settle(application)
 
-    begun = time.perf_counter()
+    begun, used = time.perf_counter(), time.thread_time()
     view.set_messages(messages)
     view.grab()
     while not all(bubble.view.live.is_drawn for bubble in view.bubbles()):
         application.processEvents()
     view.grab()
-    open_ms = (time.perf_counter() - begun) * 1000
+    open_ms, open_thread_ms = (time.perf_counter() - begun) * 1000, (time.thread_time() - used) * 1000
     settle(application)
 
     view.set_messages([*messages, ShownMessage("new", "assistant", "Demo", "", is_open=True)])
@@ -109,6 +107,7 @@ def main() -> None:
     token_ms = (time.thread_time() - used) * 1000 / max(count, 1)
     result = {
         "open_ms": round(open_ms, 1),
+        "open_thread_ms": round(open_thread_ms, 1),
         "token_ms": round(token_ms, 3),
         "frame_ms": round(longest * 1000, 1),
         "tokens": count,
@@ -116,6 +115,13 @@ def main() -> None:
     }
     met = open_ms <= GOAL_OPEN_MS and token_ms <= GOAL_TOKEN_MS and result["frame_ms"] <= GOAL_FRAME_MS
     print(json.dumps({**result, "met": met}))
+
+
+def _parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--seconds", type=float, default=10.0, help="how long the answer streams")
+    parser.add_argument("--rate", type=float, default=200.0, help="tokens a second")
+    return parser.parse_args()
 
 
 def settle(application: object, seconds: float = 0.5) -> None:

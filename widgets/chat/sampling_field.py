@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QEvent, QObject, QSize, Signal
-from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QPlainTextEdit, QSizePolicy, QWidget
+from PySide6.QtCore import QEvent, QObject, Signal
+from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QPlainTextEdit, QWidget
 
 from engine.settings.sampling_kinds import Text, Texts, Word
 from engine.settings.sampling_table import SamplingSetting
@@ -11,19 +11,6 @@ from widgets.common.tool_tips import plain_tool_tip
 
 LONG_LINES = 3
 AROUND_PX = 20
-
-
-class LinesEdit(QPlainTextEdit):
-    """Plain text of which so many lines are seen; the rest is scrolled to."""
-
-    def __init__(self, lines: int, parent: QWidget | None = None) -> None:
-        super().__init__(parent)
-        self._lines = lines
-        self.setTabChangesFocus(True)
-        self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-
-    def sizeHint(self) -> QSize:
-        return QSize(super().sizeHint().width(), self._lines * self.fontMetrics().lineSpacing() + AROUND_PX)
 
 
 class SamplingField(QWidget):
@@ -41,7 +28,9 @@ class SamplingField(QWidget):
             self.control.addItems(kind.words)
             self.control.activated.connect(self._commit)
         elif isinstance(kind, Texts | Text):
-            self.control = LinesEdit(LONG_LINES)
+            self.control = QPlainTextEdit()
+            self.control.setTabChangesFocus(True)
+            self.setFixedHeight(lines_height(self, LONG_LINES))
             self.control.installEventFilter(self)
         else:
             self.control = QLineEdit()
@@ -86,3 +75,11 @@ class SamplingField(QWidget):
         if self.text != self._shown:
             self._shown = self.text
             self.committed.emit(self.text)
+
+
+def lines_height(widget: QWidget, lines: int) -> int:
+    """Return the height of an editor that shows so many lines, for the widget around it.
+
+    The stylesheet gives editors a least height of their own, which a layout prefers to what they ask for.
+    """
+    return lines * widget.fontMetrics().lineSpacing() + AROUND_PX

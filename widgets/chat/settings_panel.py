@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QTimer, Signal
+from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QComboBox,
     QGridLayout,
-    QHBoxLayout,
-    QLabel,
+    QPlainTextEdit,
     QPushButton,
     QScrollArea,
     QToolButton,
@@ -19,9 +18,11 @@ from PySide6.QtWidgets import (
 )
 
 from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingSetting
-from widgets.chat.sampling_field import LinesEdit, SamplingField
+from widgets.chat.sampling_field import SamplingField, lines_height
+from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
+from widgets.common.wrap_layout import WrapLayout
 
 NO_PRESET = "No preset"
 SYSTEM_DELAY_MS = 500
@@ -58,8 +59,10 @@ class SettingsPanel(QScrollArea):
         super().__init__(parent)
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
+        self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setAccessibleName("Settings of this conversation")
-        self.system_edit = LinesEdit(SYSTEM_LINES)
+        self.system_edit = QPlainTextEdit()
+        self.system_edit.setTabChangesFocus(True)
         self.system_edit.setAccessibleName("System prompt")
         self.preset_box = QComboBox()
         self.preset_box.setAccessibleName("Preset")
@@ -68,7 +71,7 @@ class SettingsPanel(QScrollArea):
         self.fault_label = plain_label("", "error", wrap=True)
         self.fault_label.hide()
         self.fields: dict[str, SamplingField] = {}
-        self._sources: dict[str, QLabel] = {}
+        self._sources: dict[str, ElidedLabel] = {}
         self._resets: dict[str, QToolButton] = {}
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -128,9 +131,14 @@ class SettingsPanel(QScrollArea):
         column.setContentsMargins(4, 4, 12, 12)
         column.setSpacing(8)
         column.addWidget(plain_label("System prompt", "strong"))
-        column.addWidget(self.system_edit)
-        presets = QHBoxLayout()
-        presets.addWidget(self.preset_box, 1)
+        around = QWidget()
+        around.setFixedHeight(lines_height(self, SYSTEM_LINES))
+        inside = QVBoxLayout(around)
+        inside.setContentsMargins(0, 0, 0, 0)
+        inside.addWidget(self.system_edit)
+        column.addWidget(around)
+        presets = WrapLayout(spacing=8)
+        presets.addWidget(self.preset_box)
         presets.addWidget(self.save_button)
         presets.addWidget(self.delete_button)
         column.addWidget(plain_label("Preset", "strong"))
@@ -142,6 +150,7 @@ class SettingsPanel(QScrollArea):
             grid.setHorizontalSpacing(8)
             grid.setVerticalSpacing(4)
             grid.setColumnStretch(1, 1)
+            grid.setColumnStretch(2, 1)
             for row, setting in enumerate(each for each in SAMPLING if each.group == group):
                 self._add_row(grid, row, setting)
             column.addLayout(grid)
@@ -151,7 +160,7 @@ class SettingsPanel(QScrollArea):
     def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:
         key = setting.key
         field = self.fields[key] = SamplingField(setting)
-        source = self._sources[key] = plain_label("", "dim")
+        source = self._sources[key] = ElidedLabel("", "dim")
         reset = self._resets[key] = QToolButton()
         reset.setText("×")
         reset.setProperty("role", "quiet")

@@ -200,11 +200,13 @@ class Soak:
 
     def _pump(self, seconds: float) -> None:
         """Let the window work."""
-        from PySide6.QtCore import QEventLoop
+        from PySide6.QtCore import QCoreApplication, QEvent, QEventLoop
 
         end_s = time.monotonic() + seconds
         while (left_s := end_s - time.monotonic()) > 0:
             self._application.processEvents(QEventLoop.ProcessEventsFlag.AllEvents, round(left_s * 1000) + 1)
+            # outside of `exec` nobody else deletes what is to be deleted later
+            QCoreApplication.sendPostedEvents(None, QEvent.Type.DeferredDelete)
             time.sleep(min(left_s, 0.005))
 
 

@@ -18,6 +18,8 @@ class ChatShelf(QObject):
 
     current_changed = Signal(str)
     """The id of the conversation that is shown; also when another model is."""
+    began = Signal()
+    """Somebody wants to write in a new conversation."""
     message_wanted = Signal(str)
     """A message of the conversation just opened is to be in sight."""
     deleted = Signal(str)
@@ -43,6 +45,7 @@ class ChatShelf(QObject):
         conversation = self._models.current.conversation
         if not conversation.is_empty or conversation.chat.draft:
             conversation.begin()
+        self.began.emit()
 
     def open(self, chat: str, message: str = "") -> None:
         """Show a kept conversation, and a message of it."""

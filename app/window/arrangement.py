@@ -24,8 +24,6 @@ class Arranger(QObject):
     changing = Signal()
     """Comes first: what is over the window for a while goes."""
     changed = Signal(Arrangement)
-    leaving = Signal()
-    """Comes before panels are moved: whatever has taken their place gives it back."""
 
     def __init__(self, main: MainWindow, settings: Settings) -> None:
         super().__init__(main)
@@ -46,7 +44,6 @@ class Arranger(QObject):
         self.changing.emit()
         before, self.current = self.current, arrangement
         main = self._main
-        self.leaving.emit()
         if arrangement is Arrangement.CHAT and before is not Arrangement.CHAT:
             self._panels = main.saveState(DOCK_STATE_VERSION)
         main.show_chat_alone(arrangement is Arrangement.CHAT)
@@ -56,12 +53,6 @@ class Arranger(QObject):
             main.docks["chat"].setVisible(arrangement is Arrangement.BOTH)
         main.chat_view.show_list(arrangement is Arrangement.CHAT or self._settings.shows_chat_list)
         self.changed.emit(arrangement)
-
-    def make_way(self, page_shown: bool) -> None:
-        """Leave the window to a page in the middle, or take it back."""
-        central = self._main.centralWidget()
-        if self.current is Arrangement.CHAT and central is not None:
-            central.setVisible(page_shown)
 
     def toggle_list(self) -> None:
         """Show or hide the list of conversations."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from app.models.open_model import OpenModel
 from app.window.actions import Actions
-from app.window.arrangement import Arranger
+from app.window.arrangement import Arrangement, Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
@@ -78,6 +78,13 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
         current_pane=lambda: views.current.chat,
         window=main,
     )
+
+    def take_focus(arrangement: Arrangement = Arrangement.CHAT) -> None:
+        if arrangement is Arrangement.CHAT:
+            views.current.chat.prompt_edit.setFocus()
+
+    desk.shelf.began.connect(take_focus)
+    arranger.changed.connect(take_focus)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)

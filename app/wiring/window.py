@@ -105,8 +105,6 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
         check_machine=doctor.show,
         arranger=arranger,
     )
-    arranger.leaving.connect(library_presenter.page.hide)
-    library_presenter.page.shown_changed.connect(arranger.make_way)
     present_chats(main, desk, views, arranger)
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)

@@ -37,6 +37,7 @@ UNTITLED = "New conversation"
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
+MIN_TITLE_PX = 56
 
 
 class ChatPane(QWidget):
@@ -285,6 +286,7 @@ class ChatPane(QWidget):
         heading.setContentsMargins(0, 0, 0, 0)
         heading.setSpacing(4)
         heading.addWidget(self.list_button)
+        self.title_label.setMinimumWidth(MIN_TITLE_PX)
         heading.addWidget(self.title_label, 1)
         heading.addWidget(self.context_meter)
         heading.addWidget(self.settings_button)

@@ -62,7 +62,7 @@ class ContextMeter(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(130, 26)
+        return QSize(96, 26)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         if not self._total:

@@ -140,6 +140,17 @@ def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, qapp:
     again.main.close()
 
 
+def test_the_chat_alone_and_a_new_conversation_wait_for_words(window: WindowParts, qapp: QApplication) -> None:
+    prompt = window.views.current.chat.prompt_edit
+    window.main.settings_bar.setFocus()
+    window.actions["arrange_chat"].trigger()
+    assert window.main.focusWidget() is prompt
+    window.actions["arrange_both"].trigger()
+    window.main.model_panel.setFocus()
+    window.actions["new_chat"].trigger()
+    assert window.main.focusWidget() is prompt
+
+
 def test_an_alert_is_seen_while_the_chat_is_alone(window: WindowParts) -> None:
     strip = window.main.device_strip
     device = Device("GPU0", "card", "CUDA", "gpu", 8 << 30)

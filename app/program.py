@@ -21,12 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Be what the first argument, or the name of the program, says; return the exit code."""
     program, *words = sys.argv if arguments is None else arguments
     match words:
-        case [option, *words] if option.startswith("--") and (child := CHILDREN.get(option[2:])):
-            sys.argv = [program, *words]
+        case [option, *of_child] if option.startswith("--") and (child := CHILDREN.get(option[2:])):
+            sys.argv = [program, *of_child]
             runpy.run_module(child, run_name="__main__", alter_sys=True)
             return 0
-        case ["--cli", *words]:
-            return _run_command_line(words)
+        case ["--cli", *of_command]:
+            return _run_command_line(of_command)
         case _ if Path(program).stem == CLI_NAME:
             return _run_command_line(words)
         case _:

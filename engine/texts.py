@@ -13,13 +13,14 @@ MAX_SENTENCE = 2000
 _STEERING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 """Control and bidirectional characters, separators of lines, and lone surrogates, but neither newline nor tab. What
 joins letters stays: languages are written with it."""
+_KEPT_BYTE = re.compile("[\udc80-\udcff]")
 
 
 def escape(text: str, *, keep_lines: bool = False) -> str:
     """Return `text` with what cannot be shown as escapes, such as `\\x1b`; with `keep_lines` newlines and tabs stay."""
     if text.isascii() and text.isprintable():
         return text
-    text = _STEERING.sub(_escaped, text)
+    text = _STEERING.sub(_escaped, _decoded(text))
     return text if keep_lines else text.replace("\n", "\\n").replace("\t", "\\t")
 
 
@@ -41,7 +42,18 @@ def escape_json(document: str) -> str:
 
     Half of a surrogate pair is no text, so JSON cannot tell it: it stands there as a person would write it.
     """
-    return _STEERING.sub(_json_escaped, document)
+    return _STEERING.sub(_json_escaped, _decoded(document))
+
+
+def _decoded(text: str) -> str:
+    """Return the letters that bytes of paths stand for where the locale could not tell: Python keeps each as half of a
+    surrogate pair. What is no UTF-8 stays."""
+    if not _KEPT_BYTE.search(text):
+        return text
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8")
+    except UnicodeError:
+        return text
 
 
 def _escaped(match: re.Match[str]) -> str:

@@ -112,11 +112,16 @@ def children() -> set[psutil.Process]:
     return set(psutil.Process(os.getpid()).children(recursive=True))
 
 
+def own_children() -> set[psutil.Process]:
+    """Workers and models; a model that answers has a process for its template beside it."""
+    return set(psutil.Process(os.getpid()).children())
+
+
 def child_of(load: Callable[[], OpenModel]) -> tuple[OpenModel, psutil.Process]:
     """Return what `load` loaded with its process; lab workers are there before."""
-    before = children()
+    before = own_children()
     model = load()
-    (child,) = children() - before
+    (child,) = own_children() - before
     return model, child
 
 
@@ -182,7 +187,7 @@ def test_a_load_that_waits_for_an_answer_begins_when_the_answer_fails(bench: Ben
     ada.loading.answer_lost.connect(lost.append)
     ada.conversation.send("hello")
     bench.open("ada", context=CONTEXT)
-    (child,) = children()
+    (child,) = own_children()
     child.suspend()  # It is to fail before it has stopped.
     bench.desk.loader.load()
     assert ada.loading.state is ModelState.LOADING
@@ -230,7 +235,7 @@ def test_a_worker_that_is_in_use_is_named_and_its_model_can_go(bench: Bench) -> 
     bench.desk.loader.answer(LoadChoice(LoadAnswer.UNLOAD))
     bench.wait_for(bob, ModelState.READY)
     assert ada.loading.state is ModelState.EMPTY
-    assert bench.waits[-1] == ""
+    assert bench.waits[-1:] in ([], [""])  # The child may have gone at once.
     assert bench.answer_of(bob)
 
 
@@ -374,9 +379,9 @@ def test_the_lab_takes_only_its_own_model_along(bench: Bench) -> None:
 
 def test_a_cancelled_load_leaves_the_other_alone(bench: Bench) -> None:
     bench.load("ada")
-    bob, child = bench.open("bob"), children()
+    bob, child = bench.open("bob"), own_children()
     bench.desk.loader.load()
-    bench.wait(lambda: bool(children() - child))
+    bench.wait(lambda: bool(own_children() - child))
     bench.desk.loader.cancel()
     bench.wait(lambda: bob.loading.state in (ModelState.EMPTY, ModelState.READY))
     assert bench.loaded_names[0] == "ada"
@@ -386,7 +391,7 @@ def test_all_of_them_end_with_the_window(bench: Bench) -> None:
     bench.start_lab([128 * MIB])
     bench.load("ada", "RPC0", LONG).conversation.send("go on")
     bench.load("bob")
-    assert len(children()) == 3
+    assert len(own_children()) == 3
     bench.desk.close()
     assert children() == set()
 

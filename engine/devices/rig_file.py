@@ -80,7 +80,7 @@ def _parse_device(item: JsonObject) -> Device:
     device_id = _parse_id(item)
     backend = item.text("backend")
     if not backend.strip() or not backend.isprintable() or len(backend) > MAX_BACKEND_LENGTH:
-        item.refuse("a device needs the name of a backend, such as CUDA or RPC", "backend")
+        item.refuse("a device needs a backend by its name, such as CUDA or RPC", "backend")
     kind = item.maybe("kind", lambda key: item.choice(key, DEVICE_KINDS), "cpu" if backend == "CPU" else "gpu")
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")

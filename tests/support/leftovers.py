@@ -60,13 +60,20 @@ class Watch:
         ]
 
     def _leftover_children(self, deadline_s: float) -> list[str]:
-        added = [child for child in _children() if child not in self._children]
+        added = [child for child in _children() if not self._is_known(child)]
         _, alive = psutil.wait_procs(added, timeout=_remaining(deadline_s))
         lines = [f"process {child.pid}: {_command_line(child)}" for child in alive]
         for child in alive:
             child.kill()
         psutil.wait_procs(alive, timeout=GRACE_S)
         return lines
+
+    def _is_known(self, child: psutil.Process) -> bool:
+        """Whether a process was there before, or belongs to one that was and goes with it."""
+        try:
+            return bool(self._children & {child, *child.parents()})
+        except psutil.Error:
+            return child in self._children
 
     def _leftover_threads(self, deadline_s: float) -> list[str]:
         added = [thread for thread in threading.enumerate() if thread not in self._threads and not thread.daemon]

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hypothesis import strategies as st
 
 from engine.devices.device import Capabilities, Device, Rig, make_host
+from engine.gguf.quoting import clean
 from engine.layout.layout import SPLIT_MODES, Layout, Override, make_layout
 from engine.layout.patterns import OVERRIDE_PARTS
 from engine.settings.context_settings import FLASH_ATTENTION_MODES, KV_TYPES, LOAD_MODES, ContextSettings
@@ -16,7 +17,7 @@ DEVICE_IDS = ("CPU", "CUDA0", "CUDA1", "RPC0", "RPC1", "Metal-0", "a.b_c")
 PATTERNS = (r"blk\.0\.ffn_.*", "^output", "ffn_(up|down)", "[0-9]+", "a{1,3}$", "Γ(?:x|y)\\Wz")
 
 sizes = st.integers(min_value=1, max_value=1 << 45)
-names = st.text(st.characters(codec="utf-8"), max_size=20)
+names = st.text(st.characters(codec="utf-8"), max_size=20).map(clean)
 
 
 @st.composite

@@ -66,7 +66,7 @@ def test_an_accelerator_without_memory_is_no_fault() -> None:
         ({"id": "A", "backend": "CUDA"}, "devices[0].total_bytes", "needed"),
         ({"id": "A", "total_bytes": 1}, "devices[0].backend", "needed"),
         ({"backend": "CUDA", "total_bytes": 1}, "devices[0].id", "needed"),
-        ({**CUDA, "backend": " "}, "devices[0].backend", "needs a backend"),
+        ({**CUDA, "backend": " "}, "devices[0].backend", "needs a backend by its name"),
         ({**CUDA, "id": "CPU"}, "devices[0].id", "is the host"),
         ({**CUDA, "id": "GPU 1"}, "devices[0].id", "no device id"),
         ({**CUDA, "id": ""}, "devices[0].id", "no device id"),

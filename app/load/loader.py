@@ -166,16 +166,17 @@ class Loader(QObject):
     def _ask(self, wanted: _Wanted) -> None:
         self._asked, self._proposal = wanted, None
         name = wanted.plan.model.name
+        self._best_proposal.cancel()
         if wanted.room.victims:
-            question = load_question(wanted.room, name, self._models.now_s())
-        else:
-            question = fit_question(wanted.room, name)
+            # Its buttons stay where they are: nothing is looked for meanwhile.
+            self.question_changed.emit(load_question(wanted.room, name, self._models.now_s()))
+            return
+        question = fit_question(wanted.room, name)
         self.question_changed.emit(question)
 
         def propose(found: Proposal | None) -> None:
             self._proposal = found
-            if found is not None or not wanted.room.victims:
-                self.question_changed.emit(with_proposal(question, found))
+            self.question_changed.emit(with_proposal(question, found))
 
         constraints = self._constraints_of(wanted.plan.model).kept_by(wanted.plan.edit.layout)
         self._best_proposal.find(wanted.plan, constraints, propose)

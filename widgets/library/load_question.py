@@ -69,7 +69,8 @@ class LoadQuestionBar(QFrame):
         buttons.setSpacing(8)
         buttons.addWidget(self.remember_box)
         buttons.addStretch(1)
-        for button in (self.cancel_button, self.beside_button, self.proposal_button, self.unload_button):
+        # The proposal is found while the question is read: it comes on the left, and the others stay where they are.
+        for button in (self.proposal_button, self.cancel_button, self.beside_button, self.unload_button):
             buttons.addWidget(button)
         column = QVBoxLayout(self)
         column.setContentsMargins(12, 8, 12, 8)

@@ -13,6 +13,7 @@ from engine.errors import ModelFileError
 from engine.gguf.byte_source import FileSource, open_source
 from engine.gguf.header import read_header
 from engine.gguf.reader import read_model
+from engine.texts import escape
 from tests.support.gguf_bytes import (
     ARRAY,
     STRING,
@@ -34,7 +35,7 @@ def _error(path: Path) -> ModelFileError:
     with pytest.raises(ModelFileError) as caught:
         read_model(path)
     assert caught.value.path == path
-    assert caught.value.summary().startswith(path.name)
+    assert caught.value.summary().startswith(escape(path.name))
     return caught.value
 
 
@@ -248,4 +249,6 @@ def test_names_are_shown_on_one_line(tmp_path: Path) -> None:
     assert name.startswith("A good model xxx")
     assert len(name) == 200
     file.pairs["general.name"] = text_value("\n\0")
+    assert read_model(file.write(tmp_path / "named.gguf")).name == r"\x00"
+    file.pairs["general.name"] = text_value("\n ")
     assert read_model(file.write(tmp_path / "named.gguf")).name == "named"

@@ -92,7 +92,9 @@ def confine(readable: Iterable[Path], writable: Iterable[Path]) -> bool:
 
 def code_folders() -> tuple[Path, ...]:
     """Return where this program's code, its libraries and the system's are, which every child of ours reads."""
-    own = (str(Path(__file__).resolve().parents[1]), *sys.path, sys.prefix, sys.base_prefix)
+    # The bundle's executable, which is its own child, lies beside what it brings.
+    program = (str(Path(sys.executable).parent),) if getattr(sys, "frozen", False) else ()
+    own = (str(Path(__file__).resolve().parents[1]), *sys.path, sys.prefix, sys.base_prefix, *program)
     system = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/etc")
     return tuple(Path(folder) for folder in dict.fromkeys((*own, *system)) if folder)
 

@@ -45,7 +45,7 @@ def replacing(path: Path) -> Iterator[Path]:
         if target.exists():
             shutil.copymode(target, unfinished)
         unfinished.replace(target)
-        _sync_folder(target.parent)
+        sync_folder(target.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
@@ -87,7 +87,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         return b"".join(parts)
 
 
-def _sync_folder(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the system lets a folder be opened for that."""
     if os.name == "nt":
         return

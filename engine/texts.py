@@ -37,6 +37,11 @@ def show(text: str, max_length: int = MAX_SENTENCE) -> str:
     return shorten(escape(shorten(text, max_length)), max_length)
 
 
+def one_line(text: str) -> str:
+    """Return `text` as a title or a name on one line: what cannot be printed is a space, and several are one."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 def escape_json(document: str) -> str:
     """Return JSON text that any terminal and any reader takes: the same values, steering characters as escapes.
 

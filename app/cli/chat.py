@@ -21,6 +21,7 @@ from engine.chats.presets import Preset, read_presets
 from engine.chats.store import ChatStore
 from engine.errors import ArgumentError
 from engine.session.events import Cancelled
+from engine.texts import one_line
 
 
 def run_chat(options: Namespace) -> int:
@@ -96,7 +97,7 @@ def _list(store: ChatStore, *, as_json: bool) -> int:
         print_document({"conversations": [{name: getattr(each, name) for name in fields} for each in kept]})
     else:
         for each in kept:
-            print_line(f"{each.id}  {'* ' if each.pinned else ''}{_one_line(each.title)}")
+            print_line(f"{each.id}  {'* ' if each.pinned else ''}{one_line(each.title)}")
     return exit_codes.OK
 
 
@@ -106,9 +107,5 @@ def _search(store: ChatStore, text: str, *, as_json: bool) -> int:
         print_document({"hits": hits})
     else:
         for hit in hits:
-            print_line(f"{hit.conversation}  {_one_line(hit.title)}: {_one_line(hit.snippet)}")
+            print_line(f"{hit.conversation}  {one_line(hit.title)}: {one_line(hit.snippet)}")
     return exit_codes.OK
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())

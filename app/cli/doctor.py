@@ -17,10 +17,8 @@ from app.paths import calibration_path, engine_checks_path, self_test_path, spee
 from engine.cancellation import CancelToken
 from engine.doctor.examination import Progress, examine
 from engine.doctor.machine import Files, Machine, find_rig, personal_names
-from engine.doctor.report import Report, document, table, without_names
-from engine.errors import ArgumentError
+from engine.doctor.report import Report, document, table, without_names, write_report
 from engine.fit.calibration import read_calibration
-from engine.json_file import encode_document, write_file
 from engine.rigs.search import find_devices
 
 _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
@@ -49,7 +47,7 @@ def examined_files() -> Files:
 def _tell(report: Report, options: Namespace) -> None:
     found = document(report)
     if options.out is not None:
-        write_file(options.out, encode_document(found), what="report", fail=_refuse)
+        write_report(options.out, report)
     if options.json:
         print_document(found)
         return
@@ -61,10 +59,6 @@ def _tell(report: Report, options: Namespace) -> None:
     print_line(f"\n{report.summary}")
     if options.out is not None:
         print_line(f"Written to {options.out}.")
-
-
-def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
-    return ArgumentError(": ".join(filter(None, (source, place, reason))))
 
 
 def _show(progress: Progress) -> None:

@@ -19,6 +19,7 @@ from app.cli.output import print_compact, print_line, say
 from engine.downloads.job import Job, hub_job, web_job
 from engine.downloads.rate import RateMeter
 from engine.downloads.transfer import Transfer, TransferEnd
+from engine.downloads.view import time_words
 from engine.hub.addresses import WebAddress, parse_address
 from engine.hub.client import list_repo
 from engine.protocol.messages import Download, DownloadProgress
@@ -156,10 +157,4 @@ def _line(progress: DownloadProgress, rate: float | None, left_s: float | None) 
         return f"{text}, waiting: {progress.note}"
     if rate is not None:
         text += f", {format_bytes(round(rate))}/s"
-    return text if left_s is None else f"{text}, {_time(left_s)} left"
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return text if left_s is None else f"{text}, {time_words(left_s)} left"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.downloads.view import JobState, JobView
+from engine.downloads.view import JobState, JobView, time_words
 from engine.hub.addresses import HubAddress
 from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.hub.found import HubModel
@@ -88,10 +88,4 @@ def _running_words(job: JobView, amount: str) -> str:
     if job.stage == "verify":
         return f"checking: {amount}"
     rate = "" if job.rate_bytes_per_second is None else f", {format_bytes(round(job.rate_bytes_per_second))}/s"
-    return f"{amount}{rate}{'' if job.left_s is None else f', {_time(job.left_s)} left'}"
-
-
-def _time(seconds: float) -> str:
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
+    return f"{amount}{rate}{'' if job.left_s is None else f', {time_words(job.left_s)} left'}"

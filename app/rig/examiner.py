@@ -19,11 +19,10 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.doctor.examination import Progress, examine
 from engine.doctor.machine import Files, Machine, personal_names
-from engine.doctor.report import Report, document, without_names
-from engine.errors import ArgumentError, EngineError
+from engine.doctor.report import Report, without_names, write_report
+from engine.errors import EngineError
 from engine.fit.calibration import Calibration, read_calibration
 from engine.fit.speed_book import SpeedBook, read_speed_book
-from engine.json_file import encode_document, write_file
 
 _END_S = 10.0
 
@@ -112,7 +111,7 @@ class Examiner(QObject):
         """Write the report beside the GUI thread."""
 
         def write() -> None:
-            write_file(path, encode_document(document(report)), what="report", fail=_refuse)
+            write_report(path, report)
 
         self._background.run(
             f"Writing {path.name}",
@@ -126,7 +125,3 @@ class Examiner(QObject):
         if self._cancel is not None:
             self._cancel.cancel()
             self._ended.wait(_END_S)
-
-
-def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
-    return ArgumentError(": ".join(filter(None, (source, place, reason))))

@@ -13,6 +13,7 @@ import msgspec
 from engine.chats.conversation import Conversation
 from engine.chats.message import Message
 from engine.chats.tree import MessageTree
+from engine.texts import one_line
 
 VERSION = 1
 FORMAT = "layerdeck-conversations"
@@ -26,12 +27,12 @@ _STYLE = (
 
 def as_markdown(conversation: Conversation, messages: Sequence[Message]) -> str:
     """Return messages as Markdown: what models wrote is Markdown already and stays as it is."""
-    parts = [f"# {_one_line(conversation.title) or 'Conversation'}\n"]
+    parts = [f"# {one_line(conversation.title) or 'Conversation'}\n"]
     if conversation.system:
         parts.append(f"## System\n\n{conversation.system}\n")
     for message in messages:
         parts.append(f"## {_heading(message)}\n")
-        parts += [f"Attached: {_one_line(attachment.name)}\n" for attachment in message.attachments]
+        parts += [f"Attached: {one_line(attachment.name)}\n" for attachment in message.attachments]
         if message.reasoning:
             parts.append("\n".join(f"> {line}".rstrip() for line in message.reasoning.splitlines()) + "\n")
         parts.append(f"{message.content}\n")
@@ -40,7 +41,7 @@ def as_markdown(conversation: Conversation, messages: Sequence[Message]) -> str:
 
 def as_html(conversation: Conversation, messages: Sequence[Message]) -> str:
     """Return messages as one page that needs nothing else and runs nothing: all text in it is escaped."""
-    title = html.escape(_one_line(conversation.title) or "Conversation")
+    title = html.escape(one_line(conversation.title) or "Conversation")
     parts = [
         '<!DOCTYPE html>\n<html><head><meta charset="utf-8">',
         "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
@@ -50,7 +51,7 @@ def as_html(conversation: Conversation, messages: Sequence[Message]) -> str:
         parts.append(f"<section><h2>System</h2><pre>{_escaped(conversation.system)}</pre></section>\n")
     for message in messages:
         parts.append(f"<section><h2>{html.escape(_heading(message))}</h2>")
-        parts += [f"<p>Attached: {_escaped(_one_line(each.name))}</p>" for each in message.attachments]
+        parts += [f"<p>Attached: {_escaped(one_line(each.name))}</p>" for each in message.attachments]
         if message.reasoning:
             parts.append(f"<details><summary>Thinking</summary><pre>{_escaped(message.reasoning)}</pre></details>")
         parts.append(f"<pre>{_escaped(message.content)}</pre></section>\n")
@@ -80,7 +81,7 @@ def as_json(
 def _heading(message: Message) -> str:
     words = [_NAMES[message.role]]
     if message.model:
-        words.append(f"({_one_line(message.model)})")
+        words.append(f"({one_line(message.model)})")
     if message.created_ms:
         words.append(_time(message.created_ms))
     return " ".join(words)
@@ -91,10 +92,6 @@ def _time(time_ms: int) -> str:
         return datetime.fromtimestamp(time_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M")
     except (OverflowError, ValueError, OSError):
         return ""
-
-
-def _one_line(text: str) -> str:
-    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
 def _escaped(text: str) -> str:

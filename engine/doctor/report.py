@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 
 import msgspec
+
+from engine.errors import ArgumentError
+from engine.json_file import encode_document, write_file
 
 Figure = int | float | str | bool | None
 
@@ -61,6 +65,19 @@ def without_names(report: Report, names: Mapping[str, str]) -> Report:
         return msgspec.structs.replace(check, detail=cleaned(check.detail), figures=figures)
 
     return msgspec.structs.replace(report, checks=tuple(map(checked, report.checks)))
+
+
+def write_report(path: Path, report: Report) -> None:
+    """Write the document of `report`; a reader finds the old file or the new one, whole.
+
+    Raises:
+        ArgumentError: where it cannot be written.
+    """
+    write_file(path, encode_document(document(report)), what="report", fail=_refuse)
+
+
+def _refuse(reason: str, *, place: str = "", source: str = "") -> ArgumentError:
+    return ArgumentError(": ".join(filter(None, (source, place, reason))))
 
 
 def table(checks: Iterable[Check]) -> list[tuple[str, str, str, str]]:

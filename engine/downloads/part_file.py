@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.downloads.faults import ChangedError, OccupiedError, StorageError
 from engine.downloads.journal import Journal, Origin, read_journal
 from engine.downloads.ranges import Ranges, add_range, merge, prefix_end
+from engine.files import sync_folder
 from engine.gguf.quoting import quote
 
 PART_ENDING = ".part"
@@ -231,17 +232,6 @@ def storage_error(error: OSError, target: Path) -> StorageError:
         return StorageError(f"The disk is full: {quote(str(target.parent))} has no room left. Make room, then go on.")
     reason = error.strerror or str(error)
     return StorageError(f"{quote(target.name)} cannot be written ({reason}); choose another folder.")
-
-
-def sync_folder(folder: Path) -> None:
-    """Make a rename survive a power cut, where the system lets a folder be opened for that."""
-    if os.name == "nt":
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _is_same(known: Origin, origin: Origin) -> bool:

@@ -41,3 +41,10 @@ class JobView:
     rate_bytes_per_second: float | None = None
     left_s: float | None = None
     paths: tuple[str, ...] = ()
+
+
+def time_words(seconds: float) -> str:
+    """Return how long something takes, for people: "2 h 5 min", "3 min 20 s", "8 s"."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"

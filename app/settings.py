@@ -13,6 +13,7 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from app.paths import APPLICATION, make_folder
 from app.theme import THEME_NAMES, ThemeName
+from engine.json_file import UNREADABLE
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
@@ -105,7 +106,7 @@ class Settings:
         """The models opened last, the latest first; their files are not touched."""
         try:
             stored = msgspec.json.decode(str(self._store.value("recent_models", "[]")), type=list[_StoredModel])
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return ()
         return tuple(RecentModel(Path(each.path), each.title, each.detail) for each in stored)
 
@@ -140,14 +141,14 @@ class Settings:
     def _all_side_files(self) -> dict[str, KeptSideFiles]:
         try:
             return msgspec.json.decode(str(self._store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return {}
 
     def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
         """Return the document kept under `key`, None where there is none that can be read."""
         try:
             return msgspec.json.decode(str(self._store.value(key, "")), type=kind)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return None
 
     def keep(self, key: str, document: msgspec.Struct) -> None:

@@ -24,16 +24,16 @@ from engine.settings.context_settings import ContextSettings
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
-PREVIEW_SECONDS = 2.0
-"""For the arithmetic of one preview; no model that is known takes as long."""
+PREVIEW_SECONDS = 0.5
+"""Of the processor for the arithmetic of one preview, after the first; no model that is known takes as long."""
 
 
 class Sheet:
     """One model's edit, with its undo and what its previews share."""
 
-    def __init__(self, model: ModelFile, edit: Edit, undo_stack: QUndoStack) -> None:
-        self.model = model
-        self.tables = PreviewTables(model)
+    def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack) -> None:
+        self.model = tables.memory.model
+        self.tables = tables
         self.edit = edit
         self.undo_stack = undo_stack
 
@@ -80,15 +80,24 @@ class LayoutDocument(QObject):
     def is_dragging(self) -> bool:
         return self._drag_start is not None
 
-    def open(self, model: ModelFile, rig: Rig, edit: Edit) -> None:
-        """Begin with `edit` of `model` in place of the sheet on the table; undo starts anew."""
+    def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit) -> None:
+        """Begin with `edit` of a model in place of the sheet on the table; undo starts anew.
+
+        Tables that have seen the first preview spare this thread its longest computation.
+        """
         old = self.put_aside()
         if old is not None:
             self.undo_group.removeStack(old.undo_stack)
             old.undo_stack.deleteLater()
         stack = QUndoStack(self)
         self.undo_group.addStack(stack)
-        self.show(Sheet(model, edit, stack), rig)
+        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
+        self.show(Sheet(tables, edit, stack), rig)
+
+    def restart(self, rig: Rig, edit: Edit) -> None:
+        """Begin anew with `edit` of the model on the table."""
+        if self._sheet is not None:
+            self.open(self._sheet.tables, rig, edit)
 
     def put_aside(self) -> Sheet | None:
         """Take the sheet off the table, for `show` later; None where there is none. A drag is given up."""

@@ -67,10 +67,10 @@ def auto_layout(
         ArgumentError: for a name that is none.
         CancelledError: `constraints.watch` says that nobody waits any more.
     """
-    strategy = find_strategy(name)
+    strategy, watch = find_strategy(name), constraints.watch
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     found = None
-    with limited(SEARCH_SECONDS, lambda: constraints.watch.is_over):
+    with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
         for n_ctx in context_lengths(memory.model, rig, context):
             found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
             if found.fits or name == "context":

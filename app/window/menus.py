@@ -29,12 +29,12 @@ from app.window.questions import Questions
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
 Menu = tuple[str, MenuEntries]
-"""Title and entries."""
+"""A key of the window's `menus`, and entries."""
 
 
 def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
     """Files of models, layouts and rigs."""
-    return "&File", (
+    return "File", (
         Command("open_model", "&Open Model…", questions.open_model, _Key.Open),
         Command("open_demo", "Open &Demo Model", opener.open_demo),
         SEPARATOR,
@@ -49,7 +49,7 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
 
 def edit_menu(undo: QUndoGroup, copy_report: _Do) -> Menu:
     """Undo, and what is done to the texts of the current model."""
-    return "&Edit", (
+    return "Edit", (
         Command("undo", "&Undo", undo.undo, _Key.Undo),
         Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
@@ -68,7 +68,7 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         )
         for words in STRATEGY_WORDS
     )
-    return "&Layout", (
+    return "Layout", (
         Command("propose", "&Propose a Layout", layouts.propose, "Ctrl+I"),
         Command("split_evenly", "Split &Evenly over Devices", layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
@@ -91,7 +91,7 @@ def devices_menu(
     calibrator: Calibrator,
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
-    return "&Devices", (
+    return "Devices", (
         Command("refresh", "&Refresh", search.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", "Start &Lab Rig…", questions.start_lab),
@@ -111,7 +111,7 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     def stop_answer() -> None:
         models.current.loading.stop_answer()
 
-    return "&Model", (
+    return "Model", (
         Command("load", "&Load", loader.load, "Ctrl+Return"),
         Command("cancel", "&Cancel Load", loader.cancel, "Ctrl+."),
         Command("unload", "&Unload", unloader.unload_current, "Ctrl+U"),
@@ -137,7 +137,7 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
 
 def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
     """Conversations."""
-    return "&Chat", (
+    return "Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
@@ -164,7 +164,7 @@ def view_menu(
         settings.theme = name
         theme.set_name(name)
 
-    return "&View", (
+    return "View", (
         Command("arrange_place", "&Place Layers", partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", "Layers and C&hat", partial(arrange, Arrangement.BOTH), "Ctrl+2"),
         Command("arrange_chat", "&Chat Alone", partial(arrange, Arrangement.CHAT), "Ctrl+3"),
@@ -190,7 +190,7 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
 
 def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
-    return "&Help", (
+    return "Help", (
         Command("keys", "&Keys", show_keys, _Key.HelpContents),
         Command(
             "check_machine",

@@ -74,6 +74,6 @@ def make_actions(
             ),
         ),
     )
-    main.fill_menus(actions.menus, before_demo=actions["open_demo"])
+    main.complete_menus(before_demo=actions["open_demo"])
     check_theme(actions, theme, main)
     return actions

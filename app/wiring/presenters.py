@@ -85,6 +85,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
 
     desk.shelf.began.connect(take_focus)
     arranger.changed.connect(take_focus)
+    take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
@@ -21,13 +22,16 @@ from engine.devices.device import Device
 from engine.plan.report import DeviceRow
 from engine.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
-from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_line import HEIGHT_PX, DeviceLine
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.limits_dialog import LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
 
-EMPTY_HEIGHT_PX = 120
+if TYPE_CHECKING:
+    from widgets.devices.device_card import DeviceCard
+
+EMPTY_HEIGHT_PX = 128
+"""About that of a card: what is below stays where it is when the first one comes."""
 
 
 class DeviceStrip(QWidget):
@@ -50,6 +54,7 @@ class DeviceStrip(QWidget):
         content = QWidget()
         content.setLayout(self._row)
         content.installEventFilter(self)
+        self._row.addStretch()
         self._row.addWidget(self.add_button)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
@@ -142,6 +147,9 @@ class DeviceStrip(QWidget):
         return dialog
 
     def _make_card(self, device: Device) -> DeviceCard:
+        # With the first device: the library that draws the graphs takes longer to read than the window to come up.
+        from widgets.devices.device_card import DeviceCard
+
         card = DeviceCard(device, self)
         card.apply_palette(self._palette)
         card.plot.setVisible(not self._is_compact)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
+from engine.gguf.file_names import bits_of
 from engine.library.capabilities import CAPABILITIES
 from engine.library.census import FoundFile
 from engine.library.facts import Facts
-from engine.library.names import Role, bits_of
+from engine.library.names import Role
 
 _USUAL_TAGS = ("Q4_K_M", "Q8_0")
 """What is proposed of several quantisations, as llama.cpp does."""

@@ -11,10 +11,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from engine.gguf.file_names import split_tag
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation, SideFile
 from engine.library.facts import Facts
-from engine.library.names import Role, normal, split_tag
+from engine.library.names import Role, normal
 from engine.library.pairing import pair
 
 FactsOf = Mapping[Path, Facts]

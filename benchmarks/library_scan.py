@@ -95,7 +95,8 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
     from PySide6.QtWidgets import QApplication
 
     from app.background import Background
-    from app.library.stock import Shelf, Stock
+    from app.library.shelf import Shelf
+    from app.library.stock import Stock
     from engine.cancellation import CancelToken
     from widgets.library.library_view import LibraryView
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from app.library.shelf import Pace, Shelf
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
@@ -21,30 +21,11 @@ from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
-from engine.library.listed import Listed
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
 from engine.library.notes import NO_NOTES, KeptDocument
 from engine.library.scan import is_stale
 from engine.library.settled import rig_key
 from engine.library.stores import Store, folder_stores, known_stores
-
-TELL_EVERY_S = 0.5
-"""Headers and forecasts arrive by the hundred: the list is made anew this often at most."""
-_LARGE = 2000
-_TELL_LARGE_EVERY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """The library at one moment. `problems`: what could not be looked into. `aside`: an index that was not usable.
-    `is_looked`: the stores were looked into since the window was opened."""
-
-    models: tuple[Listed, ...] = ()
-    folders: tuple[Path, ...] = ()
-    problems: tuple[str, ...] = ()
-    n_files: int = 0
-    aside: str = ""
-    is_looked: bool = False
 
 
 class Stock:
@@ -125,7 +106,7 @@ class Stock:
         with self._lock:
             census = self._census
             wanted = unread(census, self._facts)
-        pace = _Pace(len(census.files))
+        pace = Pace(len(census.files))
         n_read = 0
 
         def take(path: Path, facts: Facts) -> None:
@@ -154,7 +135,7 @@ class Stock:
             self._rig_key, self._fits = key, kept
             census, facts = self._census, dict(self._facts)
         wanted = jobs((model.entry for model in list_models(census.files, facts, {}, {})), kept)
-        pace = _Pace(len(census.files))
+        pace = Pace(len(census.files))
         fresh: dict[str, Fit] = {}
         n_planned = 0
 
@@ -234,7 +215,7 @@ class Stock:
         hashes = {path: sha256 for path, (state, sha256) in index.hashes().items() if states.get(path) == state}
         unknown = [file for file in suspects(files) if file.sha256 is None and file.path not in hashes]
         total_bytes, read_bytes = sum(file.size_bytes for file in unknown), 0
-        pace = _Pace(0)
+        pace = Pace(0)
 
         def count(n_bytes: int) -> None:
             nonlocal read_bytes
@@ -252,18 +233,3 @@ class Stock:
             hashes[file.path] = sha256
             index.keep_hash(file.path, file.state, sha256)
         return find_duplicates(files, hashes)
-
-
-class _Pace:
-    """Says when it is time to tell of progress again."""
-
-    def __init__(self, n_files: int) -> None:
-        self._every_s = TELL_EVERY_S if n_files < _LARGE else _TELL_LARGE_EVERY_S
-        self._last_s = time.monotonic()
-
-    def is_due(self) -> bool:
-        now_s = time.monotonic()
-        if now_s - self._last_s < self._every_s:
-            return False
-        self._last_s = now_s
-        return True

@@ -112,7 +112,7 @@ def test_what_goes_wrong_is_said(window: WindowParts, qtbot: QtBot) -> None:
     panel.search_edit.setText("org/none")
     QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: "org/none" in panel.message_label.text() and "…" not in panel.message_label.text())
-    window.desk.finder.set_offline(True)
+    window.desk.finder.access.set_offline(True)
     panel.search_button.click()
     qtbot.waitUntil(lambda: "offline" in panel.message_label.text())
-    assert window.desk.finder.kept.offline
+    assert window.desk.finder.access.kept.offline

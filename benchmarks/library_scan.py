@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from engine.cancellation import CancelToken
 from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
 from engine.library.arranging import Wanted, arrange
@@ -68,7 +69,7 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
         group(census.files, {})
         looked_s = perf_counter() - start
         facts: dict[Path, Facts] = {}
-        read = read_facts_of(census, unread(census, {}), facts.__setitem__)
+        read = read_facts_of(census, unread(census, {}), facts.__setitem__, CancelToken())
         headers_s = perf_counter() - start - looked_s
         index.keep_facts(read)
         list_models(census.files, facts, index.notes(), {})
@@ -97,7 +98,6 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
     from app.background import Background
     from app.library.shelf import Shelf
     from app.library.stock import Stock
-    from engine.cancellation import CancelToken
     from widgets.library.library_view import LibraryView
 
     application = QApplication.instance() or QApplication([])

@@ -16,6 +16,7 @@ from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.library.census import Census
 from engine.library.changes import Changes
+from engine.library.children import plan_models
 from engine.library.duplicates import Duplicates, find_duplicates, sha256_of, suspects
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
@@ -23,6 +24,7 @@ from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
 from engine.library.notes import NO_NOTES, KeptDocument
+from engine.library.planning import jobs
 from engine.library.scan import is_stale
 from engine.library.settled import rig_key
 from engine.library.stores import Store, folder_stores, known_stores
@@ -119,15 +121,12 @@ class Stock:
 
         if wanted:
             tell(0, len(wanted))
-            index.keep_facts(read_facts_of(census, wanted, take, lambda: not token.cancelled))
+            index.keep_facts(read_facts_of(census, wanted, take, token))
 
     def plan(
         self, rig: Rig, strategy: str, constraints: Constraints, tell: Callable[[int, int], None], token: CancelToken
     ) -> None:
         """Forecast what is not known for `rig`, and keep it; `tell` is told how many of how many."""
-        # Strategies are a good part of what the window imports, which starts without any model.
-        from engine.library.planning import jobs, plan_all
-
         index = self.index
         key = rig_key(rig, constraints, strategy)
         kept = index.fits(key)
@@ -152,7 +151,7 @@ class Stock:
                 tell(n_planned, len(wanted))
 
         tell(0, len(wanted))
-        plan_all(wanted, rig, strategy, constraints, take, token)
+        plan_models(wanted, rig, strategy, constraints, take, token)
         if not token.cancelled:
             index.keep_fits(key, fresh)
 

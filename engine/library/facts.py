@@ -69,23 +69,12 @@ def read_facts(paths: tuple[Path, ...]) -> Facts:
     return _facts(headers, role, fingerprint(first))
 
 
-def read_many(
-    wanted: Iterable[tuple[Path, ...]], take: Callable[[tuple[Path, ...], Facts], None], go_on: Callable[[], bool]
-) -> None:
-    """Read the facts of several models, some at a time, and hand each to `take` in this thread.
-
-    `go_on` is asked before each: where it says no, what is left is not read.
-    """
-
-    def read(paths: tuple[Path, ...]) -> Facts | None:
-        return read_facts(paths) if go_on() else None
-
+def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[int, Facts], None]) -> None:
+    """Read the facts of several models, some at a time, and hand each to `take` in this thread, by its number."""
     with ThreadPoolExecutor(READERS, thread_name_prefix="header") as pool:
-        pending = {pool.submit(read, paths): paths for paths in wanted}
+        pending = {pool.submit(read_facts, paths): number for number, paths in wanted}
         for done in as_completed(pending):
-            facts = done.result()
-            if facts is not None:
-                take(pending[done], facts)
+            take(pending[done], done.result())
 
 
 def fingerprint(path: Path) -> str:

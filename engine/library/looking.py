@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from engine.cancellation import CancelToken
 from engine.library.census import Census, FoundFile
 from engine.library.changes import Changes, compare, with_missing
+from engine.library.children import read_headers
 from engine.library.errors import LibraryError
-from engine.library.facts import Facts, fingerprint, read_many
+from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.grouping import FactsOf, group, join_parts
 from engine.library.index import LibraryIndex, State
@@ -55,9 +57,9 @@ def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
 
 def read_facts_of(
     census: Census,
-    wanted: Iterable[tuple[Path, ...]],
+    wanted: Sequence[tuple[Path, ...]],
     tell: Callable[[Path, Facts], None],
-    go_on: Callable[[], bool] = lambda: True,
+    token: CancelToken,
 ) -> dict[Path, tuple[State, Facts]]:
     """Read headers and return what is to be kept of them; `tell` is told each in this thread."""
     states = {file.path: file.state for file in census.files}
@@ -67,7 +69,7 @@ def read_facts_of(
         found[paths[0]] = (states[paths[0]], facts)
         tell(paths[0], facts)
 
-    read_many(wanted, take, go_on)
+    read_headers(wanted, take, token)
     return found
 
 

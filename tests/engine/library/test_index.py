@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from engine.cancellation import CancelToken
 from engine.library.census import Census
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts
@@ -108,7 +109,7 @@ def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:
     put(store.root / "b.gguf", model_bytes("b"))
     with closing(LibraryIndex(path)) as index:
         census, _ = look(index, [store])
-        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None))
+        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
         assert unread(census, current_facts(census, index.facts())) == ()
         file.write_bytes(model_bytes("longer name"))
         census, _ = look(index, [store])
@@ -123,7 +124,7 @@ def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
         census, changes = look(index, [own, foreign])
         assert changes.sentence() == ""
-        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None))
+        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
         (own.root / "sub").mkdir()
         moved.rename(own.root / "sub/moved.gguf")
         lost.unlink()

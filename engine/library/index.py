@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -256,7 +257,13 @@ def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator
             yield key, decoder.decode(document)
 
 
+@lru_cache(maxsize=256)
+def _path(text: str) -> Path:
+    """Return a path, the same one for the store that thousands of files are in."""
+    return Path(text)
+
+
 def _decode(kind: type, value: object) -> object:
     if kind is Path or issubclass(kind, Path):
-        return Path(str(value))
+        return _path(str(value))
     raise NotImplementedError(kind)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.cancellation import CancelToken
+from engine.library.arranging import by_name
 from engine.library.census import Census, FoundFile
 from engine.library.changes import Changes, compare, with_missing
 from engine.library.children import read_headers
@@ -76,11 +77,8 @@ def read_facts_of(
 def list_models(
     files: Sequence[FoundFile], facts: FactsOf, notes: Mapping[str, Notes], fits: Mapping[str, Fit]
 ) -> tuple[Listed, ...]:
-    """Return the rows of the list, with what a window asks of them at every key worked out."""
-    models = tuple(listed(entry, notes, fits) for entry in group(files, facts))
-    for model in models:
-        model.prepare()
-    return models
+    """Return the rows of the list by name."""
+    return by_name(listed(entry, notes, fits) for entry in group(files, facts))
 
 
 def check_folder(path: Path) -> Path:

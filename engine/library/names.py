@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
+
+import msgspec
 
 from engine.gguf.file_names import side_role_of, split_tag
 from engine.gguf.parts import parse_part_name
@@ -21,8 +22,7 @@ _NOTHING_SAID = frozenset({"", "gguf", "ggml", "model", "ggml-model", "default",
 _IMATRIX_ENDINGS = (".dat", ".imatrix")
 
 
-@dataclass(frozen=True, slots=True)
-class FileName:
+class FileName(msgspec.Struct, frozen=True, gc=False):
     """A name taken apart: `base` names the model (as written), `tag` its quantisation (empty: none), `number` of
     `count` the part, from 1 (1 of 1: it stands alone)."""
 

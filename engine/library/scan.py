@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from engine.library.census import Census, FoundFile, Problem, found_file
 from engine.library.ollama import scan_ollama

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
+
+import msgspec
 
 StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama"]
 
@@ -13,8 +14,7 @@ _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama's own installer for Linux has the service keep them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
+class Store(msgspec.Struct, frozen=True, gc=False):
     """A place with models. `owner` is whose it is, for sentences; empty for folders that people added."""
 
     kind: StoreKind

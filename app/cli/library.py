@@ -21,7 +21,7 @@ from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
 from engine.library.looking import check_folder, current_facts, list_models, read_facts_of, unread
 from engine.library.scan import scan
-from engine.library.stores import folder_stores, known_stores
+from engine.library.stores import folder_stores, known_stores, opened_stores
 
 
 def run_library(options: Namespace) -> int:
@@ -31,7 +31,8 @@ def run_library(options: Namespace) -> int:
         if index.set_aside is not None:
             say(f"layerdeck-cli: the library's index could not be used and was kept as {index.set_aside}.")
         folders = dict.fromkeys((*index.folders(), *named))
-        census = scan((*folder_stores(folders), *known_stores(os.environ, Path.home())))
+        stores = (*folder_stores(folders), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
+        census = scan(stores)
         facts = _facts(index, census)
         models = list_models(census.files, facts, index.notes(), {})
         if options.fit:

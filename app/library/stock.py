@@ -27,7 +27,8 @@ from engine.library.notes import NO_NOTES, KeptDocument
 from engine.library.planning import jobs
 from engine.library.scan import is_stale
 from engine.library.settled import rig_key
-from engine.library.stores import Store, folder_stores, known_stores
+from engine.library.stores import Store, folder_stores, known_stores, opened_stores
+from engine.library.walking import is_text
 
 
 class Stock:
@@ -90,17 +91,22 @@ class Stock:
     def look(self) -> Changes:
         """Look into all stores, and return what became of the files of the last look."""
         index = self.index
-        census, changes = look(index, (*folder_stores(index.folders()), *self._stores()))
+        census, changes = look(index, self._places(index))
         facts = current_facts(census, index.facts())
         with self._lock:
             self._census, self._facts, self._is_looked = census, facts, True
         return changes
 
     def is_stale(self) -> bool:
-        """Return whether the stores are not as they were looked at."""
+        """Return whether the stores are not as they were looked at, or others by now."""
+        index = self.index
         with self._lock:
             census = self._census
-        return is_stale(census)
+        return set(self._places(index)) != set(census.stores) or is_stale(census)
+
+    def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
+        # What was only opened comes last: where another store has it too, it is that one's.
+        return (*folder_stores(index.folders()), *self._stores(), *opened_stores(index.opened()))
 
     def read_headers(self, tell: Callable[[int, int], None], token: CancelToken) -> None:
         """Read the headers that are not known, and keep what they say; `tell` is told how many of how many."""
@@ -168,6 +174,12 @@ class Stock:
         for mark in marks:
             index.keep_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
+    def note_opened(self, path: Path, at_s: float) -> None:
+        """Note that the model at `path`, which is its first part, was opened, in seconds since 1970."""
+        if is_text(str(path)):
+            self.index.keep_opened(path, at_s)
+        self.note_use(path, {"last_used": at_s})
+
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
         """Change fields of the notes of the model at `path`."""
         mark = fingerprint(path)
@@ -182,6 +194,7 @@ class Stock:
             self._census = replace(self._census, files=files)
             census = self._census
         self.index.keep_census(census)
+        self.index.forget_opened(gone)
 
     def documents(self, marks: Iterable[str]) -> tuple[KeptDocument, ...]:
         """Return the named layouts and presets of a model."""

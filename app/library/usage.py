@@ -26,9 +26,9 @@ class UsageNotes:
     def note_opened(self, file: ModelFile | None) -> None:
         """Note that a model was opened just now."""
         if file is not None:
-            path, now = file.paths[0], time.time()
+            path, now = file.paths[0].absolute(), time.time()
             stock = self._shown.stock
-            self._shown.change("Noting a use", lambda: stock.note_use(path, {"last_used": now}), _log_error)
+            self._shown.change("Noting a use", lambda: stock.note_opened(path, now), _log_error)
 
     def follow(self, model: OpenModel) -> None:
         """Note the speed of the answers of `model`."""

@@ -266,3 +266,24 @@ def test_a_damaged_index_is_said(window: WindowParts, models: Path, qtbot: QtBot
     put(library_path(), b"no database" * 100)
     show_library(window, qtbot)
     assert window.desk.library.shown.shelf.aside.endswith("library-kept-1.sqlite")
+
+
+def test_what_is_only_opened_is_listed_and_may_be_forgotten(
+    window: WindowParts, models: Path, tmp_path: Path, qtbot: QtBot
+) -> None:
+    path = write_tiny_llama(put(tmp_path / "downloads/Dan-F16.gguf", b""), n_layers=2)
+    window.desk.opener.open(path)
+    qtbot.waitUntil(lambda: window.desk.document.model is not None)
+    qtbot.waitUntil(lambda: path in window.desk.library.shown.stock.index.opened())
+    view = show_library(window, qtbot)
+    assert view.visible_titles() == ("Ada", "Bob", "Dan")
+    view.list_view.select(2)
+    assert view.details.places_label.text() == f"Opened: {path}"
+    path.unlink()
+    window.desk.library.looker.look()
+    qtbot.waitUntil(lambda: current(view).entry.proposed.copy.is_missing)
+    view.details.trash_button.click()
+    qtbot.waitUntil(lambda: view.visible_titles() == ("Ada", "Bob"))
+    window.desk.library.looker.look()
+    qtbot.waitUntil(lambda: not window.desk.library.looker.is_looking)
+    assert view.visible_titles() == ("Ada", "Bob")

@@ -30,7 +30,7 @@ from engine.fit.strategies.watch import Watch
 from engine.hub.errors import HubError
 from engine.library.settled import settled_rig
 from engine.plan.decisions.defaults import default_context
-from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownRepo
+from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 
 if TYPE_CHECKING:
     from engine.downloads.job import Job
@@ -46,6 +46,7 @@ class HubFinder(QObject):
     found = Signal(object)  # tuple[FoundRepo, ...]
     repo_shown = Signal(ShownRepo)
     message = Signal(str)
+    card_read = Signal(ShownCard)
     token_wanted = Signal(str)
     """The hub gives this only to somebody it knows; the text says so."""
 
@@ -68,12 +69,14 @@ class HubFinder(QObject):
         self._background, self._notices = background, notices
         self._token = CancelToken()
         """Of the question under way."""
+        self._card_token = CancelToken()
         self._listing: RepoListing | None = None
         self._asked = ""
 
     def close(self) -> None:
         """End the question under way; a download goes on the next time."""
         self._token.cancel()
+        self._card_token.cancel()
         self.downloads.close()
 
     def set_token(self, token: str) -> None:
@@ -157,6 +160,31 @@ class HubFinder(QObject):
             self.message.emit("")
 
         self._ask(f"Reading {text}", ask, show, token)
+
+    def read_card(self) -> None:
+        """Fetch the card of the repository that is shown, at the commit that its files are listed at."""
+        listing = self._listing
+        if listing is None:
+            return
+        self._card_token.cancel()
+        token = self._card_token = CancelToken()
+        hub = self.access.settings
+
+        def ask() -> ShownCard:
+            from app.library.hub_words import shown_card
+            from engine.hub.card import fetch_card
+
+            card = fetch_card(listing.repo, hub, self.access.token(hub), revision=listing.commit)
+            return shown_card(listing.repo, card, hub.endpoint)
+
+        def show(card: ShownCard) -> None:
+            if not token.cancelled:
+                self.card_read.emit(card)
+
+        def failed(error: EngineError) -> None:
+            show(ShownCard(listing.repo, (), "", error.summary()))
+
+        self._background.run("Reading a model card", ask, show, failed, quiet=True)
 
     @property
     def _web_folder(self) -> Path:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from engine.downloads.view import JobState, JobView, time_words
 from engine.hub.addresses import HubAddress
+from engine.hub.card import ModelCard
 from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.hub.found import HubModel
 from engine.hub.listing import Quantisation, RepoListing
 from engine.units import format_bytes
 from widgets.library.entry_words import parameter_words
-from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownRepo
+from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 
 _VERDICTS = {
     FitVerdict.CARDS: ("fits on devices", "good"),
@@ -40,6 +41,15 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
         best = listing.find(address.quantisation, address.path).name
     rows = tuple(_row(each, fits.get(each.name), is_best=each.name == best) for each in listing.quantisations)
     return ShownRepo(listing.repo, why, rows)
+
+
+def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
+    """Return a repository's card, or that it has none."""
+    page = f"{endpoint}/{repo}"
+    if card is None:
+        return ShownCard(repo, (), "", "This repository has no card.")
+    note = f"The card is longer than what is shown here; all of it is on {page}." if card.is_cut else ""
+    return ShownCard(repo, card.facts, card.text, note or ("" if card.text.strip() else "The card has no text."))
 
 
 def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> OfferedRow:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QUrl
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu
 
 from app.library.finder import HubFinder
@@ -10,19 +11,27 @@ from app.library.library import Library
 from app.library.shelf import Shelf
 from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
+from widgets.library.card_view import CardView
+from widgets.library.find_values import ShownCard
+from widgets.markdown.typesetter import Typesetter
 
 
 class FindPresenter(QObject):
     """What was downloaded is looked for at once."""
 
-    def __init__(self, finder: HubFinder, library: Library, page: LibraryPage, main: MainWindow) -> None:
+    def __init__(
+        self, finder: HubFinder, library: Library, page: LibraryPage, typesetter: Typesetter, main: MainWindow
+    ) -> None:
         super().__init__(main)
-        self._finder, self._main = finder, main
+        self._finder, self._typesetter, self._main = finder, typesetter, main
+        self._card: CardView | None = None
         panel = self._panel = page.view.find_panel
         finder.found.connect(panel.show_found)
         finder.repo_shown.connect(panel.show_repo)
         finder.downloads.jobs_changed.connect(panel.downloads.show_jobs)
         finder.message.connect(panel.show_message)
+        finder.card_read.connect(self._show_card)
+        panel.card_requested.connect(self._ask_card)
         finder.token_wanted.connect(self._ask_token)
         finder.downloads.downloaded.connect(lambda: library.looker.look() if library.shown.is_awake else None)
         library.shown.shelf_changed.connect(self._on_shelf_changed)
@@ -37,6 +46,18 @@ class FindPresenter(QObject):
 
     def _on_shelf_changed(self, shelf: Shelf) -> None:
         self._panel.set_folders(shelf.folders)
+
+    def _ask_card(self) -> None:
+        if self._card is None:
+            self._card = CardView(self._typesetter)
+            self._card.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
+            self._panel.set_card(self._card)
+        self._card.clear()
+        self._finder.read_card()
+
+    def _show_card(self, card: ShownCard) -> None:
+        if self._card is not None:
+            self._card.show_card(card)
 
     def _show_menu(self) -> None:
         menu = QMenu(self._panel)

@@ -71,8 +71,8 @@ def job_row(job: JobView) -> JobRow:
         job.title,
         _job_words(job),
         fraction if fraction is not None or is_running else 0.0,
-        is_bad=bool(job.reason),
-        may_pause=job.state in (JobState.WAITING, JobState.RUNNING),
+        is_bad=bool(job.reason) and job.retry_s is None,
+        may_pause=job.state in (JobState.WAITING, JobState.RUNNING) or job.retry_s is not None,
         may_resume=job.state in (JobState.PAUSED, JobState.FAILED),
         must_restart=job.state is JobState.CHANGED,
         is_done=job.state is JobState.DONE,
@@ -89,6 +89,8 @@ def _job_words(job: JobView) -> str:
             return f"{amount}, waiting for its turn"
         case JobState.RUNNING:
             return _running_words(job, amount)
+    if job.retry_s is not None:
+        return f"{job.reason} Trying again in {time_words(job.retry_s)}; Resume does so now."
     return job.reason or f"{amount}, paused"
 
 

@@ -13,9 +13,10 @@ from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
 from app.chats.shelf import ChatShelf
+from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
-from app.library.keeper import LibraryKeeper
-from app.library.stock import Stock
+from app.library.hub_access import HubAccess
+from app.library.library import Library, make_library
 from app.load.loader import Loader
 from app.load.prober import Prober
 from app.load.reloader import Reloader
@@ -66,7 +67,7 @@ class Desk:
     speeds: SpeedKeeper
     unloader: Unloader
     other_layouts: OtherLayouts
-    library: LibraryKeeper
+    library: Library
     examiner: Examiner
     finder: HubFinder
     archive: ChatArchive
@@ -117,6 +118,7 @@ def make_desk(
     examiner = Examiner(live, rig.search, partial(_held_endpoints, models), background, notices, parent)
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
+    access = HubAccess(settings, notices)
     archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
@@ -138,8 +140,8 @@ def make_desk(
         speeds=speeds,
         unloader=unloader,
         other_layouts=OtherLayouts(document, models, unloader, live, notices, parent),
-        library=LibraryKeeper(
-            Stock(library_path()),
+        library=make_library(
+            library_path(),
             models=models,
             live=live,
             auto_layouts=auto_layouts,
@@ -154,7 +156,8 @@ def make_desk(
             models=models,
             auto_layouts=auto_layouts,
             speeds=speeds,
-            settings=settings,
+            access=access,
+            downloads=DownloadKeeper(access, notices, parent),
             background=background,
             notices=notices,
             parent=parent,
@@ -191,7 +194,7 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
             prober.cancel()
 
     desk.speeds.follow(model)
-    desk.library.follow(model)
+    desk.library.usage.follow(model)
     model.loading.state_changed.connect(on_state_changed)
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)

@@ -66,7 +66,7 @@ class WindowParts:
         self.desk.presets.start()
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
-        self.desk.finder.go_on()
+        self.desk.finder.downloads.go_on()
         for path in files:
             self.questions.open_dropped(path)
 

@@ -10,6 +10,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,6 +25,8 @@ from engine.library.notes import NO_NOTES, KeptDocument, Notes
 from engine.sqlite_file import FAULTS, is_damage, put_aside
 
 SCHEMA_VERSION = 1
+MAX_OPENED = 200
+"""Models that were opened and are remembered for it; the latest count."""
 BUSY_TIMEOUT_S = 5.0
 """Window and command line may write at the same time."""
 
@@ -43,6 +46,8 @@ CREATE TABLE documents (
     fingerprint TEXT NOT NULL, kind TEXT NOT NULL, name TEXT NOT NULL, document TEXT NOT NULL,
     PRIMARY KEY (fingerprint, kind, name)) WITHOUT ROWID;
 """
+_LATER = "CREATE TABLE IF NOT EXISTS opened (path TEXT PRIMARY KEY, at REAL NOT NULL) WITHOUT ROWID"
+"""What a file of version 1 may lack; older programs do not mind it."""
 
 _Key = TypeVar("_Key")
 _Kept = TypeVar("_Kept")
@@ -91,6 +96,22 @@ class LibraryIndex:
             connection.execute("DELETE FROM folders")
             rows = [(str(folder), place) for place, folder in enumerate(dict.fromkeys(folders))]
             connection.executemany("INSERT INTO folders VALUES (?, ?)", rows)
+
+    def opened(self) -> tuple[Path, ...]:
+        """Return the models that people opened, the latest first: each by its only file or its first part."""
+        return tuple(Path(row[0]) for row in self._all("SELECT path FROM opened ORDER BY at DESC, path"))
+
+    def keep_opened(self, path: Path, at_s: float) -> None:
+        """Keep that a model was opened, in seconds since 1970."""
+        with self._writing() as connection:
+            connection.execute("INSERT OR REPLACE INTO opened VALUES (?, ?)", (str(path), at_s))
+            latest = f"SELECT path FROM opened ORDER BY at DESC, path LIMIT {MAX_OPENED}"
+            connection.execute(f"DELETE FROM opened WHERE path NOT IN ({latest})")
+
+    def forget_opened(self, paths: Iterable[Path]) -> None:
+        """Forget that these were opened."""
+        with self._writing() as connection:
+            connection.executemany("DELETE FROM opened WHERE path = ?", [(str(path),) for path in paths])
 
     # ------------------------------------------------------------------ what files say
 
@@ -200,6 +221,7 @@ class LibraryIndex:
                         connection.execute(statement)
                     connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
                 connection.execute("COMMIT")
+            connection.execute(_LATER)
             connection.execute("SELECT count(*) FROM notes").fetchone()
         except BaseException:
             connection.close()
@@ -248,7 +270,13 @@ def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator
             yield key, decoder.decode(document)
 
 
+@lru_cache(maxsize=256)
+def _path(text: str) -> Path:
+    """Return a path, the same one for the store that thousands of files are in."""
+    return Path(text)
+
+
 def _decode(kind: type, value: object) -> object:
     if kind is Path or issubclass(kind, Path):
-        return Path(str(value))
+        return _path(str(value))
     raise NotImplementedError(kind)

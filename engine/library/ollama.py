@@ -8,10 +8,10 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+from msgspec.structs import replace
 
 from engine.files import read_at_most
 from engine.json_file import UNREADABLE

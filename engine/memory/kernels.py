@@ -17,7 +17,10 @@ Kernels = Literal["all", "cuda", "vulkan"]
 
 _CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 _SCAN = "ssm_a"
-_NOT_MULTIPLIED = frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"})
+_NOT_MULTIPLIED: dict[Kernels, frozenset[str]] = {
+    "cuda": frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"}),
+    "vulkan": frozenset({"F64", "I8", "I16", "I64"}),
+}
 _CUDA_THREADS = 128
 
 
@@ -41,7 +44,7 @@ def _scans(architecture: Architecture) -> bool:
 
 
 def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, scans: bool) -> bool:
-    if tensor.type_name in _NOT_MULTIPLIED and len(tensor.shape) > 1:
+    if tensor.type_name in _NOT_MULTIPLIED[kernels] and len(tensor.shape) > 1:
         return True
     stem = tensor.name.split(".", 2)[-1]
     if stem in _CONVOLUTIONS:

@@ -154,7 +154,13 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         endpoint_device=endpoint_device,
         row_split=endpoint is None and bool(engine.registry_function(registry, b"ggml_backend_split_buffer_type")),
         tensor_split=kind in ("gpu", "igpu"),
+        alignment_bytes=_alignment(engine, engine.device_buffer_type(device)),
+        host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
     )
+
+
+def _alignment(engine: Bindings, buffer_type: int | None) -> int:
+    return engine.buffer_type_alignment(buffer_type) if buffer_type else 0
 
 
 def _backend(engine: Bindings, device: int) -> str:

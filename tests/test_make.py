@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 import make
+from resources.vulkan import needs as vulkan_needs
 
 CUDA = make.Cuda(nvcc="nvcc", version="12.4.131", capabilities=("8.6", "9.0"))
 MACHINE = make.Machine(
@@ -215,7 +216,7 @@ def test_missing_packages_are_those_neither_installed_nor_provided() -> None:
 
 
 def test_packages_follow_what_is_to_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make.vulkan, "SYSTEM_FOLDERS", {sys.platform: (str(tmp_path),)})
+    monkeypatch.setattr(vulkan_needs, "SYSTEM_FOLDERS", {sys.platform: (str(tmp_path),)})
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("VULKAN_SDK", raising=False)
     least = make.wanted_packages(tests=False, backend="cpu", has_compiler=True, has_venv=True)
@@ -434,7 +435,7 @@ def test_older_vulkan_headers_get_what_they_lack(
 
 
 def test_vulkan_is_looked_for_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(make.vulkan, "SYSTEM_FOLDERS", {sys.platform: (str(tmp_path),)})
+    monkeypatch.setattr(vulkan_needs, "SYSTEM_FOLDERS", {sys.platform: (str(tmp_path),)})
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("VULKAN_SDK", raising=False)
     with pytest.raises(make.SetupError) as caught:

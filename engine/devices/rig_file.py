@@ -23,6 +23,7 @@ from engine.json_file import JsonObject, encode_document, parse_document, read_f
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
+_BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes")
 MAX_BACKEND_LENGTH = 60
 
 
@@ -75,7 +76,8 @@ def write_rig(path: Path, rig: Rig) -> None:
 def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
-        "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes", "capabilities", "faults",
+        "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
+        "largest_tensor_bytes", "capabilities", "faults",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -98,6 +100,7 @@ def _parse_device(item: JsonObject) -> Device:
         margin_bytes=item.nullable("margin_bytes", item.size, 0),
         alignment_bytes=_parse_alignment(item, "alignment_bytes"),
         host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
+        largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),
@@ -201,8 +204,7 @@ def _device_document(device: Device) -> dict[str, object]:
         **document,
         "cap_bytes": device.cap_bytes,
         "margin_bytes": device.margin_bytes,
-        **({"alignment_bytes": device.alignment_bytes} if device.alignment_bytes else {}),
-        **({"host_alignment_bytes": device.host_alignment_bytes} if device.host_alignment_bytes else {}),
+        **{key: size for key in _BUFFER_KEYS if (size := getattr(device, key)) is not None},
         "capabilities": {
             "row_split": device.capabilities.row_split,
             "tensor_split": device.capabilities.tensor_split,

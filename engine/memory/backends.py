@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from engine.devices.device import Device
-from engine.memory.kernels import Kernels
+from engine.memory.kernels import ALL_KERNELS, Kernels
 from engine.units import MIB
 
 ROW_PADDING = 512
@@ -20,7 +20,7 @@ class SizeRule:
 
     alignment_bytes: int
     pads_rows: bool = False
-    kernels: Kernels = "all"
+    kernels: Kernels = ALL_KERNELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ CPU_TRAITS = BackendTraits(HOST_RULE)
 RPC_TRAITS = BackendTraits(HOST_RULE)
 
 _CUDA_LIKE = BackendTraits(
-    SizeRule(alignment_bytes=128, pads_rows=True, kernels="cuda"),
+    SizeRule(alignment_bytes=128, pads_rows=True, kernels=Kernels("cuda")),
     pinned_host=True,
     op_offload=True,
     converts_kv=True,
@@ -78,7 +78,7 @@ _CUDA_LIKE = BackendTraits(
 # Vulkan aligns to minStorageBufferOffsetAlignment, and on the host to minMemoryMapAlignment: 16 to 256 and 64 to 4096
 # on known drivers. Devices that were looked at tell them.
 _VULKAN = BackendTraits(
-    SizeRule(256, kernels="vulkan"),
+    SizeRule(256, kernels=Kernels("vulkan")),
     pinned_host=True,
     pinned=HostBuffer(64, extra_bytes=32),
     op_offload=True,
@@ -107,18 +107,25 @@ def backend_traits(device: Device) -> BackendTraits:
     if device.is_host:
         return CPU_TRAITS
     traits = RPC_TRAITS if device.is_rpc else TRAITS.get(device.backend, _OTHER)
-    if device.alignment_bytes is None and device.host_alignment_bytes is None:
-        return traits
-    return _aligned(traits, device.alignment_bytes, device.host_alignment_bytes)
+    return _told(traits, device.alignment_bytes, device.host_alignment_bytes, device.largest_tensor_bytes)
 
 
 @lru_cache(maxsize=64)
-def _aligned(traits: BackendTraits, alignment_bytes: int | None, host_alignment_bytes: int | None) -> BackendTraits:
-    """Return `traits` with the alignments that a device told."""
+def _told(
+    traits: BackendTraits,
+    alignment_bytes: int | None,
+    host_alignment_bytes: int | None,
+    largest_tensor_bytes: int | None,
+) -> BackendTraits:
+    """Return `traits` with what a device told of its buffers; None: it told nothing."""
     rule, pinned = traits.size_rule, traits.pinned
     return replace(
         traits,
-        size_rule=replace(rule, alignment_bytes=alignment_bytes or rule.alignment_bytes),
+        size_rule=replace(
+            rule,
+            alignment_bytes=alignment_bytes or rule.alignment_bytes,
+            kernels=replace(rule.kernels, largest_bytes=largest_tensor_bytes),
+        ),
         pinned=replace(pinned, alignment_bytes=host_alignment_bytes or pinned.alignment_bytes),
     )
 

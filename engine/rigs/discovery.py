@@ -96,6 +96,7 @@ def _local_device(found: GgmlDevice) -> Device:
         margin_bytes=DEFAULT_GPU_MARGIN_BYTES,
         alignment_bytes=found.alignment_bytes or None,
         host_alignment_bytes=found.host_alignment_bytes or None,
+        largest_tensor_bytes=found.largest_tensor_bytes or None,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
 

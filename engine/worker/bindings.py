@@ -48,6 +48,12 @@ class TensorOverrideEntry(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
 
 
+class InitParams(ctypes.Structure):
+    """`ggml_init_params`."""
+
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
 def engine_name() -> str:
     """Return the name and version of the engine without loading it."""
     return f"llama-cpp-python {metadata.version('llama_cpp_python')}"

@@ -9,6 +9,7 @@ from typing import Literal
 from engine.pci import parse_pci_name
 from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
 from engine.worker.bindings import DEVICE_KINDS, Bindings
+from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
 
 CPU_ID = "CPU"
@@ -156,6 +157,7 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         tensor_split=kind in ("gpu", "igpu"),
         alignment_bytes=_alignment(engine, engine.device_buffer_type(device)),
         host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
+        largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,
     )
 
 

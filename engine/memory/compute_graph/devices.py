@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
@@ -31,7 +32,9 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
     if found.converts_kv:
         # A CUDA device computes nothing that reads another's memory directly.
         blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
-    supports = _cuda_supports if found.converts_kv else _vulkan_supports if rule.kernels == "vulkan" else None
+    supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
+    if rule.kernels.backend == "vulkan":
+        supports = _vulkan_supports(rule.kernels.largest_bytes)
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(
         entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size, reorders=found.reorders
@@ -64,7 +67,18 @@ def _cuda_supports(node: Tensor) -> bool:
     return True
 
 
-def _vulkan_supports(node: Tensor) -> bool:
+@lru_cache(maxsize=64)
+def _vulkan_supports(largest_bytes: int | None) -> Callable[[Tensor], bool]:
+    """Return what tells whether a device that takes tensors up to this size computes a node."""
+
+    def supports(node: Tensor) -> bool:
+        too_large = largest_bytes is not None and any(each.n_bytes > largest_bytes for each in (node, *node.src))
+        return not too_large and _has_vulkan_kernel(node)
+
+    return supports
+
+
+def _has_vulkan_kernel(node: Tensor) -> bool:
     """Return whether Vulkan has a kernel for `node` on every device (`ggml_backend_vk_device_supports_op`)."""
     if node.op == "flash_attn":
         k, v = node.src[1:3]

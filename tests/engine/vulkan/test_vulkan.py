@@ -165,7 +165,7 @@ def test_every_layout_answers_as_the_cpu_does(name: str, models: dict[str, Model
 
 
 def test_a_device_that_comes_twice_computes_the_same_each_time(models: dict[str, ModelMemory], rig: Rig) -> None:
-    assert try_repeated(rig, V0, models["dense"].model.path, rounds=3).passed
+    assert try_repeated(rig, V0, models["dense"].model.paths[0], rounds=3).passed
 
 
 def test_two_processes_share_a_device(models: dict[str, ModelMemory], rig: Rig) -> None:

@@ -94,6 +94,9 @@ def _local_device(found: GgmlDevice) -> Device:
         free_bytes=min(found.free_bytes, found.total_bytes) if known else None,
         pci_bus_id=found.pci_bus_id,
         margin_bytes=DEFAULT_GPU_MARGIN_BYTES,
+        alignment_bytes=found.alignment_bytes or None,
+        host_alignment_bytes=found.host_alignment_bytes or None,
+        largest_tensor_bytes=found.largest_tensor_bytes or None,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
 
@@ -108,5 +111,6 @@ def _remote_device(device_id: str, found: GgmlDevice) -> Device:
         free_bytes=min(found.free_bytes, found.total_bytes) if found.total_bytes else None,
         endpoint=found.endpoint,
         endpoint_device=found.endpoint_device,
+        alignment_bytes=found.alignment_bytes or None,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )

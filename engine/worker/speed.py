@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from engine.protocol.messages import DeviceSpeed, MeasureSpeed
-from engine.worker.bindings import Bindings
+from engine.worker.bindings import Bindings, InitParams
 from engine.worker.devices import CPU_ID, resolve_devices
 from engine.worker.outcome import failure
 
@@ -24,12 +24,6 @@ _SENT_BYTES = 4 << 20
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
 _MAX_PASSES = 50
-
-
-class _InitParams(ctypes.Structure):
-    """`ggml_init_params`."""
-
-    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
@@ -68,7 +62,7 @@ class _Product:
         if request.device.id == CPU_ID:
             self._use_threads(engine, device, request.n_threads)
         room = 64 * bind("ggml_tensor_overhead", size)() + bind("ggml_graph_overhead", size)()
-        self._tensors = bind("ggml_init", pointer, _InitParams)(_InitParams(room, None, True))
+        self._tensors = bind("ggml_init", pointer, InitParams)(InitParams(room, None, True))
         self._matrix = new_tensor(self._tensors, _F16, _COLUMNS, rows)
         column = new_tensor(self._tensors, _F32, _COLUMNS, 1)
         self._result = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, self._matrix, column)

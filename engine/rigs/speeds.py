@@ -20,6 +20,8 @@ MAX_BYTES = 256 * MIB
 _MIN_BYTES = 4 * MIB
 _PART = 4
 """At most one part in this many of what is free is taken for the test."""
+_TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
+"""Types of weights, with ggml's numbers, that stand for all: the kernels of others are like one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,7 @@ def measure_speeds(
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> MeasuredSpeeds:
-    """Return what was measured. Blocks for about a second per device; one that fails does not keep others from it.
+    """Return what was measured. Blocks for some seconds per device; one that fails does not keep others from it.
 
     `held`: endpoints that our own load uses. They serve one program at a time and are not asked.
 
@@ -71,7 +73,7 @@ def _measure(
     """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
-        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=default_threads())
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=default_threads(), types=_TYPES)
         try:
             return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="speed test")
         except BusyError:

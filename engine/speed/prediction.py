@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
-from engine.layout.layout import Layout
+from engine.layout.layout import Layout, Run
 from engine.settings.context_settings import ContextSettings
 from engine.speed.known_cards import SOURCES, Source, bandwidth, bandwidth_of_type, efficiency, link, op_seconds, source
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds, layout_class
-from engine.speed.work import Work
+from engine.speed.work import Moved, Work
 
 USUAL_FILL = 2048
 """Tokens in the context that a speed is told for, where the context has room for more than twice as many."""
@@ -204,25 +204,32 @@ def _costs(
             if keeper is not None:
                 size = part * work.caches(kv_bytes, run.first, run.last)
                 keeper.cache_s += size / bandwidth(keeper.device, speeds)
-    places = layout.assignment() if layout.overrides else ()
-    for moved in work.moved(layout):
-        if moved.device != places[moved.layer]:
-            read(places[moved.layer], ((moved.type_name, -moved.size_bytes),))
-            read(moved.device, ((moved.type_name, moved.size_bytes),))
+    for run, moved in _moves(layout, work):
+        taken = tuple(moved.between(run.first, run.last))
+        read(run.device, ((name, -size) for name, size in taken))
+        read(moved.device, taken)
     read(layout.output_device, work.output.items())
     output = cost(layout.output_device)
     if output is not None:
         output.ops_s += _OUTPUT_OPS * op_seconds(output.device, speeds)
-    for device_id, size_bytes in _hops(layout, work, places):
+    for device_id, size_bytes, times in _hops(layout, work):
         found = cost(device_id)
         if found is not None:
             away = link(found.device, speeds)
-            found.link_s += away.latency_s + size_bytes / away.bytes_per_second
+            found.link_s += times * (away.latency_s + size_bytes / away.bytes_per_second)
     return costs
 
 
-def _hops(layout: Layout, work: Work, places: Sequence[str]) -> Iterator[tuple[str, float]]:
-    """Yield a device, and bytes, for each time that something of a token crosses its link; the CPU has none.
+def _moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
+    """Yield each run with what overrides take from it to another device."""
+    for moved in work.moved(layout):
+        for run in layout.runs:
+            if run.device != moved.device and moved.count(run.first, run.last):
+                yield run, moved
+
+
+def _hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
+    """Yield a device, bytes, and how often as many of a token cross its link; the CPU has none.
 
     Behind the output layer its numbers for every word go to the host.
     """
@@ -232,17 +239,17 @@ def _hops(layout: Layout, work: Work, places: Sequence[str]) -> Iterator[tuple[s
         split = [run for run in layout.runs if run.device != CPU_ID]
         count = _HOPS_PER_LAYER * sum(run.length for run in split)
         for device_id, _ in shares:
-            yield from ((device_id, size) for _ in range(count))
+            yield device_id, size, count
     runs = () if shares else layout.runs
     route = [CPU_ID, *(run.device for run in runs), layout.output_device]
     crossings = [pair for pair in pairwise(route) if pair[0] != pair[1]]
-    for layer, device_id in sorted({(moved.layer, moved.device) for moved in work.moved(layout)}):
-        if places[layer] != device_id:
-            crossings += [(places[layer], device_id)] * 2
     for pair in crossings:
-        yield from ((device_id, size) for device_id in pair if device_id != CPU_ID)
+        yield from ((device_id, size, 1) for device_id in pair if device_id != CPU_ID)
+    for run, moved in _moves(layout, work):
+        times = 2 * moved.count(run.first, run.last)
+        yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
     if layout.output_device != CPU_ID:
-        yield layout.output_device, work.logits_bytes
+        yield layout.output_device, work.logits_bytes, 1
 
 
 _SOURCE_WORDS: Mapping[Source, str] = {

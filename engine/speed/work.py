@@ -21,12 +21,20 @@ _OPS_PER_LAYER = 4
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """Weights of a layer that an override takes to `device`: what a token reads of them, and how many tensors."""
+    """What overrides take to `device`, as sums over the layers before each: bytes that a token reads by type, and
+    layers that anything is taken of."""
 
-    layer: int
     device: str
-    type_name: str
-    size_bytes: float
+    weights: Mapping[str, Sequence[float]]
+    layers: Sequence[float]
+
+    def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
+        """Yield types and bytes of what is taken of layers `first` to `last`."""
+        return _between(self.weights, first, last)
+
+    def count(self, first: int, last: int) -> int:
+        """Return of how many of these layers something is taken."""
+        return int(self.layers[last + 1] - self.layers[first])
 
 
 class Work:
@@ -65,11 +73,8 @@ class Work:
         return tensor.size_bytes * share * self._repeats
 
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield the types and bytes of weights that layers `first` to `last` read."""
-        for name, sums in self._weights.items():
-            size = sums[last + 1] - sums[first]
-            if size:
-                yield name, size
+        """Yield types and bytes of the weights that layers `first` to `last` read."""
+        return _between(self._weights, first, last)
 
     def ops(self, first: int, last: int) -> float:
         """Return how many computations layers `first` to `last` are."""
@@ -93,15 +98,24 @@ class Work:
 
     def _find_moved(self, layout: Layout) -> Iterator[Moved]:
         rules = [(pattern_finder(rule.pattern), rule.device) for rule in tensor_overrides(layout)]
-        sizes: dict[tuple[int, str, str], float] = {}
+        found: dict[str, dict[str, list[float]]] = {}
+        layers: dict[str, list[float]] = {}
         for block in self.model.blocks:
             for tensor in block.tensors:
                 device = next((device for finds, device in rules if finds(tensor.name)), None)
                 if device is not None:
-                    key = (block.index, device, tensor.type_name)
-                    sizes[key] = sizes.get(key, 0.0) + self.read_bytes(tensor)
-        for (layer, device, type_name), size in sizes.items():
-            yield Moved(layer, device, type_name, size)
+                    row = found.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
+                    row[block.index] += self.read_bytes(tensor)
+                    layers.setdefault(device, [0.0] * self.n_layers)[block.index] = 1.0
+        for device, rows in found.items():
+            yield Moved(device, {name: _sums(row) for name, row in rows.items()}, _sums(layers[device]))
+
+
+def _between(table: Mapping[str, Sequence[float]], first: int, last: int) -> Iterator[tuple[str, float]]:
+    for name, sums in table.items():
+        size = sums[last + 1] - sums[first]
+        if size:
+            yield name, size
 
 
 def _sums(values: Sequence[float]) -> list[float]:

@@ -46,7 +46,8 @@ from engine.units import GIB
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected."
-CONTEXT = ContextSettings(n_ctx=1024, load_mode="none")
+CONTEXT = ContextSettings(n_ctx=1024, load_mode="none", threads=1, threads_batch=1)
+"""One thread, as workers have: several wait for each other, and on a busy machine for what else runs there."""
 WORTH_TELLING = 1.1
 """Layouts that differ by less than this are alike."""
 
@@ -77,8 +78,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder, LabRig([2 * GIB] * 3) as lab:
         book = EMPTY_BOOK
         if not options.no_measuring:
-            book, problems = measured_book(lab.rig, book)
-            print(*speed_lines(lab.rig, book), *problems, sep="\n")
+            book, problems = measured_book(lab.rig, book, n_threads=CONTEXT.threads)
+            print(*speed_lines(lab.rig, book), *problems, sep="\n", flush=True)
         groups = []
         for path in models(Path(folder), options.model):
             trials = layouts_of(path, lab.rig)
@@ -139,14 +140,14 @@ def layouts_of(path: Path, rig: Rig) -> list[Trial]:
 
 
 def answer(trial: Trial, tokens: int) -> None:
-    """Load, answer once for nothing and once for the clock, and unload."""
+    """Load, say a few words for nothing, answer for the clock, and unload."""
     with our_child() as child:
         child.send(load_request(trial.plan))
         while not isinstance(message := child.message(), LoadedModel):
             if not isinstance(message, Hello | StageProgress):
                 raise RuntimeError(f"no load: {message}")
-        for number in (1, 2):
-            child.send(Generate(id=number, prompt=f"{number} {PROMPT}", max_tokens=tokens, temperature=0.0))
+        for number, n_tokens in ((1, 2), (2, tokens)):
+            child.send(Generate(id=number, prompt=f"{number} {PROMPT}", max_tokens=n_tokens, temperature=0.0))
             while not isinstance(message := child.message(), Generated):
                 if not isinstance(message, Piece | Reading):
                     raise RuntimeError(f"no answer: {message}")
@@ -179,7 +180,8 @@ def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
         parts = ", ".join(f"{each.id} {each.seconds * 1e3:.1f}" for each in before.devices)
         print(
             f"{name}, {trial.name}: {trial.token_s * 1e3:.1f} ms a token ({noise([trial]):.0%} noise), predicted "
-            f"{before.token_s * 1e3:.1f} ({parts}), after an answer {predicted(trial, after).token_s * 1e3:.1f}"
+            f"{before.token_s * 1e3:.1f} ({parts}), after an answer {predicted(trial, after).token_s * 1e3:.1f}",
+            flush=True,
         )
 
 

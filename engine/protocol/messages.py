@@ -186,13 +186,18 @@ class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
-    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA)."""
+    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA).
+
+    `kept_weights`: the folder, which is there, in which it keeps weights that clients send, up to `kept_quota_bytes`.
+    """
 
     host: str
     port: int
     device: str = "CPU"
     cap_bytes: int | None = None
     n_threads: int = 1
+    kept_weights: str | None = None
+    kept_quota_bytes: int = 0
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):

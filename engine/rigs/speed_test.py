@@ -12,7 +12,12 @@ from engine.telemetry.cards import read_card_facts
 
 
 def measured_book(
-    rig: Rig, book: SpeedBook, held: Iterable[str] = (), cancel: CancelToken | None = None
+    rig: Rig,
+    book: SpeedBook,
+    held: Iterable[str] = (),
+    cancel: CancelToken | None = None,
+    *,
+    n_threads: int | None = None,
 ) -> tuple[SpeedBook, tuple[str, ...]]:
     """Return `book` with the devices of `rig` as they are now, and a sentence for each that could not be measured.
 
@@ -20,7 +25,7 @@ def measured_book(
     """
     from engine.rigs.speeds import measure_speeds
 
-    found = measure_speeds(rig, held=held, cancel=cancel)
+    found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
     for device in rig.all_devices:
         speed = found.speeds.get(device.id)
         if speed is not None:

@@ -4,7 +4,8 @@
 
 Models of several shapes (dense F16, Q8_0, Q4_0, experts, and the real one where it is kept) answer on several layouts
 each. The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds
-counts. Then each answer in turn is what was learnt, and all other layouts of the model are predicted with it. `noise`
+counts. `--clock cpu` counts the processor's time of all processes in place of the clock's: with one thread each they
+work one after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer in turn is what was learnt, and all other layouts of the model are predicted with it. `noise`
 is how far single answers are from their layout's median, in the middle: no prediction can be nearer than that.
 The last line is one JSON object.
 """
@@ -22,6 +23,7 @@ from pathlib import Path
 
 import gguf
 import numpy as np
+import psutil
 
 from benchmarks._children import our_child
 from engine.demo.llama_writer import LlamaShape, write_llama
@@ -73,6 +75,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--model", type=Path, default=KEPT_MODEL)
+    parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--no-measuring", action="store_true")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder, LabRig([2 * GIB] * 3) as lab:
@@ -80,15 +83,17 @@ def main() -> None:
         if not options.no_measuring:
             book, problems = measured_book(lab.rig, book, n_threads=CONTEXT.threads)
             print(*speed_lines(lab.rig, book), *problems, sep="\n", flush=True)
+        workers = [psutil.Process(lab.pid(device.id)) for device in lab.rig.devices]
         groups = []
         for path in models(Path(folder), options.model):
             trials = layouts_of(path, lab.rig)
             for _ in range(options.rounds):
                 for trial in trials:
-                    answer(trial, options.tokens)
+                    answer(trial, options.tokens, workers if options.clock == "cpu" else None)
             groups.append(trials)
             report_model(path.stem, trials, book)
     result = {"benchmark": "speed_prediction", "rounds": options.rounds, "measured": not options.no_measuring}
+    result |= {"clock": options.clock}
     print(json.dumps(result | figures(groups, book)))
 
 
@@ -139,8 +144,11 @@ def layouts_of(path: Path, rig: Rig) -> list[Trial]:
     return [Trial(name, Plan(memory, rig, Edit(layout, CONTEXT))) for name, layout in layouts.items()]
 
 
-def answer(trial: Trial, tokens: int) -> None:
-    """Load, say a few words for nothing, answer for the clock, and unload."""
+def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None = None) -> None:
+    """Load, say a few words for nothing, answer for the clock, and unload.
+
+    `workers`: count processor time, theirs included.
+    """
     with our_child() as child:
         child.send(load_request(trial.plan))
         while not isinstance(message := child.message(), LoadedModel):
@@ -148,12 +156,25 @@ def answer(trial: Trial, tokens: int) -> None:
                 raise RuntimeError(f"no load: {message}")
         for number, n_tokens in ((1, 2), (2, tokens)):
             child.send(Generate(id=number, prompt=f"{number} {PROMPT}", max_tokens=n_tokens, temperature=0.0))
+            begun_s, first = 0.0, True
             while not isinstance(message := child.message(), Generated):
                 if not isinstance(message, Piece | Reading):
                     raise RuntimeError(f"no answer: {message}")
-    trial.seconds.append(message.generation_seconds / message.generated_tokens)
+                if isinstance(message, Piece) and first and workers is not None:
+                    begun_s, first = processor_s([*workers, psutil.Process(child.pid)]), False
+        seconds = message.generation_seconds / message.generated_tokens
+        if workers is not None:
+            # The first token is there when this clock starts.
+            seconds = (processor_s([*workers, psutil.Process(child.pid)]) - begun_s) / (message.generated_tokens - 1)
+    trial.seconds.append(seconds)
     trial.tokens = message.generated_tokens
     trial.fill_tokens = message.prompt_tokens + message.generated_tokens // 2
+
+
+def processor_s(processes: Sequence[psutil.Process]) -> float:
+    """Return the processor time that these have had."""
+    times = [process.cpu_times() for process in processes]
+    return sum(each.user + each.system for each in times)
 
 
 def predicted(trial: Trial, speeds: Speeds) -> SpeedForecast:

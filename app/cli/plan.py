@@ -12,7 +12,7 @@ from engine.errors import BusyError, UnreachableError
 from engine.fit.speed_book import read_speed_book
 from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
-from engine.plan.preview import plan_speed
+from engine.plan.preview import plan_sendings, plan_speed
 from engine.probing.probe import probe
 from engine.rigs.speed_test import known_speeds
 from engine.speed.work import Work
@@ -26,11 +26,12 @@ def run_plan(options: Namespace) -> int:
         plan = probe(plan)
     elif not plan.violations and plan.report.probe_only is not None:
         plan = _probed_or_known(plan)
-    speed = plan_speed(Work(plan.model), plan, known_speeds(plan.rig, read_speed_book(speeds_path())))
+    speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
+    speed, sent = plan_speed(Work(plan.model), plan, speeds), plan_sendings(plan, speeds)
     if options.json:
-        print_document(plan_document(plan, asked.explanation, speed))
+        print_document(plan_document(plan, asked.explanation, speed, sent))
     else:
-        print_line(plan_text(plan, asked.explanation, speed))
+        print_line(plan_text(plan, asked.explanation, speed, sent))
     if plan.violations:
         return exit_codes.ARGUMENT
     return exit_codes.OK if plan.report.fits else exit_codes.DOES_NOT_FIT

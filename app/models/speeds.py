@@ -27,7 +27,7 @@ from engine.rigs.speed_test import card_links, known_speeds, measured_book, spee
 from engine.session.events import Done
 from engine.speed.answers import MIN_TOKENS
 from engine.speed.prediction import SpeedForecast
-from engine.speed.speeds import Speeds, layout_class
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds, layout_class
 from engine.speed.work import Work
 
 _log = logging.getLogger("layerdeck.speeds")
@@ -38,6 +38,8 @@ _KEPT_ANSWERS = 256
 class SpeedKeeper(QObject):
     """One book for all models. What is kept is written beside the GUI thread; the document predicts with it."""
 
+    known_changed = Signal(object)  # Speeds
+    """Something else is known of the devices shown."""
     compared = Signal()
     """An answer was set against what was predicted of it."""
 
@@ -62,6 +64,7 @@ class SpeedKeeper(QObject):
         self._answered: dict[tuple[Path, Edit], float] = {}
         self._devices: tuple[tuple[str, str], ...] = ()
         self._card_links: Mapping[str, float] = {}
+        self._speeds = NO_MEASUREMENTS
         live.rig_changed.connect(self._on_rig_changed)
         self._on_rig_changed(live.rig)
 
@@ -147,7 +150,14 @@ class SpeedKeeper(QObject):
 
     def _show(self) -> None:
         """Have the document predict with what is known now."""
-        self._document.set_speeds(self.book.speeds(self._live.rig, self._card_links), self._answered)
+        self._speeds = self.book.speeds(self._live.rig, self._card_links)
+        self._document.set_speeds(self._speeds, self._answered)
+        self.known_changed.emit(self._speeds)
+
+    @property
+    def speeds(self) -> Speeds:
+        """What is known of the devices shown."""
+        return self._speeds
 
     def _keep(self, book: SpeedBook) -> None:
         if book == self.book:

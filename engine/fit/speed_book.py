@@ -14,11 +14,11 @@ from pathlib import Path
 import msgspec
 
 from engine.devices.device import Device, Rig
+from engine.devices.margins import is_on_this_machine
 from engine.errors import PlacedError
 from engine.fit.calibration import device_key
 from engine.json_file import read_kept, write_kept
 from engine.speed.answers import KEPT_ANSWERS, MIN_TOKENS, Answer, learnt_factors, learnt_ratios
-from engine.speed.known_cards import is_on_this_machine
 from engine.speed.prediction import SpeedForecast
 from engine.speed.speeds import Link, Speeds
 

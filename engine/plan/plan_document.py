@@ -12,6 +12,7 @@ from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import SpeedForecast, speed_words
+from engine.speed.sending import Sending
 from engine.units import format_bytes
 
 _HEADINGS = (
@@ -29,7 +30,9 @@ _HEADINGS = (
 )
 
 
-def plan_document(plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None) -> dict[str, object]:
+def plan_document(
+    plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
+) -> dict[str, object]:
     """Return the document of `layerdeck-cli plan`; `advice`, `explanation` and `speed` only where there is something
     to say."""
     report = plan.report
@@ -47,6 +50,10 @@ def plan_document(plan: Plan, explanation: str | None = None, speed: SpeedForeca
         document["explanation"] = explanation
     if speed is not None:
         document["speed"] = _speed_document(speed)
+    if sent:
+        document["sending"] = [
+            {"id": each.id, "size_bytes": each.size_bytes, "seconds": round(each.seconds, 3)} for each in sent
+        ]
     return document
 
 
@@ -68,7 +75,9 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
     }
 
 
-def plan_text(plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None) -> str:
+def plan_text(
+    plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
+) -> str:
     """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
     report, layout = plan.report, plan.edit.layout
     runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
@@ -92,6 +101,10 @@ def plan_text(plan: Plan, explanation: str | None = None, speed: SpeedForecast |
     ]
     if speed is not None:
         lines.append(_speed_line(speed))
+    lines += [
+        f"A load sends {format_bytes(each.size_bytes)} to {each.id}, which takes about {each.seconds:.2g} s."
+        for each in sent
+    ]
     lines += ["", *_decision_lines(report), ""] if report.decisions else []
     lines.append(_verdict(report))
     return "\n".join(lines)

@@ -19,6 +19,7 @@ from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import SpeedForecast, forecast_speed
+from engine.speed.sending import Sending, sendings
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.speed.work import Work
 
@@ -44,6 +45,7 @@ class Preview:
     """An edit as it is drawn, with its forecast on a rig.
 
     `speed` None: nobody can say how fast it would be. `answered_per_second`: tokens that its last answer had, if any.
+    `sendings`: what a load sends to workers, where it is known how fast.
     """
 
     model_name: str
@@ -55,6 +57,7 @@ class Preview:
     report: FitReport
     speed: SpeedForecast | None = None
     answered_per_second: float | None = None
+    sendings: tuple[Sending, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -122,6 +125,11 @@ def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None =
     return forecast_speed(plan.edit.layout, work, kv_bytes, plan.settings, plan.rig, speeds, fill_tokens)
 
 
+def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
+    """Return what a load of `plan` sends to each worker, and how long that takes."""
+    return sendings({row.id: row.weights_bytes for row in plan.report.rows}, plan.rig, speeds)
+
+
 def make_preview(
     tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered_per_second: float | None = None
 ) -> Preview:
@@ -136,6 +144,7 @@ def make_preview(
         report=plan.report,
         speed=plan_speed(tables.work, plan, speeds),
         answered_per_second=answered_per_second,
+        sendings=plan_sendings(plan, speeds),
     )
 
 

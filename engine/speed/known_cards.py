@@ -8,6 +8,7 @@ from functools import cache
 from typing import Literal
 
 from engine.devices.device import Device
+from engine.devices.margins import is_on_this_machine
 from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds
 
 Source = Literal["measured", "answers", "card", "guess"]
@@ -15,7 +16,6 @@ Source = Literal["measured", "answers", "card", "guess"]
 SOURCES: tuple[Source, ...] = ("measured", "answers", "card", "guess")
 
 _GB = 1_000_000_000
-_LOOPBACK = re.compile(r"(127\.|localhost|\[::1\])")
 
 KNOWN_BANDWIDTHS: Mapping[str, int] = {
     "RTX 5090": 1792, "RTX 5080": 960, "RTX 5070 Ti": 896, "RTX 5070": 672, "RTX 5060 Ti": 448, "RTX 5060": 448,
@@ -73,11 +73,6 @@ def _known_name(device_name: str) -> str | None:
         ),
         None,
     )
-
-
-def is_on_this_machine(device: Device) -> bool:
-    """Return whether `device` is an RPC worker of this machine, such as those of a lab."""
-    return device.endpoint is not None and _LOOPBACK.match(device.endpoint) is not None
 
 
 def bandwidth(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from engine.plan.preview import Preview
 from engine.speed.prediction import DeviceTime, rate_text, source_words, speed_words
+from engine.units import format_bytes
 
 NOT_KNOWN = "speed not measured"
 REMEDY = "Devices > Measure Speeds finds it out; each answer teaches it too."
@@ -23,7 +24,7 @@ def speed_tool_tip(preview: Preview) -> str:
     """Return what the prediction is made of, a line each."""
     speed = preview.speed
     if speed is None:
-        return ""
+        return "\n".join(_sending_lines(preview))
     lines = [speed_words(speed)]
     for each in speed.devices:
         away = f", {milliseconds_text(each.link_s)} of it on the way" if each.link_s >= 0.02 * each.seconds else ""
@@ -33,7 +34,17 @@ def speed_tool_tip(preview: Preview) -> str:
         lines.append(REMEDY)
     if preview.answered_per_second is not None:
         lines.append(f"The last answer of this layout had {rate_text(preview.answered_per_second)} tokens/s.")
-    return "\n".join(lines)
+    return "\n".join([*lines, *_sending_lines(preview)])
+
+
+def _sending_lines(preview: Preview) -> list[str]:
+    """Return how long a load sends weights, a line for each worker where that is worth telling."""
+    return [
+        f"A load sends {format_bytes(each.size_bytes)} to {each.id}: about {each.seconds:.0f} s, "
+        "less where the worker has kept some of it."
+        for each in preview.sendings
+        if each.seconds >= 1
+    ]
 
 
 def lane_speed_text(time: DeviceTime | None) -> str:

@@ -5,8 +5,9 @@ Each model that is open has its sheet: a model that is put aside keeps its edit 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
@@ -21,6 +22,7 @@ from engine.plan.plan import Plan
 from engine.plan.preview import Preview, PreviewTables, make_preview
 from engine.probing.probe_cache import ProbeCache
 from engine.settings.context_settings import ContextSettings
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
@@ -51,6 +53,8 @@ class LayoutDocument(QObject):
         """Undo and redo of whichever sheet is on the table."""
         self._sheet: Sheet | None = None
         self._rig: Rig | None = None
+        self._speeds = NO_MEASUREMENTS
+        self._answered: Mapping[tuple[Path, Edit], float] = {}
         self._drag_start: Edit | None = None
         self.probes = ProbeCache()
         """What the engine told of plans; it holds for as long as their key does, whatever memory is free."""
@@ -125,6 +129,12 @@ class LayoutDocument(QObject):
             self._recompute()
             if devices_changed:
                 self.edit_settled.emit()
+
+    def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], float]) -> None:
+        """Predict with `speeds` from now on; `answered`: tokens per second of the last answers, by model and edit."""
+        self._speeds, self._answered = speeds, answered
+        if self._sheet is not None:
+            self._recompute()
 
     def show_probed(self) -> None:
         """Show what `probes` has got, where it is of what is edited now."""
@@ -209,7 +219,8 @@ class LayoutDocument(QObject):
             self.plan = self.probes.over(Plan(sheet.tables.memory, self._rig, sheet.edit))
             # What takes longer is left to the engine, which a probe asks: this is the thread that draws.
             with limited(PREVIEW_SECONDS):
-                self.preview = make_preview(sheet.tables, self.plan)
+                answered = self._answered.get((sheet.model.paths[0], sheet.edit)) if self._answered else None
+                self.preview = make_preview(sheet.tables, self.plan, self._speeds, answered)
         self.preview_changed.emit(self.preview)
 
 

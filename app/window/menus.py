@@ -89,6 +89,7 @@ def devices_menu(
     repeats: RepeatTest,
     speeds: SpeedKeeper,
     calibrator: Calibrator,
+    show_kept_weights: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -102,6 +103,8 @@ def devices_menu(
         Command("test_repeats", "&Test Repeated Devices", repeats.run),
         Command("measure_speeds", "Measure S&peeds", speeds.measure),
         Command("reset_calibration", "Reset &Calibration", calibrator.reset),
+        SEPARATOR,
+        Command("kept_weights", "&Weights Kept by Workers…", show_kept_weights),
     )
 
 

@@ -111,7 +111,7 @@ def make_desk(
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
-    speeds = SpeedKeeper(live, models, background, notices, parent=parent)
+    speeds = SpeedKeeper(live, models, document, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
     loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)

@@ -8,6 +8,7 @@ from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
 from app.window.help import open_log, show_about, show_keys
+from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -60,6 +61,7 @@ def make_actions(
                 repeats=desk.rig.repeats,
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
+                show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(

@@ -149,6 +149,8 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
         notices=desk.notices,
         parent=main,
     )
+    desk.speeds.known_changed.connect(lambda speeds: main.device_strip.set_links(speeds.links))
+    main.device_strip.set_links(desk.speeds.speeds.links)
 
 
 def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:

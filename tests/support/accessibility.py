@@ -16,7 +16,6 @@ CONTROLS = frozenset(
         _Role.CheckBox,
         _Role.ComboBox,
         _Role.EditableText,
-        _Role.Graphic,
         _Role.HotkeyField,
         _Role.Link,
         _Role.List,

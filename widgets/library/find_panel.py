@@ -182,6 +182,7 @@ class FindPanel(QWidget):
         column.addLayout(buttons)
         column.addStretch(0)
         splitter = QSplitter(Qt.Orientation.Horizontal)
+        splitter.setAccessibleName("What is found and what it offers")
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self.results)
         splitter.addWidget(side)

@@ -9,7 +9,7 @@ import pytest
 from PySide6.QtCore import QRect, Qt
 from PySide6.QtGui import QAccessible, QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.settings import Settings
@@ -122,6 +122,15 @@ def changed_pixels(before: QImage, after: QImage) -> int:
     )
 
 
+def scroll_to(widget: QWidget) -> None:
+    """Do what the Tab key does where something is out of sight."""
+    around = widget.parentWidget()
+    while around is not None:
+        if isinstance(around, QScrollArea):
+            around.ensureWidgetVisible(widget)
+        around = around.parentWidget()
+
+
 LEAST_CHANGE = 40
 """Pixels: more than a blinking cursor, less than the frame of the smallest button."""
 
@@ -132,12 +141,13 @@ def test_what_has_the_keyboard_is_seen(window: WindowParts, qapp: QApplication, 
     qtbot.waitUntil(main.isActiveWindow, timeout=LONG_MS)
     unseen = []
     for widget in focusable(window):
-        corner = widget.mapTo(main, widget.rect().topLeft())
-        frame = QRect(corner, widget.size()).adjusted(-3, -3, 3, 3)
         elsewhere = main.statusBar()
         elsewhere.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
         elsewhere.setFocus()
+        scroll_to(widget)
         qapp.processEvents()
+        corner = widget.mapTo(main, widget.rect().topLeft())
+        frame = QRect(corner, widget.size()).adjusted(-3, -3, 3, 3)
         before = picture(widget, frame)
         widget.setFocus(Qt.FocusReason.TabFocusReason)
         qapp.processEvents()

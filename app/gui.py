@@ -79,7 +79,8 @@ def _run(options: argparse.Namespace) -> int:
 
     from app.bug_report import BugReporter
     from app.logs import start_logging
-    from app.paths import APPLICATION, instance_name, log_path
+    from app.paths import APPLICATION, instance_name, log_path, runs_path
+    from app.run_marks import RunMarks
     from app.settings import Settings
     from app.single_instance import FirstInstance, hand_over
     from app.theme import Theme
@@ -107,7 +108,10 @@ def _run(options: argparse.Namespace) -> int:
     first = FirstInstance(instance_name(), application) if is_only else None
     if first is not None:
         first.asked.connect(window.open_files)
+    marks = RunMarks(runs_path())
+    window.follow_run(marks)
     code = application.exec()
+    marks.end()
     if first is not None:
         first.close()
     signals.close()

@@ -88,6 +88,11 @@ def settings_path() -> Path:
     return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
 
 
+def runs_path() -> Path:
+    """Return the folder with the marks of windows that run."""
+    return user_data_path(APPLICATION, appauthor=False) / "running"
+
+
 def log_path() -> Path:
     """Return the log file."""
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"

@@ -6,11 +6,11 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from PySide6.QtCore import Qt, QUrl
+from PySide6.QtCore import QSize, Qt, QUrl
 from PySide6.QtGui import QImage, QKeySequence, QShortcut, QTextCursor, QTextDocument
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QTextBrowser, QVBoxLayout, QWidget
 
-from app.window.main_window import MainWindow
+from app.window.main_window import SCREEN_ROOM, MainWindow
 from resources.loader import handbook
 
 FIRST_PAGE = "README"
@@ -120,17 +120,18 @@ class HandbookWindow(QWidget):
         layout = QHBoxLayout(self)
         layout.addLayout(left)
         layout.addWidget(self.browser, 1)
-        self.resize(1040, 760)
-        self.setFocusProxy(self.browser)
+        self.resize(QSize(1040, 760).boundedTo(self.screen().availableSize() - SCREEN_ROOM))
+        self.browser.setFocus()
 
     def _on_chosen(self, item: QListWidgetItem | None) -> None:
         if item is not None and item.data(_NAME_ROLE) != self.page:
             self.show_page(str(item.data(_NAME_ROLE)))
 
-    def _on_source_changed(self) -> None:
+    def _on_source_changed(self, source: QUrl) -> None:
         names = [page.name for page in self._pages]
-        if self.page in names:
-            self.list_widget.setCurrentRow(names.index(self.page))
+        name = source.fileName().removesuffix(".md")
+        if name in names:
+            self.list_widget.setCurrentRow(names.index(name))
 
     def _on_searched(self, words: str) -> None:
         first = -1
@@ -161,12 +162,12 @@ class _Browser(QTextBrowser):
         self.setProperty("role", "page")
         self.document().setDocumentMargin(16)
 
-    def loadResource(self, kind: int, name: QUrl) -> object:
-        """Load what a page names; only files beside it are there to be named."""
+    def loadResource(self, kind: int, name: QUrl | str) -> object:
+        """Load what a page names; pictures in the size in which they are shown."""
         loaded = super().loadResource(kind, name)
         if kind != QTextDocument.ResourceType.ImageResource.value:
             return loaded
-        image = QImage(self.source().resolved(name).toLocalFile())
+        image = QImage(self.source().resolved(QUrl(name)).toLocalFile())
         ratio = self.devicePixelRatioF()
         if image.width() > PICTURE_WIDTH:
             width = min(image.width(), round(PICTURE_WIDTH * ratio))

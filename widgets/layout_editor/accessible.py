@@ -166,9 +166,9 @@ class EditorInterface(QAccessibleObject):
 
     def state(self) -> QAccessible.State:
         state = QAccessible.State()
-        state.focusable = True  # type: ignore[assignment]
-        state.focused = self._view.hasFocus() and self._view.interaction.focus is None  # type: ignore[assignment]
-        state.invisible = not self._view.isVisible()  # type: ignore[assignment]
+        state.focusable = True
+        state.focused = self._view.hasFocus() and self._view.interaction.focus is None
+        state.invisible = not self._view.isVisible()
         return state
 
     def text(self, kind: QAccessible.Text) -> str:
@@ -179,22 +179,23 @@ class EditorInterface(QAccessibleObject):
     def rect(self) -> QRect:
         return QRect(self._view.mapToGlobal(QPoint(0, 0)), self._view.size())
 
-    def window(self) -> QWindow | None:
+    def window(self) -> QWindow | None:  # type: ignore[override]
         return self._view.window().windowHandle()
 
-    def parent(self) -> QAccessibleInterface | None:
-        return QAccessible.queryAccessibleInterface(self._view.parentWidget())
+    def parent(self) -> QAccessibleInterface | None:  # type: ignore[override]
+        around = self._view.parentWidget()
+        return None if around is None else QAccessible.queryAccessibleInterface(around)
 
     def childCount(self) -> int:
         return len(children_of_view(self._view.shown))
 
-    def child(self, index: int) -> QAccessibleInterface | None:
+    def child(self, index: int) -> QAccessibleInterface | None:  # type: ignore[override]
         return _child(self._view, children_of_view(self._view.shown), index)
 
     def indexOfChild(self, child: QAccessibleInterface) -> int:
         return _index(children_of_view(self._view.shown), child)
 
-    def focusChild(self) -> QAccessibleInterface | None:
+    def focusChild(self) -> QAccessibleInterface | None:  # type: ignore[override]
         focus = self._view.interaction.focus
         if focus is None or not self._view.hasFocus():
             return None
@@ -224,16 +225,16 @@ class PartInterface(QAccessibleObject):
     def state(self) -> QAccessible.State:
         state, view, place = QAccessible.State(), self._part.view, self._part.place
         if self._shown is None:
-            state.invalid = True  # type: ignore[assignment]
+            state.invalid = True
             return state
         kind, index = place
-        state.focusable = kind is not Kind.LANE  # type: ignore[assignment]
-        state.selectable = kind is Kind.LAYER  # type: ignore[assignment]
-        state.selected = kind is Kind.LAYER and view.interaction.selection.contains(index)  # type: ignore[assignment]
+        state.focusable = kind is not Kind.LANE
+        state.selectable = kind is Kind.LAYER
+        state.selected = kind is Kind.LAYER and view.interaction.selection.contains(index)
         focus = view.interaction.focus
-        state.focused = view.hasFocus() and focus is not None and place_of(focus) == place  # type: ignore[assignment]
-        state.offscreen = not view.viewport().rect().intersects(self._place_in_view())  # type: ignore[assignment]
-        state.invisible = not view.isVisible()  # type: ignore[assignment]
+        state.focused = view.hasFocus() and focus is not None and place_of(focus) == place
+        state.offscreen = not view.viewport().rect().intersects(self._place_in_view())
+        state.invisible = not view.isVisible()
         return state
 
     def text(self, kind: QAccessible.Text) -> str:
@@ -252,10 +253,10 @@ class PartInterface(QAccessibleObject):
         place = self._place_in_view()
         return QRect(self._part.view.viewport().mapToGlobal(place.topLeft()), place.size())
 
-    def window(self) -> QWindow | None:
+    def window(self) -> QWindow | None:  # type: ignore[override]
         return self._part.view.window().windowHandle()
 
-    def parent(self) -> QAccessibleInterface | None:
+    def parent(self) -> QAccessibleInterface | None:  # type: ignore[override]
         shown, view = self._shown, self._part.view
         match self._part.place:
             case Kind.LAYER, layer if shown is not None:
@@ -268,7 +269,7 @@ class PartInterface(QAccessibleObject):
     def childCount(self) -> int:
         return len(self._children)
 
-    def child(self, index: int) -> QAccessibleInterface | None:
+    def child(self, index: int) -> QAccessibleInterface | None:  # type: ignore[override]
         return _child(self._part.view, self._children, index)
 
     def indexOfChild(self, child: QAccessibleInterface) -> int:

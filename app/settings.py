@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
-from platformdirs import user_config_path
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.paths import APPLICATION, make_folder
+from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
 from engine.json_file import UNREADABLE
 from engine.texts import show
@@ -88,7 +87,7 @@ class Settings:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        file = path or user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
+        file = path or settings_path()
         self.fault = find_fault(file)
         self._store: _Store = _Memory() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
 

@@ -191,10 +191,11 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
     return "Help", (
-        Command("keys", "&Keys", show_keys, _Key.HelpContents),
+        Command("handbook", "&Handbook", show_handbook, "F1", tip="The page about what you are working with"),
+        Command("keys", "&Keys", show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
             "&Check This Machine…",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
-from app.window.help import open_log, show_about, show_keys
+from app.window.help import open_log, show_about, show_handbook, show_keys
 from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
@@ -69,10 +70,11 @@ def make_actions(
             ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
             help_menu(
+                show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
                 check_machine=check_machine,
                 open_log=lambda: open_log(notices),
-                show_about=lambda: show_about(main),
+                show_about=lambda: show_about(main, desk.background, notices, desk.rig.live.rig),
             ),
         ),
     )

@@ -6,6 +6,7 @@ A presenter whose parent is the window needs no other owner.
 from __future__ import annotations
 
 from app.models.open_model import OpenModel
+from app.run_marks import RunMarks
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
@@ -26,6 +27,7 @@ from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.shelf_presenter import ShelfPresenter
 from app.window.state_presenter import StatePresenter
+from app.window.welcome_presenter import WelcomePresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
@@ -117,6 +119,37 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
         open_file=questions.open_model,
         main=main,
     )
+
+
+def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
+    """Begin with the first page where no model was ever opened."""
+    if not desk.settings.recent_models:
+        WelcomePresenter(
+            main,
+            opener=desk.opener,
+            loader=desk.loader,
+            live=desk.rig.live,
+            background=desk.background,
+            notices=desk.notices,
+            open_file=questions.open_model,
+            show_library=library.page.show,
+        )
+
+
+def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
+    """Keep the mark of this run, and look for one that ended without closing."""
+    from app.window.recovery import Recovery
+
+    Recovery(
+        main,
+        marks,
+        opener=desk.opener,
+        layouts=desk.layouts,
+        models=desk.models,
+        document=desk.document,
+        background=desk.background,
+        notices=desk.notices,
+    ).begin()
 
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:

@@ -20,6 +20,7 @@ class ChatView(QWidget):
         self.conversations = ConversationList()
         self.panes = QStackedWidget()
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
+        self._splitter.setAccessibleName("Conversations and chat")
         self._splitter.addWidget(self.conversations)
         self._splitter.addWidget(self.panes)
         self._splitter.setStretchFactor(0, 0)

@@ -61,6 +61,7 @@ class DeviceStrip(QWidget):
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
         self._scroll.setAccessibleName("Devices")
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its cards have buttons, and bring themselves into sight
         self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setWidget(content)

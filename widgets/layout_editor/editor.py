@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
 from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
@@ -53,9 +53,9 @@ class LayoutEditor(QFrame):
         self._view = EditorView()
         self._notes = Notes()
         self._legend = Legend()
-        self._empty = QLabel(EMPTY_TEXT)
-        self._empty.setProperty("role", "dim")
-        self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        invitation = plain_label(EMPTY_TEXT, "dim")
+        invitation.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._empty: QWidget = invitation
         self._pages = QStackedWidget()
         self._pages.addWidget(self._empty)
         self._pages.addWidget(self._view)
@@ -124,6 +124,14 @@ class LayoutEditor(QFrame):
             )
         self._notes.set_lines(() if preview is None else note_lines(preview))
         self._update_header()
+
+    def show_while_empty(self, widget: QWidget) -> None:
+        """Show `widget` in place of the invitation while there is no preview."""
+        self._pages.addWidget(widget)
+        self._pages.removeWidget(self._empty)
+        self._empty = widget
+        if self._preview is None:
+            self._pages.setCurrentWidget(widget)
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
         """Say whether the preview is what is loaded; measured bytes are shown beside the forecast where it is."""

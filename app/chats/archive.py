@@ -35,6 +35,10 @@ class ChatArchive(QObject):
     changed = Signal()
     """Other conversations are there, or one has another title, folder or pin."""
     is_open_now = Signal()
+    deleted = Signal(str)
+    """The id of a conversation that is in no list any more."""
+    brought_back = Signal(str)
+    """The id of one that is there again."""
 
     _done = Signal(object)
 
@@ -141,6 +145,10 @@ class ChatArchive(QObject):
         self._touch(chat)
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 
+    def keep_file(self, data: bytes) -> None:
+        """Keep the bytes of an attachment."""
+        self._do(lambda store: store.keep_file(data)[1], _nothing)
+
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         """Keep more of an answer."""
         self._do(lambda store: store.append(message, content, reasoning), then)
@@ -153,12 +161,14 @@ class ChatArchive(QObject):
         """Take a conversation out of the list, until `restore`."""
         if self._chats.pop(chat, None) is not None:
             self._do(lambda store: store.delete(chat), _nothing)
+            self.deleted.emit(chat)
             self.changed.emit()
 
     def restore(self, chat: Chat) -> None:
         """Bring back what was deleted."""
         self._chats[chat.id] = chat
         self._do(lambda store: store.restore(chat.id), _nothing)
+        self.brought_back.emit(chat.id)
         self.changed.emit()
 
     # ------------------------------------------------------------------ inside

@@ -135,7 +135,9 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
+def chat_menu(
+    shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do, show_kept: _Do
+) -> Menu:
     """Conversations."""
     return "&Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
@@ -148,6 +150,12 @@ def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search:
             settings.drops_oldest_turns,
             shelf.drop_oldest_turns,
             tip="They stay in the conversation; the model is not shown them any more",
+        ),
+        Command(
+            "kept_caches",
+            "&Kept Caches…",
+            show_kept,
+            tip="What models hold of conversations is kept on disk, so that nothing is read again",
         ),
         SEPARATOR,
         Command("delete_chat", "&Delete This Conversation", delete),

@@ -8,6 +8,7 @@ from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
 from app.window.help import open_log, show_about, show_keys
+from app.window.kept_caches_presenter import KeptCachesPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -63,7 +64,12 @@ def make_actions(
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(
-                desk.shelf, desk.settings, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat
+                desk.shelf,
+                desk.settings,
+                toggle_list=arranger.toggle_list,
+                search=search_chats,
+                delete=delete_chat,
+                show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
             help_menu(

@@ -108,7 +108,7 @@ class ChatPresenter(QObject):
 
     def _on_restored(self, restored: Restored) -> None:
         if restored.tokens:
-            words = f"{format_count(restored.tokens)} tokens of this conversation restored: they are not read again."
+            words = f"{format_count(restored.tokens)} tokens restored: they are not read again."
         else:
             words = f"This conversation is read again. {restored.refusal}"
         self._pane.show_remark(words)

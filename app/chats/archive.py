@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
@@ -22,6 +23,7 @@ from engine.errors import ChatError, EngineError
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
 """What was deleted can be brought back for so long, by whoever opens the database."""
 
+_T = TypeVar("_T")
 _Write = Callable[[ChatStore], "Future[None]"]
 
 
@@ -113,8 +115,7 @@ class ChatArchive(QObject):
             kept = store.conversation(chat)
             if kept is None:
                 raise ChatError("This conversation is not there any more.")
-            # Changes are written in their order: once this one is, those before it can be read.
-            store.save(kept, kept).result()
+            store.settled().result()
             return store.conversation(chat) or kept, store.tree(chat)
 
         def deliver(found: tuple[Chat, MessageTree]) -> None:
@@ -129,6 +130,24 @@ class ChatArchive(QObject):
             self._background.run(
                 "Searching the conversations", lambda: store.search(text), on_found, self._notices.tell, quiet=True
             )
+
+    def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
+        """Do something with the store beside the GUI thread, with all that was written so far; `what` is for people."""
+        store = self._store
+        if store is None:
+            self._notices.tell(ChatError("The conversations cannot be read, so there is nothing to work on."))
+            return
+
+        def settled_work() -> _T:
+            store.settled().result()
+            return work(store)
+
+        self._background.run(what, settled_work, then, self._notices.tell)
+
+    def take_in(self, chats: Sequence[Chat]) -> None:
+        """List conversations that the store has taken in."""
+        self._chats |= {chat.id: chat for chat in chats}
+        self.changed.emit()
 
     # ------------------------------------------------------------------ keeping
 

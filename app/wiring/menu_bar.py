@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
@@ -23,6 +24,7 @@ from app.window.menus import (
 )
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
+from app.window.transfer_presenter import TransferPresenter
 from app.wiring.desk import Desk
 
 
@@ -48,6 +50,10 @@ def make_actions(
     def delete_chat() -> None:
         desk.shelf.delete(models.current.conversation.chat.id)
 
+    transfer = TransferPresenter(
+        ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
+    )
+    main.chat_view.conversations.export_requested.connect(transfer.export)
     actions = Actions(
         main,
         (
@@ -66,6 +72,7 @@ def make_actions(
             chat_menu(
                 desk.shelf,
                 desk.settings,
+                transfer,
                 toggle_list=arranger.toggle_list,
                 search=search_chats,
                 delete=delete_chat,

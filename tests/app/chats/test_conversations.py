@@ -247,7 +247,7 @@ def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: P
     counted = attacher.tokens
     bench.conversation.send("What is it?", attacher.take())
     answer = bench.answered()
-    assert attacher.files == ()
+    assert not attacher.files
     assert answer.timings is not None
     assert answer.timings.prompt_tokens > counted
     (attachment,) = bench.path[0].attachments
@@ -259,7 +259,7 @@ def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: P
     attacher.add([tmp_path / "code.py"])
     bench.wait(lambda: not attacher.is_reading)
     bench.desk.shelf.new()
-    assert attacher.files == ()
+    assert not attacher.files
     attacher.give_back((attachment,))
     assert [file.name for file in attacher.files] == ["code.py"]
     assert attacher.files[0].id != attachment.id

@@ -12,12 +12,14 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
+from engine.chats.kept_state import DEFAULT_QUOTA_BYTES
 from engine.json_file import UNREADABLE
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
 
 MAX_RECENT = 12
+MAX_DIGITS = 19
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 
 
@@ -212,6 +214,16 @@ class Settings:
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Keep whether a full context leaves out the oldest turns."""
         self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
+
+    @property
+    def kept_states_bytes(self) -> int:
+        """How much of the disk may hold what models hold of conversations."""
+        kept = str(self._store.value("chat/kept_states_bytes", ""))
+        return int(kept) if kept.isascii() and kept.isdecimal() and len(kept) < MAX_DIGITS else DEFAULT_QUOTA_BYTES
+
+    @kept_states_bytes.setter
+    def kept_states_bytes(self, quota_bytes: int) -> None:
+        self._store.setValue("chat/kept_states_bytes", str(quota_bytes))
 
     @property
     def last_chat(self) -> str:

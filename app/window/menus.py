@@ -25,6 +25,7 @@ from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
+from app.window.transfer_presenter import TransferPresenter
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
@@ -138,7 +139,16 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
+def chat_menu(
+    shelf: ChatShelf,
+    settings: Settings,
+    transfer: TransferPresenter,
+    *,
+    toggle_list: _Do,
+    search: _Do,
+    delete: _Do,
+    show_kept: _Do,
+) -> Menu:
     """Conversations."""
     return "Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
@@ -152,6 +162,16 @@ def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search:
             shelf.drop_oldest_turns,
             tip="They stay in the conversation; the model is not shown them any more",
         ),
+        Command(
+            "kept_caches",
+            "&Kept Caches…",
+            show_kept,
+            tip="What models hold of conversations is kept on disk, so that nothing is read again",
+        ),
+        SEPARATOR,
+        Command("export_chat", "&Export This Conversation…", transfer.export_current),
+        Command("export_all_chats", "Export &All Conversations…", transfer.export_all),
+        Command("import_chats", "&Import Conversations…", transfer.import_file),
         SEPARATOR,
         Command("delete_chat", "&Delete This Conversation", delete),
         Command("undo_delete_chat", "&Bring Back What Was Deleted", shelf.undo_delete),

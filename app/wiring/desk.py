@@ -13,6 +13,8 @@ from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
 from app.chats.shelf import ChatShelf
+from app.chats.state_saver import StateSaver
+from app.chats.state_vault import StateVault
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
@@ -34,7 +36,7 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import chats_path, library_path, presets_path
+from app.paths import chats_path, kept_states_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
@@ -72,6 +74,7 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
+    states: StateVault
     presets: PresetBook
     typesetter: Typesetter
 
@@ -164,10 +167,12 @@ def make_desk(
         ),
         archive=archive,
         shelf=ChatShelf(archive, models, settings, parent),
+        states=StateVault(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)
+    _connect_chats(desk)
     for model in models.all:
         _connect_model(desk, model)
     models.added.connect(lambda model: _connect_model(desk, model))
@@ -176,6 +181,13 @@ def make_desk(
 
 def _held_endpoints(models: OpenModels) -> list[str]:
     return [endpoint for model in models.held for endpoint in model.endpoints]
+
+
+def _connect_chats(desk: Desk) -> None:
+    """Keep nothing of what was deleted."""
+    desk.archive.deleted.connect(desk.states.forget)
+    desk.archive.brought_back.connect(desk.states.remember)
+    desk.archive.is_open_now.connect(desk.states.start)
 
 
 def _connect_notices(desk: Desk) -> None:
@@ -199,3 +211,4 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
+    StateSaver(model, desk.states, model)

@@ -9,6 +9,7 @@ from app.models.open_model import OpenModel
 from app.run_marks import RunMarks
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
+from app.window.attach_presenter import AttachPresenter
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
@@ -51,6 +52,7 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        AttachPresenter(model, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
         model.loading.state_changed.connect(main.open_report)

@@ -164,6 +164,10 @@ class ChatStore:
         statement = "INSERT OR IGNORE INTO file (sha256, data) VALUES (?, ?)"
         return sha256, self._writer.do(lambda connection: _execute(connection, statement, [sha256, data]))
 
+    def settled(self) -> Future[None]:
+        """Return what is done when all that was asked for before can be read."""
+        return self._writer.do(lambda _connection: None)
+
     def delete(self, conversation: str) -> Future[None]:
         """Take a conversation out of lists and searches, until it is restored or purged."""
         statement = "UPDATE conversation SET deleted_ms = ? WHERE id = ?"

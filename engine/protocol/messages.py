@@ -8,7 +8,7 @@ last word: a `LastWord`, or a `Failure` or `AllocationFailure` that names it. Al
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -113,6 +113,9 @@ class ModelRequest(Request, frozen=True, kw_only=True):
     `id` is chosen by whoever sends it and never used twice for one child.
     """
 
+    outlasts_stop: ClassVar[bool] = False
+    """Whether it is waited for where all that runs is to end: it is about what was done before."""
+
     id: int = 0
 
 
@@ -173,7 +176,12 @@ class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=T
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
-    """Write what is cached of an ended generation, whose id is `of`; answered by `SequenceSaved`."""
+    """Write what is cached of an ended generation, whose id is `of`; answered by `SequenceSaved`.
+
+    It is taken out of the memory at once; requests that come later do not wait until it is written.
+    """
+
+    outlasts_stop: ClassVar[bool] = True
 
     path: str
     of: int

@@ -78,6 +78,11 @@ def presets_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "presets.json"
 
 
+def kept_weights_path() -> Path:
+    """Return the folder of weights that workers of this machine keep for their clients."""
+    return user_cache_path(APPLICATION, appauthor=False) / "weights"
+
+
 def kept_states_path() -> Path:
     """Return the folder of what models hold of conversations."""
     return user_cache_path(APPLICATION, appauthor=False) / "states"

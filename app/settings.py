@@ -12,11 +12,14 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
+from engine.chats.kept_state import DEFAULT_QUOTA_BYTES
+from engine.json_file import UNREADABLE
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
 
 MAX_RECENT = 12
+MAX_DIGITS = 19
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 
 
@@ -104,7 +107,7 @@ class Settings:
         """The models opened last, the latest first; their files are not touched."""
         try:
             stored = msgspec.json.decode(str(self._store.value("recent_models", "[]")), type=list[_StoredModel])
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return ()
         return tuple(RecentModel(Path(each.path), each.title, each.detail) for each in stored)
 
@@ -139,14 +142,14 @@ class Settings:
     def _all_side_files(self) -> dict[str, KeptSideFiles]:
         try:
             return msgspec.json.decode(str(self._store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return {}
 
     def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
         """Return the document kept under `key`, None where there is none that can be read."""
         try:
             return msgspec.json.decode(str(self._store.value(key, "")), type=kind)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return None
 
     def keep(self, key: str, document: msgspec.Struct) -> None:
@@ -211,6 +214,16 @@ class Settings:
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Keep whether a full context leaves out the oldest turns."""
         self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
+
+    @property
+    def kept_states_bytes(self) -> int:
+        """How much of the disk may hold what models hold of conversations."""
+        kept = str(self._store.value("chat/kept_states_bytes", ""))
+        return int(kept) if kept.isascii() and kept.isdecimal() and len(kept) < MAX_DIGITS else DEFAULT_QUOTA_BYTES
+
+    @kept_states_bytes.setter
+    def kept_states_bytes(self, quota_bytes: int) -> None:
+        self._store.setValue("chat/kept_states_bytes", str(quota_bytes))
 
     @property
     def last_chat(self) -> str:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 
+from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
 from app.window.help import open_log, show_about, show_handbook, show_keys
+from app.window.kept_caches_presenter import KeptCachesPresenter
+from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -23,6 +26,7 @@ from app.window.menus import (
 )
 from app.window.model_views import ModelViews
 from app.window.questions import Questions
+from app.window.transfer_presenter import TransferPresenter
 from app.wiring.desk import Desk
 
 
@@ -48,6 +52,10 @@ def make_actions(
     def delete_chat() -> None:
         desk.shelf.delete(models.current.conversation.chat.id)
 
+    transfer = TransferPresenter(
+        ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
+    )
+    main.chat_view.conversations.export_requested.connect(transfer.export)
     actions = Actions(
         main,
         (
@@ -61,10 +69,17 @@ def make_actions(
                 repeats=desk.rig.repeats,
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
+                show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(
-                desk.shelf, desk.settings, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat
+                desk.shelf,
+                desk.settings,
+                transfer,
+                toggle_list=arranger.toggle_list,
+                search=search_chats,
+                delete=delete_chat,
+                show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
             help_menu(
@@ -76,6 +91,6 @@ def make_actions(
             ),
         ),
     )
-    main.fill_menus(actions.menus, before_demo=actions["open_demo"])
+    main.complete_menus(before_demo=actions["open_demo"])
     check_theme(actions, theme, main)
     return actions

@@ -9,6 +9,7 @@ from app.models.open_model import OpenModel
 from app.run_marks import RunMarks
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
+from app.window.attach_presenter import AttachPresenter
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
@@ -51,6 +52,7 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        AttachPresenter(model, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
         model.loading.state_changed.connect(main.open_report)
@@ -87,6 +89,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
 
     desk.shelf.began.connect(take_focus)
     arranger.changed.connect(take_focus)
+    take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)
@@ -153,7 +156,7 @@ def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
     """Connect the Find tab of the library."""
-    FindPresenter(desk.finder, desk.library, library.page, main)
+    FindPresenter(desk.finder, desk.library, library.page, desk.typesetter, main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
@@ -181,6 +184,8 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
         notices=desk.notices,
         parent=main,
     )
+    desk.speeds.known_changed.connect(lambda speeds: main.device_strip.set_links(speeds.links))
+    main.device_strip.set_links(desk.speeds.speeds.links)
 
 
 def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:

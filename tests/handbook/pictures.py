@@ -102,7 +102,7 @@ def take_pictures(window: WindowParts) -> None:
     warning = dialog_of(main)
     save(warning, "remote")
     warning.close()
-    desk.library.add_folder(Path(os.environ["HOME"]) / "models")
+    desk.library.keeper.add_folder(Path(os.environ["HOME"]) / "models")
     window.actions["library"].trigger()
     wait_for("the library", lambda: bool(window.library_presenter.page.view.visible_titles()))
     QTest.qWait(3000)

@@ -14,7 +14,8 @@ ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "olde
 class ShownMessage:
     """A message. `version` of `versions` counts from 1; `thinking_note` tells how long was thought.
 
-    `is_open`: its text is still coming. `can_continue`: an answer that ended before its end.
+    `files` names what is attached to it. `is_open`: its text is still coming. `can_continue`: an answer that ended
+    before its end.
     """
 
     id: str
@@ -29,6 +30,7 @@ class ShownMessage:
     versions: int = 1
     is_open: bool = False
     can_continue: bool = False
+    files: str = ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,12 +9,14 @@ from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.keys import Command
 from widgets.layout_editor.legend import Legend
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, PinToggle, RangeMove, Selection
 from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.pins import Pins
 from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.speeds import speed_text, speed_tool_tip
 from widgets.layout_editor.texts import EditState, edit_state, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
 
@@ -46,6 +48,7 @@ class LayoutEditor(QFrame):
         self._preview: Preview | None = None
         self._loaded: LoadedLayout | None = None
         self._state = ElidedLabel(role="dim")
+        self._speed = plain_label(role="strong")
         self._summary = plain_label(role="dim")
         self._view = EditorView()
         self._notes = Notes()
@@ -74,6 +77,7 @@ class LayoutEditor(QFrame):
         header.setSpacing(8)
         header.addWidget(plain_label("Layout", "title"))
         header.addWidget(self._state, 1)
+        header.addWidget(self._speed)
         header.addWidget(self._summary)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 12, 16, 12)
@@ -91,6 +95,11 @@ class LayoutEditor(QFrame):
     @property
     def is_dragging(self) -> bool:
         return self._view.interaction.drag is not None
+
+    @property
+    def speed_text(self) -> str:
+        """What the header says of speed."""
+        return self._speed.text()
 
     @property
     def shown(self) -> Shown | None:
@@ -156,8 +165,11 @@ class LayoutEditor(QFrame):
         preview = self._preview
         if preview is None:
             self._state.setText("")
+            self._speed.setText("")
             self._summary.setText("")
             return
         state = edit_state(preview, self._loaded)
         self._state.setText(f"{_STATE_SIGNS[state]} {state.value}")
+        self._speed.setText(speed_text(preview))
+        self._speed.setToolTip(plain_tool_tip(speed_tool_tip(preview)))
         self._summary.setText(summary_text(preview, self.selection))

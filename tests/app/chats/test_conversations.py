@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from pytestqt.qtbot import QtBot
 
+from app.chats.attacher import Attacher
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
 from app.paths import chats_path
@@ -203,11 +204,11 @@ def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench:
 
 def test_a_question_that_failed_is_asked_again_in_its_place(bench: Bench) -> None:
     bench.load(n_ctx=256)
-    returned: list[str] = []
+    returned: list[Message] = []
     bench.conversation.question_returned.connect(returned.append)
     bench.conversation.send("far too long " * 60)
     assert bench.answered().state == "failed"
-    assert returned == ["far too long " * 60]
+    assert [message.content for message in returned] == ["far too long " * 60]
     assert bench.say("short").state == "done"
     assert [message.content for message in bench.path if message.role == "user"] == ["short"]
 
@@ -228,3 +229,37 @@ def test_without_a_place_for_conversations_it_says_so_once_and_goes_on(
     assert bench.say("hello").content
     assert sum("not kept" in text for text in told) == 1
     desk.close()
+
+
+def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: Path) -> None:
+    attacher = Attacher(bench.desk.models.current, bench.desk.background)
+    refused: list[str] = []
+    attacher.refused.connect(refused.append)
+    bench.load(n_ctx=1024)
+    (tmp_path / "code.py").write_text("print('quay')\n" * 20)
+    (tmp_path / "picture.bin").write_bytes(b"\0\1\2")
+    attacher.add([tmp_path / "code.py", tmp_path / "picture.bin", tmp_path / "gone.txt"])
+    assert attacher.is_reading
+    bench.wait(lambda: not attacher.is_reading and attacher.tokens > 0)
+    assert [file.name for file in attacher.files] == ["code.py"]
+    assert any("not text" in text for text in refused)
+    assert any("gone.txt" in text for text in refused)
+    counted = attacher.tokens
+    bench.conversation.send("What is it?", attacher.take())
+    answer = bench.answered()
+    assert not attacher.files
+    assert answer.timings is not None
+    assert answer.timings.prompt_tokens > counted
+    (attachment,) = bench.path[0].attachments
+    assert attachment.text.startswith("print('quay')")
+    assert bench.reopened(bench.conversation.chat.id) == bench.path
+    bench.conversation.edit(bench.path[0].id, "What else?")
+    assert "quay" in bench.conversation.tree.path[0].attachments[0].text
+    bench.answered()
+    attacher.add([tmp_path / "code.py"])
+    bench.wait(lambda: not attacher.is_reading)
+    bench.desk.shelf.new()
+    assert not attacher.files
+    attacher.give_back((attachment,))
+    assert [file.name for file in attacher.files] == ["code.py"]
+    assert attacher.files[0].id != attachment.id

@@ -140,6 +140,17 @@ def test_three_arrangements_a_key_away_and_remembered(window: WindowParts, qapp:
     again.main.close()
 
 
+def test_the_chat_beside_the_layers_is_as_wide_as_before(window: WindowParts, qapp: QApplication) -> None:
+    chat, models = window.main.docks["chat"], window.main.docks["models"]
+    window.actions["arrange_both"].trigger()
+    qapp.processEvents()
+    widths = chat.width(), models.width()
+    for name in ("chat", "both", "place", "chat", "place", "both"):
+        window.actions[f"arrange_{name}"].trigger()
+        qapp.processEvents()
+    assert (chat.width(), models.width()) == widths
+
+
 def test_the_chat_alone_and_a_new_conversation_wait_for_words(window: WindowParts, qapp: QApplication) -> None:
     prompt = window.views.current.chat.prompt_edit
     window.main.settings_bar.setFocus()

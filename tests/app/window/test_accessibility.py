@@ -57,7 +57,7 @@ def show_library(window: WindowParts) -> None:
 
 def show_find(window: WindowParts) -> None:
     window.actions["library"].trigger()
-    window.desk.hub.set_offline(True)
+    window.desk.finder.access.set_offline(True)
     window.library_presenter.page.view.show_find()
 
 

@@ -9,6 +9,7 @@ from app.chats.archive import ChatArchive
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.settings import Settings
+from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.tree import MessageTree
 
@@ -109,12 +110,26 @@ class ChatShelf(QObject):
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Say whether a full context leaves out the oldest turns, rather than to refuse the question."""
         self._settings.drop_oldest_turns(wanted)
+        self._tell_overflow()
+
+    def ask_when_full(self, wanted: bool) -> None:
+        """Say whether people are asked before turns are left out."""
+        self._settings.ask_when_full(wanted)
+        self._tell_overflow()
+
+    def _tell_overflow(self) -> None:
         for model in self._models.all:
-            model.conversation.overflow = "drop" if wanted else "stop"
+            model.conversation.overflow = self._overflow
+
+    @property
+    def _overflow(self) -> Overflow:
+        if not self._settings.drops_oldest_turns:
+            return "stop"
+        return "ask" if self._settings.asks_when_full else "drop"
 
     def _follow(self, model: OpenModel) -> None:
         model.conversation.keeper = self._archive
-        model.conversation.overflow = "drop" if self._settings.drops_oldest_turns else "stop"
+        model.conversation.overflow = self._overflow
         model.conversation.chat_changed.connect(self._tell_current)
 
     def _tell_current(self) -> None:

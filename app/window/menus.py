@@ -159,6 +159,13 @@ def chat_menu(
             shelf.drop_oldest_turns,
             tip="They stay in the conversation; the model is not shown them any more",
         ),
+        Switch(
+            "ask_when_full",
+            "Ask &before Turns Are Left Out",
+            settings.asks_when_full,
+            shelf.ask_when_full,
+            tip="Nothing is left out of a full context before you have said so",
+        ),
         Command(
             "kept_caches",
             "&Kept Caches…",

@@ -263,3 +263,52 @@ def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: P
     attacher.give_back((attachment,))
     assert [file.name for file in attacher.files] == ["code.py"]
     assert attacher.files[0].id != attachment.id
+
+
+def test_a_full_context_asks_first_and_leaves_out_no_pinned_turn(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    conversation = bench.conversation
+    bench.desk.shelf.ask_when_full(True)
+    asked: list[str] = []
+    conversation.overflow_asked.connect(asked.append)
+
+    def ask_until_full() -> None:
+        for number in range(9):
+            conversation.send(f"{number} " + "many words " * 6)
+            bench.wait(lambda: not conversation.is_answering or bool(asked))
+            if asked:
+                return
+        raise AssertionError("nobody asked")
+
+    bench.say("0 keep this " + "many words " * 4)
+    pinned = bench.path[0].id
+    conversation.toggle_pin(pinned)
+    assert bench.path[0].pinned
+    ask_until_full()
+    assert "context is full" in asked[0]
+    conversation.answer_overflow(False)
+    assert bench.answered().state == "failed"
+    assert asked.pop() == ""
+    asked.clear()
+    bench.conversation.send("many words " * 6)
+    bench.wait(lambda: bool(asked))
+    conversation.answer_overflow(True)
+    answer = bench.answered()
+    assert (answer.state, "context is full" in answer.note) == ("done", True)
+    assert pinned not in conversation.left_out
+    assert conversation.left_out
+
+
+def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
+    bench.load()
+    chat = bench.conversation.chat
+    words = "quay " * 40
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template=f"{words}{{{{ messages[0].content }}}}"))
+    answer = bench.say("hello")
+    assert answer.timings is not None
+    long = answer.timings.prompt_tokens
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template="{{ messages[0].content }}"))
+    bench.conversation.regenerate(answer.id)
+    short = bench.answered().timings
+    assert short is not None
+    assert short.prompt_tokens < long - 40

@@ -26,7 +26,7 @@ from engine.chats.thinking import Splitter, Told, begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.errors import EngineError
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import Counted
+from engine.protocol.messages import ChatMessage, Counted
 from engine.session.events import Answered, Done, Token
 from engine.settings.sampling_settings import SamplingSettings
 from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
@@ -208,6 +208,13 @@ class Conversation(QObject):
     def left_out(self) -> frozenset[str]:
         """Messages of what is shown that the model is not shown any more."""
         return self._left_out
+
+    def prompt_messages(self) -> tuple[ChatMessage, ...]:
+        """Return what a model would be shown of this conversation, with what is typed as the next question."""
+        path = shown_path(self.tree.path, self._left_out)
+        if self.chat.draft.strip():
+            path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
+        return chat_messages(self.system, path)
 
     @property
     def asked_request(self) -> int | None:

@@ -145,6 +145,7 @@ def chat_menu(
     search: _Do,
     delete: _Do,
     show_kept: _Do,
+    show_prompt: _Do,
 ) -> Menu:
     """Conversations."""
     return "&Chat", (
@@ -173,6 +174,7 @@ def chat_menu(
             tip="What models hold of conversations is kept on disk, so that nothing is read again",
         ),
         SEPARATOR,
+        Command("show_prompt", "Show What the &Model Reads…", show_prompt, "Ctrl+Shift+P"),
         Command("export_chat", "&Export This Conversation…", transfer.export_current),
         Command("export_all_chats", "Export &All Conversations…", transfer.export_all),
         Command("import_chats", "&Import Conversations…", transfer.import_file),

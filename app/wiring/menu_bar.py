@@ -23,6 +23,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
 from app.window.transfer_presenter import TransferPresenter
 from app.wiring.desk import Desk
@@ -76,6 +77,7 @@ def make_actions(
                 toggle_list=arranger.toggle_list,
                 search=search_chats,
                 delete=delete_chat,
+                show_prompt=PromptPresenter(models, theme, main).show,
                 show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),

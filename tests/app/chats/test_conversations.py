@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from PySide6.QtGui import QTextCursor
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Attacher
@@ -14,6 +16,8 @@ from app.models.conversation import Conversation
 from app.models.loading import ModelState
 from app.paths import chats_path
 from app.settings import Settings
+from app.theme import Theme
+from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.message import Message
 from engine.devices.device import CPU_ID
@@ -312,3 +316,31 @@ def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
     short = bench.answered().timings
     assert short is not None
     assert short.prompt_tokens < long - 40
+
+
+def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot, qapp: QApplication) -> None:
+    window = QWidget()
+    qtbot.addWidget(window)
+    presenter = PromptPresenter(bench.desk.models, Theme(qapp, "light"), window)
+    presenter.show()
+    dialog = presenter.dialog
+    assert dialog is not None
+    assert "Nothing was said" in dialog.note_label.text()
+    bench.load()
+    answer = bench.say("hello quay \u202e")
+    assert answer.timings is not None
+    bench.conversation.change_chat(msgspec.structs.replace(bench.conversation.chat, draft="and then?"))
+    presenter.show()
+    bench.wait(lambda: "512" in dialog.count_label.text())
+    text = dialog.text_edit.toPlainText()
+    assert "quay" in text
+    assert "\u202e" not in text
+    assert text.index("hello") < text.index("and then?")
+    dialog.text_edit.moveCursor(QTextCursor.MoveOperation.End)
+    count = int(dialog.count_label.text().split(" of ")[0])
+    assert count > answer.timings.prompt_tokens
+    assert dialog.token_label.text().startswith(f"Token {count}: number ")
+    bench.desk.unloader.unload_current()
+    presenter.show()
+    assert "load" in dialog.note_label.text().lower()
+    dialog.close()

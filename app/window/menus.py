@@ -146,12 +146,14 @@ def chat_menu(
     delete: _Do,
     show_kept: _Do,
     show_prompt: _Do,
+    show_beside: _Do,
 ) -> Menu:
     """Conversations."""
     return "&Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
+        Command("side_by_side", "&Two Models Side by Side", show_beside, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",

@@ -31,6 +31,8 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from resources.vulkan import needs as vulkan
+
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "layerdeck-setup.json"
@@ -73,7 +75,8 @@ TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
 """End-to-end tests drive the real window by mouse in an X server of their own."""
 BUNDLE_PACKAGES = ("appstream", "binutils", "desktop-file-utils", "lintian", "shared-mime-info", "xdg-utils")
 """What the application is made with and checked by, on Debian."""
-BACKEND_PACKAGES = {"vulkan": ("glslc", "libvulkan-dev", "spirv-headers")}
+VULKAN_TEST_DRIVER = "mesa-vulkan-drivers"
+"""Has llvmpipe, a Vulkan device that needs no card."""
 QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
 """Names to look for where there is no Debian package database."""
 
@@ -304,6 +307,8 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
     cuda = find_cuda() if requested in ("auto", "cuda") else None
     backend = choose_backend(requested, sys.platform, cuda)
     toolkit = f"{cuda.version} for {','.join(cuda.capabilities)}" if cuda and backend == "cuda" else ""
+    if backend == "vulkan":
+        toolkit = f"headers {require_vulkan().headers}"
     build = Build(
         version=pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8")),
         backend=backend,
@@ -312,6 +317,16 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
         machine=find_machine(),
     )
     return build, cuda
+
+
+def require_vulkan() -> vulkan.Found:
+    """Return what a build with Vulkan finds here; without all of it there is no sense in beginning one."""
+    found = vulkan.look(os.environ)
+    if fault := vulkan.find_fault(found):
+        raise SetupError(fault)
+    if sys.platform == "linux" and not vulkan.has_driver(os.environ):
+        say("No Vulkan driver is installed: install your card's (Debian's mesa-vulkan-drivers has most of them).")
+    return found
 
 
 def pinned_version(package: str, pyproject: str) -> str:
@@ -344,7 +359,7 @@ def model_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
 
 def wanted_packages(*, tests: bool, backend: str, has_compiler: bool, has_venv: bool) -> list[str]:
     """Return the Debian packages that this set-up needs."""
-    wanted = [*QT_PACKAGES, *BACKEND_PACKAGES.get(backend, ())]
+    wanted = [*QT_PACKAGES, *(vulkan.look(os.environ).packages if backend == "vulkan" else ())]
     wanted += TEST_PACKAGES if tests else ()
     wanted += [] if has_compiler else ["g++"]
     wanted += [] if has_venv else ["python3-venv"]
@@ -368,6 +383,8 @@ def require_system(*, tests: bool, backend: str) -> None:
     """Install or name the system packages that are missing."""
     has_compiler = sys.platform == "win32" or find_compiler() is not None
     has_venv = importlib.util.find_spec("ensurepip") is not None
+    if backend == "vulkan" and (fault := vulkan.find_old_headers(vulkan.look(os.environ))):
+        raise SetupError(fault)
     if has_debian_packages():
         require_packages(wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv))
         return
@@ -551,7 +568,8 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
 
 def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, log: Path) -> None:
     """Build the wheel into `target`. The folder for temporary files is ours: the build tree is large."""
-    environ = {**os.environ, "CMAKE_ARGS": shlex.join(build.options), "TMPDIR": str(scratch)}
+    options = declare_layer_settings(build.options) if build.backend == "vulkan" else build.options
+    environ = {**os.environ, "CMAKE_ARGS": shlex.join(options), "TMPDIR": str(scratch)}
     if build.backend == "cuda" and cuda:
         environ.setdefault("CUDACXX", cuda.nvcc)
     requirement = f"{ENGINE}=={build.version}"
@@ -563,6 +581,14 @@ def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, lo
     run_logged(command, environ, log)
     if cached_wheel(target) is None:
         raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
+
+
+def declare_layer_settings(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return CMake `options` with what older Vulkan headers do not declare; a wheel's key does not depend on it."""
+    if not vulkan.lacks_layer_settings(vulkan.look(os.environ)):
+        return options
+    flags = ["-include", shlex.quote(str(vulkan.LAYER_SETTINGS))]
+    return add_compiler_flags(options, "CMAKE_CXX_FLAGS", flags, os.environ.get("CXXFLAGS", ""))
 
 
 # ------------------------------------------------------------------ the demo model
@@ -753,11 +779,33 @@ def pytest_command(arguments: Sequence[str]) -> list[str]:
 
 def run_tests(arguments: Sequence[str]) -> int:
     """Run the tests. They need no display."""
+    backend, arguments = take_backend(arguments)
     set_up(tests=True)
     compile_modules()
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.chdir(ROOT)
+    if backend is not None:
+        arguments = [f"--engine={use_engine(backend)}", *arguments]
     return replace_process(pytest_command(arguments))
+
+
+def use_engine(backend: str) -> str:
+    """Have what is started from here find the engine built for `backend`, whatever the set-up's; return the backend."""
+    if backend == "vulkan" and has_debian_packages():
+        require_packages([*vulkan.look(os.environ).packages, VULKAN_TEST_DRIVER])
+    build, cuda = plan_build(backend, read_stamp().get("cmake_args", ""))
+    wheel = require_wheel(build, cuda)
+    folder = cache_folder(sys.platform, os.environ, Path.home()) / "engines" / f"{build.key}-library"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="engine-", dir=folder.parent) as scratch:
+            unpacked = Path(scratch, "unpacked")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked)
+            unpacked.rename(folder)
+    # Our own package comes first, then what stands here, and last what is installed.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return build.backend
 
 
 def run_checks(_arguments: Sequence[str]) -> int:
@@ -834,16 +882,32 @@ def run_bundle(_arguments: Sequence[str]) -> int:
     return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
 
 
-def run_setup(_arguments: Sequence[str]) -> int:
+def run_setup(arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
+    backend, others = take_backend(arguments)
+    if others:
+        raise SetupError(f"make.py setup takes --backend and nothing else; {' '.join(others)} means nothing here.")
+    if backend is not None:
+        os.environ["LAYERDECK_BACKEND"] = backend
     set_up(tests=False, force=True)
     return 0
 
 
+def take_backend(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the backend that `--backend` names among the arguments of a command, and the others."""
+    parser = argparse.ArgumentParser(prog="make.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("--backend", choices=BACKENDS)
+    options, others = parser.parse_known_args(arguments)
+    return options.backend, others
+
+
 COMMANDS = {
-    "setup": (run_setup, "look at this machine again, install and build what is missing"),
+    "setup": (run_setup, "look at this machine again, install and build what is missing; --backend NAME chooses"),
     "run": (run_window, "start Layerdeck; arguments go to it"),
-    "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
+    "test": (
+        run_tests,
+        "run the tests (--all: the long ones too; --backend vulkan: that engine's); arguments go to pytest",
+    ),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),

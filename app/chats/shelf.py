@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from PySide6.QtCore import QObject, Signal
 
@@ -27,12 +29,18 @@ class ChatShelf(QObject):
     """The title of what was deleted and can be brought back; empty: no more."""
 
     def __init__(
-        self, archive: ChatArchive, models: OpenModels, settings: Settings, parent: QObject | None = None
+        self,
+        archive: ChatArchive,
+        models: OpenModels,
+        settings: Settings,
+        show_model: Callable[[OpenModel], None],
+        parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._archive = archive
         self._models = models
         self._settings = settings
+        self._show_model = show_model
         self._last_deleted: Chat | None = None
         self._last_shown = settings.last_chat
         for model in models.all:
@@ -54,7 +62,7 @@ class ChatShelf(QObject):
         if shown is not None and shown is not self._models.current:
             # One conversation is never written to from two places.
             if shown.file is not None:
-                self._models.make_current(shown)
+                self._show_model(shown)
             else:
                 shown.conversation.begin()
                 shown = None

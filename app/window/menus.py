@@ -30,12 +30,12 @@ from app.window.transfer_presenter import TransferPresenter
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
 Menu = tuple[str, MenuEntries]
-"""Title and entries."""
+"""A key of the window's `menus`, and entries."""
 
 
 def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
     """Files of models, layouts and rigs."""
-    return "&File", (
+    return "File", (
         Command("open_model", "&Open Model…", questions.open_model, _Key.Open),
         Command("open_demo", "Open &Demo Model", opener.open_demo),
         SEPARATOR,
@@ -50,7 +50,7 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
 
 def edit_menu(undo: QUndoGroup, copy_report: _Do) -> Menu:
     """Undo, and what is done to the texts of the current model."""
-    return "&Edit", (
+    return "Edit", (
         Command("undo", "&Undo", undo.undo, _Key.Undo),
         Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
@@ -69,7 +69,7 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         )
         for words in STRATEGY_WORDS
     )
-    return "&Layout", (
+    return "Layout", (
         Command("propose", "&Propose a Layout", layouts.propose, "Ctrl+I"),
         Command("split_evenly", "Split &Evenly over Devices", layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
@@ -90,9 +90,10 @@ def devices_menu(
     repeats: RepeatTest,
     speeds: SpeedKeeper,
     calibrator: Calibrator,
+    show_kept_weights: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
-    return "&Devices", (
+    return "Devices", (
         Command("refresh", "&Refresh", search.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", "Start &Lab Rig…", questions.start_lab),
@@ -103,6 +104,8 @@ def devices_menu(
         Command("test_repeats", "&Test Repeated Devices", repeats.run),
         Command("measure_speeds", "Measure S&peeds", speeds.measure),
         Command("reset_calibration", "Reset &Calibration", calibrator.reset),
+        SEPARATOR,
+        Command("kept_weights", "&Weights Kept by Workers…", show_kept_weights),
     )
 
 
@@ -112,7 +115,7 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     def stop_answer() -> None:
         models.current.loading.stop_answer()
 
-    return "&Model", (
+    return "Model", (
         Command("load", "&Load", loader.load, "Ctrl+Return"),
         Command("cancel", "&Cancel Load", loader.cancel, "Ctrl+."),
         Command("unload", "&Unload", unloader.unload_current, "Ctrl+U"),
@@ -149,7 +152,7 @@ def chat_menu(
     show_beside: _Do,
 ) -> Menu:
     """Conversations."""
-    return "&Chat", (
+    return "Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
@@ -195,7 +198,7 @@ def view_menu(
         settings.theme = name
         theme.set_name(name)
 
-    return "&View", (
+    return "View", (
         Command("arrange_place", "&Place Layers", partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", "Layers and C&hat", partial(arrange, Arrangement.BOTH), "Ctrl+2"),
         Command("arrange_chat", "&Chat Alone", partial(arrange, Arrangement.CHAT), "Ctrl+3"),
@@ -219,10 +222,11 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
-    return "&Help", (
-        Command("keys", "&Keys", show_keys, _Key.HelpContents),
+    return "Help", (
+        Command("handbook", "&Handbook", show_handbook, "F1", tip="The page about what you are working with"),
+        Command("keys", "&Keys", show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
             "&Check This Machine…",

@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QApplication, QWidget
 
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
 from app.notices import Notices
 from app.window.arrangement import Arrangement, Arranger
 from app.window.model_views import ModelViews
@@ -19,6 +20,7 @@ class SideBySide(QObject):
     def __init__(
         self,
         models: OpenModels,
+        opener: ModelOpener,
         views: ModelViews,
         chat_view: ChatView,
         arranger: Arranger,
@@ -27,6 +29,7 @@ class SideBySide(QObject):
     ) -> None:
         super().__init__(window)
         self._models = models
+        self._opener = opener
         self._views = views
         self._chat_view = chat_view
         self._arranger = arranger
@@ -83,4 +86,4 @@ class SideBySide(QObject):
             return
         for model in (beside, self._views.left):
             if self._views.of(model).chat.isAncestorOf(now):
-                self._models.make_current(model)
+                self._opener.show(model)

@@ -6,6 +6,7 @@ A presenter whose parent is the window needs no other owner.
 from __future__ import annotations
 
 from app.models.open_model import OpenModel
+from app.run_marks import RunMarks
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
 from app.window.attach_presenter import AttachPresenter
@@ -27,6 +28,7 @@ from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.shelf_presenter import ShelfPresenter
 from app.window.state_presenter import StatePresenter
+from app.window.welcome_presenter import WelcomePresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
@@ -87,6 +89,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
 
     desk.shelf.began.connect(take_focus)
     arranger.changed.connect(take_focus)
+    take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)
@@ -120,9 +123,40 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
     )
 
 
+def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
+    """Begin with the first page where no model was ever opened."""
+    if not desk.settings.recent_models:
+        WelcomePresenter(
+            main,
+            opener=desk.opener,
+            loader=desk.loader,
+            live=desk.rig.live,
+            background=desk.background,
+            notices=desk.notices,
+            open_file=questions.open_model,
+            show_library=library.page.show,
+        )
+
+
+def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
+    """Keep the mark of this run, and look for one that ended without closing."""
+    from app.window.recovery import Recovery
+
+    Recovery(
+        main,
+        marks,
+        opener=desk.opener,
+        layouts=desk.layouts,
+        models=desk.models,
+        document=desk.document,
+        background=desk.background,
+        notices=desk.notices,
+    ).begin()
+
+
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
     """Connect the Find tab of the library."""
-    FindPresenter(desk.finder, desk.library, library.page, main)
+    FindPresenter(desk.finder, desk.library, library.page, desk.typesetter, main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:
@@ -150,6 +184,8 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
         notices=desk.notices,
         parent=main,
     )
+    desk.speeds.known_changed.connect(lambda speeds: main.device_strip.set_links(speeds.links))
+    main.device_strip.set_links(desk.speeds.speeds.links)
 
 
 def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:

@@ -196,13 +196,18 @@ class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
-    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA)."""
+    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA).
+
+    `kept_weights`: the folder, which is there, in which it keeps weights that clients send, up to `kept_quota_bytes`.
+    """
 
     host: str
     port: int
     device: str = "CPU"
     cap_bytes: int | None = None
     n_threads: int = 1
+    kept_weights: str | None = None
+    kept_quota_bytes: int = 0
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
@@ -227,12 +232,14 @@ class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True)
 class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     """How fast a device reads its memory and how far away it is; answered by `DeviceSpeed` or `Failure`.
 
-    `size_bytes`: how much memory to take for it. The host is the device "CPU".
+    `size_bytes`: how much memory to take for it. The host is the device "CPU". `types`: ggml's numbers of further types
+    of weights, by the name that the answer is to have for them.
     """
 
     device: DeviceRef
     size_bytes: int
     n_threads: int
+    types: dict[str, int] = {}
 
 
 class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -314,7 +321,9 @@ class Hello(Message, frozen=True, tag="hello", kw_only=True):
 
 
 class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0."""
+    """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0;
+    `alignment_bytes` of its buffers and of host memory that it reads directly: 0 where there are none;
+    `largest_tensor_bytes` that it computes with: 0 where any will do."""
 
     name: str
     description: str
@@ -327,15 +336,21 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_device: int = 0
     row_split: bool = False
     tensor_split: bool = False
+    alignment_bytes: int = 0
+    host_alignment_bytes: int = 0
+    largest_tensor_bytes: int = 0
 
 
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
-    """What a device reached: bytes of weights read per second with one token, seconds for a question and its answer,
-    bytes per second to it."""
+    """What a device reached: bytes of weights read per second with one token (F16, and by type those that were asked
+    for), seconds for a question and its answer, bytes per second to it, seconds for a computation of next to nothing
+    among others."""
 
     read_bytes_per_second: float
     round_trip_s: float
     sent_bytes_per_second: float
+    by_type: dict[str, float] = {}
+    op_s: float | None = None
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):

@@ -46,6 +46,7 @@ class ChatView(QWidget):
         self._left = _column((self._left_label,), self.panes)
         self._right = _column((self.beside_box, self.close_button), self.beside)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
+        self._splitter.setAccessibleName("Conversations and chat")
         self._splitter.addWidget(self.conversations)
         self._splitter.addWidget(self._left)
         self._splitter.addWidget(self._right)
@@ -73,10 +74,11 @@ class ChatView(QWidget):
         self.beside_box.addItems(list(names))
         self.beside_box.setCurrentIndex(chosen)
         if self._right.isHidden():
+            self._left_label.setMinimumHeight(self.beside_box.sizeHint().height())
             self._left_label.show()
             self._right.show()
             list_px, *rest = self._splitter.sizes()
-            self._splitter.setSizes([list_px, sum(rest) // 2, sum(rest) // 2])
+            self._splitter.setSizes([list_px or LIST_WIDTH_PX, sum(rest) // 2, sum(rest) // 2])
 
     def hide_beside(self) -> None:
         """Show one pane."""

@@ -178,7 +178,7 @@ def test_an_alert_is_seen_while_the_chat_is_alone(window: WindowParts) -> None:
 
 def test_an_empty_report_leaves_the_room_to_the_editor(window: WindowParts) -> None:
     main = window.main
-    assert main.reports.height() <= 48
+    assert main.reports.height() <= 52
     main.open_report()
     assert main.reports.maximumHeight() > 10_000
 
@@ -206,13 +206,14 @@ def test_two_models_beside_each_other(window: WindowParts, qtbot: QtBot, tmp_pat
         chats[name].prompt_edit.setFocus()
         qtbot.waitUntil(lambda name=name: models.current.name == name)  # type: ignore[misc]
         assert all(chat.isVisible() for chat in chats.values())
+        assert window.desk.document.model is models.current.file
         assert chats["bob"].mapToGlobal(QPoint(0, 0)).x() == left
     chats["ada"].prompt_edit.setFocus()
     qtbot.waitUntil(lambda: models.current is ada)
     window.main.chat_view.close_button.click()
     assert chats["ada"].isVisible()
     assert not chats["bob"].isVisible()
-    models.make_current(bob)
+    window.desk.opener.show(bob)
     assert chats["bob"].isVisible()
     window.actions["side_by_side"].trigger()
     assert chats["ada"].isVisible()

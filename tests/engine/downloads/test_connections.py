@@ -87,3 +87,16 @@ def test_no_time_is_told_while_the_rate_is_not_steady() -> None:
     for second in range(10):
         stuck.add(float(second), 100)
     assert (stuck.bytes_per_second, stuck.left_s(100)) == (0, None)
+
+
+def test_a_line_that_trickles_is_told_as_slow_as_it_is() -> None:
+    meter = RateMeter()
+    done_bytes = 0
+    for half_second in range(60):
+        done_bytes += 90 if half_second % 6 == 0 else 0
+        meter.add(half_second / 2, done_bytes)
+    rate = meter.bytes_per_second
+    assert rate is not None
+    assert 27 <= rate <= 36
+    left_s = meter.left_s(3000)
+    assert left_s is None or 80 < left_s < 120

@@ -215,6 +215,15 @@ class Settings:
         self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
 
     @property
+    def asks_when_full(self) -> bool:
+        """Whether people are asked before a full context leaves out the oldest turns."""
+        return self._store.value("chat/ask_when_full", "false") == "true"
+
+    def ask_when_full(self, wanted: bool) -> None:
+        """Keep whether people are asked before a full context leaves out the oldest turns."""
+        self._store.setValue("chat/ask_when_full", "true" if wanted else "false")
+
+    @property
     def kept_states_bytes(self) -> int | None:
         """How much of the disk may hold what models hold of conversations; None: nobody said."""
         kept = str(self._store.value("chat/kept_states_bytes", ""))

@@ -44,7 +44,7 @@ _LOCAL = Link(20e-6, 10 * _GB)
 _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
 _NETWORK = Link(500e-6, 110_000_000)
 _HOP_SECONDS = 20e-6
-_REMOTE_HOP_SECONDS = 200e-6
+_REMOTE_HOP_SECONDS = 400e-6
 """Of the processor's time of client and worker, as measured between programs on one machine."""
 _OP_SECONDS = 4e-6
 """A computation that reads next to nothing: the start of a kernel, or the threads' meeting behind it."""

@@ -43,6 +43,7 @@ from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Pi
 from engine.rigs.lab import LabRig
 from engine.rigs.speed_test import measured_book, speed_lines
 from engine.settings.context_settings import ContextSettings
+from engine.speed.answers import MIN_TOKENS
 from engine.speed.prediction import SpeedForecast
 from engine.speed.speeds import Speeds, layout_class
 from engine.speed.work import Work
@@ -80,6 +81,8 @@ def main() -> None:
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--no-measuring", action="store_true")
     options = parser.parse_args()
+    if options.tokens < MIN_TOKENS:
+        parser.error(f"nothing is learnt from answers of less than {MIN_TOKENS} tokens")
     with tempfile.TemporaryDirectory() as folder, LabRig([2 * GIB] * 3) as lab:
         book = EMPTY_BOOK
         if not options.no_measuring:

@@ -647,9 +647,7 @@ class Engine:
         return {**os.environ, **preload, **visible}
 
 
-def measure_cases(
-    path: Path, cases: Sequence[dict[str, Any]], engine: Engine, *, real: bool
-) -> list[dict[str, Any]]:
+def measure_cases(path: Path, cases: Sequence[dict[str, Any]], engine: Engine, *, real: bool) -> list[dict[str, Any]]:
     """Run the cases in child processes; a native abort costs one case only."""
     results: list[dict[str, Any]] = []
     pending = list(cases)

@@ -18,12 +18,12 @@ from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.requests import load_request
-from engine.process.one_shot import Questions
-from engine.protocol.messages import AllocationFailure, Generate, Generated, LoadedModel
+from engine.protocol.messages import Generate, Generated, LoadedModel, Piece
 from engine.rigs.discovery import discover
 from engine.rigs.self_test import try_repeated
 from engine.session.reports import loaded_event
 from engine.settings.context_settings import ContextSettings
+from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama, write_tiny_moe
 from tests.support.patience import DEADLINE_S
 from tests.support.truth import Measured, TruthCase, case_of
@@ -95,16 +95,16 @@ def _plan(memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSetting
 
 
 @contextmanager
-def _loaded(plan: Plan, argv: list[str] | None = None) -> Iterator[tuple[Questions, LoadedModel | AllocationFailure]]:
+def _loaded(plan: Plan) -> Iterator[tuple[Conversation, LoadedModel]]:
     """Load a plan in a child of its own."""
-    answer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
-    with Questions(timeout_s=_LONGEST_S, argv=argv, name="Vulkan load") as child:
-        yield child, child.ask(load_request(plan), answer)
+    with Conversation() as child:
+        loaded = child.ask(load_request(plan), _LONGEST_S)
+        assert isinstance(loaded, LoadedModel), loaded
+        yield child, loaded
 
 
-def _differences(plan: Plan, loaded: LoadedModel | AllocationFailure) -> dict[str, tuple[int, int]]:
+def _differences(plan: Plan, loaded: LoadedModel) -> dict[str, tuple[int, int]]:
     """Return every number that was not forecast to the byte: what was measured, and what was forecast."""
-    assert isinstance(loaded, LoadedModel), loaded
     forecast = {row.id: row for row in plan.forecast}
     return {
         f"{row.id} {part}": (getattr(row, part), getattr(forecast[row.id], part))
@@ -114,8 +114,10 @@ def _differences(plan: Plan, loaded: LoadedModel | AllocationFailure) -> dict[st
     }
 
 
-def _answer(child: Questions, tokens: int = 12) -> str:
-    return child.ask(Generate(id=1, prompt=PROMPT, max_tokens=tokens, temperature=0.0), Generated).text
+def _answer(child: Conversation) -> str:
+    done = child.ask(Generate(id=1, prompt=PROMPT, max_tokens=12, temperature=0.0), _LONGEST_S)
+    assert isinstance(done, Generated), done
+    return "".join(message.text for message in child.heard if isinstance(message, Piece))
 
 
 def test_devices_tell_what_their_buffers_are_like(rig: Rig) -> None:
@@ -178,8 +180,11 @@ def _off(memory: ModelMemory, case: TruthCase) -> list[str]:
 def test_every_layout_answers_as_the_cpu_does(name: str, models: dict[str, ModelMemory], rig: Rig) -> None:
     with _loaded(_plan(models[name], rig, _layout(*[CPU_ID] * _N_LAYERS), CONTEXT)) as (child, _):
         expected = _answer(child)
-    for words in ("three devices", "CPU between", "CPU first and between"):
-        with _loaded(_plan(models[name], rig, LAYOUTS[words], CONTEXT)) as (child, _):
+    assert expected
+    for words, layout in LAYOUTS.items():
+        plan = _plan(models[name], rig, layout, CONTEXT)
+        with _loaded(plan) as (child, loaded):
+            assert _differences(plan, loaded) == {}, words
             assert _answer(child) == expected, words
 
 

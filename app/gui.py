@@ -104,6 +104,7 @@ def _run(options: argparse.Namespace) -> int:
     theme = Theme(application, options.theme or settings.theme)
     opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
+    opening.opened.connect(partial(_keep_mark, application))
     if is_only:
         opening.opened.connect(partial(_serve_later_starts, application))
     opening.show()
@@ -111,6 +112,15 @@ def _run(options: argparse.Namespace) -> int:
     signals.close()
     logging.shutdown()
     return code
+
+
+def _keep_mark(application: QApplication, window: WindowParts) -> None:
+    from app.paths import runs_path
+    from app.run_marks import RunMarks
+
+    marks = RunMarks(runs_path())
+    window.follow_run(marks)
+    application.aboutToQuit.connect(marks.end)
 
 
 def _serve_later_starts(application: QApplication, window: WindowParts) -> None:

@@ -18,6 +18,7 @@ from functools import partial
 from pathlib import Path
 from time import perf_counter
 
+from engine.cancellation import CancelToken
 from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
 from engine.library.arranging import Wanted, arrange
@@ -68,7 +69,7 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
         group(census.files, {})
         looked_s = perf_counter() - start
         facts: dict[Path, Facts] = {}
-        read = read_facts_of(census, unread(census, {}), facts.__setitem__)
+        read = read_facts_of(census, unread(census, {}), facts.__setitem__, CancelToken())
         headers_s = perf_counter() - start - looked_s
         index.keep_facts(read)
         list_models(census.files, facts, index.notes(), {})
@@ -91,12 +92,12 @@ def measure_first(folder: Path, data: Path) -> dict[str, float]:
 def measure_window(folder: Path, data: Path) -> dict[str, float]:
     """Return how long the longest pause of the GUI thread was while many files were looked at, read and searched."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
-    from PySide6.QtCore import QTimer
+    from PySide6.QtCore import QEventLoop, QTimer
     from PySide6.QtWidgets import QApplication
 
     from app.background import Background
-    from app.library.stock import Shelf, Stock
-    from engine.cancellation import CancelToken
+    from app.library.shelf import Shelf
+    from app.library.stock import Stock
     from widgets.library.library_view import LibraryView
 
     application = QApplication.instance() or QApplication([])
@@ -130,7 +131,8 @@ def measure_window(folder: Path, data: Path) -> dict[str, float]:
 
         background.run("work", work, answer, lambda error: print(error.summary()))
         while not done:
-            application.processEvents()
+            # Waiting as a window does: a thread that asks again and again would keep the others from running.
+            application.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents)
         return perf_counter() - start
 
     def look_once() -> Shelf:

@@ -10,6 +10,7 @@ from pathlib import Path
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
 from app.paths import library_path
+from engine.cancellation import CancelToken
 from engine.errors import ArgumentError
 from engine.library.census import Census
 from engine.library.document import library_document, library_text
@@ -20,7 +21,7 @@ from engine.library.index import LibraryIndex
 from engine.library.listed import Listed
 from engine.library.looking import check_folder, current_facts, list_models, read_facts_of, unread
 from engine.library.scan import scan
-from engine.library.stores import folder_stores, known_stores
+from engine.library.stores import folder_stores, known_stores, opened_stores
 
 
 def run_library(options: Namespace) -> int:
@@ -30,7 +31,8 @@ def run_library(options: Namespace) -> int:
         if index.set_aside is not None:
             say(f"layerdeck-cli: the library's index could not be used and was kept as {index.set_aside}.")
         folders = dict.fromkeys((*index.folders(), *named))
-        census = scan((*folder_stores(folders), *known_stores(os.environ, Path.home())))
+        stores = (*folder_stores(folders), *known_stores(os.environ, Path.home()), *opened_stores(index.opened()))
+        census = scan(stores)
         facts = _facts(index, census)
         models = list_models(census.files, facts, index.notes(), {})
         if options.fit:
@@ -54,7 +56,7 @@ def _folder(folder: Path) -> Path:
 def _facts(index: LibraryIndex, census: Census) -> dict[Path, Facts]:
     """Return what headers say: what the index knows is not read again, and what is read is kept."""
     facts = current_facts(census, index.facts())
-    read = read_facts_of(census, unread(census, facts), facts.__setitem__)
+    read = read_facts_of(census, unread(census, facts), facts.__setitem__, CancelToken())
     index.keep_facts(read)
     return facts
 
@@ -64,11 +66,11 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     from app.cli.auto_options import STRATEGIES
     from app.cli.inputs import this_machine
     from app.paths import speeds_path
-    from engine.cancellation import CancelToken
     from engine.devices.rig_file import read_rig
     from engine.fit.speed_book import read_speed_book
     from engine.fit.strategies.constraints import Constraints
-    from engine.library.planning import jobs, plan_all
+    from engine.library.children import plan_models
+    from engine.library.planning import jobs
     from engine.library.settled import rig_key, settled_rig
     from engine.rigs.speed_test import known_speeds
 
@@ -78,6 +80,6 @@ def _fits(index: LibraryIndex, models: tuple[Listed, ...], options: Namespace) -
     fits = index.fits(key)
     found: dict[str, Fit] = {}
     wanted = jobs((model.entry for model in models), fits)
-    plan_all(wanted, rig, strategy, constraints, found.__setitem__, CancelToken())
+    plan_models(wanted, rig, strategy, constraints, found.__setitem__, CancelToken())
     index.keep_fits(key, found)
     return fits | found

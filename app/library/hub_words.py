@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from engine.downloads.view import JobState, JobView, time_words
 from engine.hub.addresses import HubAddress
+from engine.hub.card import ModelCard
 from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.hub.found import HubModel
 from engine.hub.listing import Quantisation, RepoListing
 from engine.units import format_bytes
 from widgets.library.entry_words import parameter_words
-from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownRepo
+from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 
 _VERDICTS = {
     FitVerdict.CARDS: ("fits on devices", "good"),
@@ -42,6 +43,15 @@ def shown_repo(listing: RepoListing, fit: RepoFit | None, address: HubAddress, w
     return ShownRepo(listing.repo, why, rows)
 
 
+def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
+    """Return a repository's card, or that it has none."""
+    page = f"{endpoint}/{repo}"
+    if card is None:
+        return ShownCard(repo, (), "", "This repository has no card.")
+    note = f"The card is longer than what is shown here; all of it is on {page}." if card.is_cut else ""
+    return ShownCard(repo, card.facts, card.text, note or ("" if card.text.strip() else "The card has no text."))
+
+
 def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> OfferedRow:
     words, colour = ("", "dim") if fit is None else _VERDICTS[fit.verdict]
     if fit is not None and fit.verdict is FitVerdict.PARTLY and fit.n_layers_on_cpu:
@@ -61,8 +71,8 @@ def job_row(job: JobView) -> JobRow:
         job.title,
         _job_words(job),
         fraction if fraction is not None or is_running else 0.0,
-        is_bad=bool(job.reason),
-        may_pause=job.state in (JobState.WAITING, JobState.RUNNING),
+        is_bad=bool(job.reason) and job.retry_s is None,
+        may_pause=job.state in (JobState.WAITING, JobState.RUNNING) or job.retry_s is not None,
         may_resume=job.state in (JobState.PAUSED, JobState.FAILED),
         must_restart=job.state is JobState.CHANGED,
         is_done=job.state is JobState.DONE,
@@ -79,6 +89,8 @@ def _job_words(job: JobView) -> str:
             return f"{amount}, waiting for its turn"
         case JobState.RUNNING:
             return _running_words(job, amount)
+    if job.retry_s is not None:
+        return f"{job.reason} Trying again in {time_words(job.retry_s)}; Resume does so now."
     return job.reason or f"{amount}, paused"
 
 

@@ -4,47 +4,31 @@ from __future__ import annotations
 
 import os
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 
+from app.library.shelf import Pace, Shelf
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.library.census import Census
 from engine.library.changes import Changes
+from engine.library.children import plan_models
 from engine.library.duplicates import Duplicates, find_duplicates, sha256_of, suspects
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
-from engine.library.listed import Listed
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
-from engine.library.notes import NO_NOTES, KeptDocument
+from engine.library.notes import NO_NOTES, KeptDocument, Notes
+from engine.library.planning import jobs
 from engine.library.scan import is_stale
 from engine.library.settled import rig_key
-from engine.library.stores import Store, folder_stores, known_stores
-
-TELL_EVERY_S = 0.5
-"""Headers and forecasts arrive by the hundred: the list is made anew this often at most."""
-_LARGE = 2000
-_TELL_LARGE_EVERY_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class Shelf:
-    """The library at one moment. `problems`: what could not be looked into. `aside`: an index that was not usable.
-    `is_looked`: the stores were looked into since the window was opened."""
-
-    models: tuple[Listed, ...] = ()
-    folders: tuple[Path, ...] = ()
-    problems: tuple[str, ...] = ()
-    n_files: int = 0
-    aside: str = ""
-    is_looked: bool = False
+from engine.library.stores import Store, folder_stores, known_stores, opened_stores
+from engine.library.walking import is_text
 
 
 class Stock:
@@ -107,17 +91,22 @@ class Stock:
     def look(self) -> Changes:
         """Look into all stores, and return what became of the files of the last look."""
         index = self.index
-        census, changes = look(index, (*folder_stores(index.folders()), *self._stores()))
+        census, changes = look(index, self._places(index))
         facts = current_facts(census, index.facts())
         with self._lock:
             self._census, self._facts, self._is_looked = census, facts, True
         return changes
 
     def is_stale(self) -> bool:
-        """Return whether the stores are not as they were looked at."""
+        """Return whether the stores are not as they were looked at, or others by now."""
+        index = self.index
         with self._lock:
             census = self._census
-        return is_stale(census)
+        return set(self._places(index)) != set(census.stores) or is_stale(census)
+
+    def _places(self, index: LibraryIndex) -> tuple[Store, ...]:
+        # What was only opened comes last: where another store has it too, it is that one's.
+        return (*folder_stores(index.folders()), *self._stores(), *opened_stores(index.opened()))
 
     def read_headers(self, tell: Callable[[int, int], None], token: CancelToken) -> None:
         """Read the headers that are not known, and keep what they say; `tell` is told how many of how many."""
@@ -125,7 +114,7 @@ class Stock:
         with self._lock:
             census = self._census
             wanted = unread(census, self._facts)
-        pace = _Pace(len(census.files))
+        pace = Pace(len(census.files))
         n_read = 0
 
         def take(path: Path, facts: Facts) -> None:
@@ -138,15 +127,12 @@ class Stock:
 
         if wanted:
             tell(0, len(wanted))
-            index.keep_facts(read_facts_of(census, wanted, take, lambda: not token.cancelled))
+            index.keep_facts(read_facts_of(census, wanted, take, token))
 
     def plan(
         self, rig: Rig, strategy: str, constraints: Constraints, tell: Callable[[int, int], None], token: CancelToken
     ) -> None:
         """Forecast what is not known for `rig`, and keep it; `tell` is told how many of how many."""
-        # Strategies are a good part of what the window imports, which starts without any model.
-        from engine.library.planning import jobs, plan_all
-
         index = self.index
         key = rig_key(rig, constraints, strategy)
         kept = index.fits(key)
@@ -154,7 +140,7 @@ class Stock:
             self._rig_key, self._fits = key, kept
             census, facts = self._census, dict(self._facts)
         wanted = jobs((model.entry for model in list_models(census.files, facts, {}, {})), kept)
-        pace = _Pace(len(census.files))
+        pace = Pace(len(census.files))
         fresh: dict[str, Fit] = {}
         n_planned = 0
 
@@ -171,7 +157,7 @@ class Stock:
                 tell(n_planned, len(wanted))
 
         tell(0, len(wanted))
-        plan_all(wanted, rig, strategy, constraints, take, token)
+        plan_models(wanted, rig, strategy, constraints, take, token)
         if not token.cancelled:
             index.keep_fits(key, fresh)
 
@@ -188,6 +174,13 @@ class Stock:
         for mark in marks:
             index.keep_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
+    def note_opened(self, path: Path, at_s: float) -> Notes:
+        """Note when the model at `path`, its first part, was opened, in seconds since 1970; return its notes."""
+        if is_text(str(path)):
+            self.index.keep_opened(path, at_s)
+        self.note_use(path, {"last_used": at_s})
+        return self.index.notes().get(fingerprint(path), NO_NOTES)
+
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
         """Change fields of the notes of the model at `path`."""
         mark = fingerprint(path)
@@ -202,6 +195,7 @@ class Stock:
             self._census = replace(self._census, files=files)
             census = self._census
         self.index.keep_census(census)
+        self.index.forget_opened(gone)
 
     def documents(self, marks: Iterable[str]) -> tuple[KeptDocument, ...]:
         """Return the named layouts and presets of a model."""
@@ -234,7 +228,7 @@ class Stock:
         hashes = {path: sha256 for path, (state, sha256) in index.hashes().items() if states.get(path) == state}
         unknown = [file for file in suspects(files) if file.sha256 is None and file.path not in hashes]
         total_bytes, read_bytes = sum(file.size_bytes for file in unknown), 0
-        pace = _Pace(0)
+        pace = Pace(0)
 
         def count(n_bytes: int) -> None:
             nonlocal read_bytes
@@ -252,18 +246,3 @@ class Stock:
             hashes[file.path] = sha256
             index.keep_hash(file.path, file.state, sha256)
         return find_duplicates(files, hashes)
-
-
-class _Pace:
-    """Says when it is time to tell of progress again."""
-
-    def __init__(self, n_files: int) -> None:
-        self._every_s = TELL_EVERY_S if n_files < _LARGE else _TELL_LARGE_EVERY_S
-        self._last_s = time.monotonic()
-
-    def is_due(self) -> bool:
-        now_s = time.monotonic()
-        if now_s - self._last_s < self._every_s:
-            return False
-        self._last_s = now_s
-        return True

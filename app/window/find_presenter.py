@@ -2,48 +2,69 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, QUrl
+from PySide6.QtGui import QDesktopServices
 from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu
 
 from app.library.finder import HubFinder
-from app.library.keeper import LibraryKeeper
-from app.library.stock import Shelf
+from app.library.library import Library
+from app.library.shelf import Shelf
 from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
+from widgets.library.card_view import CardView
+from widgets.library.find_values import ShownCard
+from widgets.markdown.typesetter import Typesetter
 
 
 class FindPresenter(QObject):
     """What was downloaded is looked for at once."""
 
-    def __init__(self, finder: HubFinder, keeper: LibraryKeeper, page: LibraryPage, main: MainWindow) -> None:
+    def __init__(
+        self, finder: HubFinder, library: Library, page: LibraryPage, typesetter: Typesetter, main: MainWindow
+    ) -> None:
         super().__init__(main)
-        self._finder, self._main = finder, main
+        self._finder, self._typesetter, self._main = finder, typesetter, main
+        self._card: CardView | None = None
         panel = self._panel = page.view.find_panel
         finder.found.connect(panel.show_found)
         finder.repo_shown.connect(panel.show_repo)
-        finder.jobs_changed.connect(panel.downloads.show_jobs)
+        finder.downloads.jobs_changed.connect(panel.downloads.show_jobs)
         finder.message.connect(panel.show_message)
+        finder.card_read.connect(self._show_card)
+        panel.card_requested.connect(self._ask_card)
         finder.token_wanted.connect(self._ask_token)
-        finder.downloaded.connect(lambda: keeper.look() if keeper.is_awake else None)
-        keeper.shelf_changed.connect(self._on_shelf_changed)
+        finder.downloads.downloaded.connect(lambda: library.looker.look() if library.shown.is_awake else None)
+        library.shown.shelf_changed.connect(self._on_shelf_changed)
         panel.search_requested.connect(finder.search)
         panel.repo_chosen.connect(finder.show_repo)
         panel.download_requested.connect(finder.download)
         panel.more_requested.connect(self._show_menu)
-        panel.downloads.pause_requested.connect(finder.pause)
-        panel.downloads.resume_requested.connect(finder.resume)
-        panel.downloads.restart_requested.connect(finder.restart)
-        panel.downloads.remove_requested.connect(finder.remove)
+        panel.downloads.pause_requested.connect(finder.downloads.pause)
+        panel.downloads.resume_requested.connect(finder.downloads.resume)
+        panel.downloads.restart_requested.connect(finder.downloads.restart)
+        panel.downloads.remove_requested.connect(finder.downloads.remove)
 
     def _on_shelf_changed(self, shelf: Shelf) -> None:
         self._panel.set_folders(shelf.folders)
+
+    def _ask_card(self) -> None:
+        if self._card is None:
+            self._card = CardView(self._typesetter)
+            self._card.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
+            self._panel.set_card(self._card)
+        self._card.clear()
+        self._finder.read_card()
+
+    def _show_card(self, card: ShownCard) -> None:
+        if self._card is not None:
+            self._card.show_card(card)
 
     def _show_menu(self) -> None:
         menu = QMenu(self._panel)
         offline = menu.addAction("Work &Offline")
         offline.setCheckable(True)
-        offline.setChecked(self._finder.kept.offline)
-        offline.triggered.connect(self._finder.set_offline)
+        offline.setChecked(self._finder.access.kept.offline)
+        offline.triggered.connect(self._finder.access.set_offline)
         menu.addAction("Access &Token…", lambda: self._ask_token("The access token of your account at the hub."))
         menu.addAction("&Mirror…", self._ask_mirror)
         button = self._panel.more_button
@@ -56,6 +77,6 @@ class FindPresenter(QObject):
 
     def _ask_mirror(self) -> None:
         words = "Address of the hub to ask instead of huggingface.co; empty: that one."
-        text, accepted = QInputDialog.getText(self._main, "Mirror", words, text=self._finder.kept.mirror)
+        text, accepted = QInputDialog.getText(self._main, "Mirror", words, text=self._finder.access.kept.mirror)
         if accepted:
-            self._finder.set_mirror(text)
+            self._finder.access.set_mirror(text)

@@ -9,8 +9,9 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox
 
-from app.library.keeper import LibraryKeeper
-from app.library.stock import Shelf
+from app.chats.preset_book import PresetBook
+from app.library.library import Library
+from app.library.shelf import Shelf
 from app.models.document import LayoutDocument
 from app.models.layouts import Layouts
 from app.models.opener import ModelOpener
@@ -35,26 +36,28 @@ class LibraryPresenter(QObject):
 
     def __init__(
         self,
-        keeper: LibraryKeeper,
+        library: Library,
         *,
         opener: ModelOpener,
         document: LayoutDocument,
         layouts: Layouts,
         live: LiveRig,
         settings: Settings,
+        presets: PresetBook,
         open_file: Callable[[], None],
         main: MainWindow,
     ) -> None:
         super().__init__(main)
         self.page = LibraryPage(main)
-        self._keeper, self._opener, self._document = keeper, opener, document
+        keeper = self._keeper = library.keeper
+        self._library, self._opener, self._document = library, opener, document
         self._layouts, self._live, self._settings, self._main = layouts, live, settings, main
         self._awaited: KeptDocument | None = None
         """A layout that the model is to have which is being opened."""
         self._removing = ""
         view = self._view = self.page.view
-        keeper.shelf_changed.connect(self._on_shelf_changed)
-        keeper.progress.connect(view.show_progress)
+        library.shown.shelf_changed.connect(self._on_shelf_changed)
+        library.shown.progress.connect(view.show_progress)
         keeper.removal_planned.connect(self._ask_removal)
         keeper.documents_found.connect(view.details.show_layouts)
         keeper.duplicates_found.connect(self._show_duplicates)
@@ -72,6 +75,7 @@ class LibraryPresenter(QObject):
         details.notes_changed.connect(self._note)
         details.removal_requested.connect(self._plan_removal)
         details.forget_requested.connect(keeper.forget)
+        presets.changed.connect(lambda: details.preset_box.show_presets(list(presets.presets)))
         details.layouts.use_requested.connect(self._open_with)
         details.layouts.forget_requested.connect(self._forget_layout)
         details.layouts.keep_requested.connect(self._keep_layout)
@@ -87,7 +91,7 @@ class LibraryPresenter(QObject):
     def _on_shown_changed(self, shown: bool) -> None:
         if shown:
             self._view.show_starters(starters_for(self._live.rig))
-            self._keeper.wake()
+            self._library.looker.wake()
 
     def _on_shelf_changed(self, shelf: Shelf) -> None:
         self._view.show_models(shelf.models, shelf.problems, is_looked=shelf.is_looked)
@@ -122,7 +126,7 @@ class LibraryPresenter(QObject):
             self._awaited = document
 
     def _on_model_opened(self, file: ModelFile | None) -> None:
-        self._keeper.note_opened(file)
+        self._library.usage.note_opened(file)
         document, self._awaited = self._awaited, None
         if document is not None and file is not None:
             self._layouts.use(document.name, document.text)
@@ -192,9 +196,9 @@ class LibraryPresenter(QObject):
         """Show the folders that were added, each to be taken off the list."""
         menu = QMenu(self._view)
         menu.addAction("&Add a Folder…", self.add_folder)
-        menu.addAction("&Look Again Now", self._keeper.look)
+        menu.addAction("&Look Again Now", self._library.looker.look)
         menu.addSeparator()
-        for folder in self._keeper.shelf.folders:
+        for folder in self._library.shown.shelf.folders:
             text = str(folder).replace("&", "&&")
             menu.addAction(f"Stop looking into {text}", partial(self._keeper.remove_folder, folder))
         button = self._view.folders_button

@@ -25,6 +25,7 @@ from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
+from app.window.transfer_presenter import TransferPresenter
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
@@ -89,6 +90,7 @@ def devices_menu(
     repeats: RepeatTest,
     speeds: SpeedKeeper,
     calibrator: Calibrator,
+    show_kept_weights: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -102,6 +104,8 @@ def devices_menu(
         Command("test_repeats", "&Test Repeated Devices", repeats.run),
         Command("measure_speeds", "Measure S&peeds", speeds.measure),
         Command("reset_calibration", "Reset &Calibration", calibrator.reset),
+        SEPARATOR,
+        Command("kept_weights", "&Weights Kept by Workers…", show_kept_weights),
     )
 
 
@@ -135,12 +139,24 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
+def chat_menu(
+    shelf: ChatShelf,
+    settings: Settings,
+    transfer: TransferPresenter,
+    *,
+    toggle_list: _Do,
+    search: _Do,
+    delete: _Do,
+    show_kept: _Do,
+    show_prompt: _Do,
+    show_beside: _Do,
+) -> Menu:
     """Conversations."""
     return "Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
+        Command("side_by_side", "&Two Models Side by Side", show_beside, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",
@@ -149,6 +165,24 @@ def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search:
             shelf.drop_oldest_turns,
             tip="They stay in the conversation; the model is not shown them any more",
         ),
+        Switch(
+            "ask_when_full",
+            "Ask &before Turns Are Left Out",
+            settings.asks_when_full,
+            shelf.ask_when_full,
+            tip="Nothing is left out of a full context before you have said so",
+        ),
+        Command(
+            "kept_caches",
+            "&Kept Caches…",
+            show_kept,
+            tip="What models hold of conversations is kept on disk, so that nothing is read again",
+        ),
+        SEPARATOR,
+        Command("show_prompt", "Show What the &Model Reads…", show_prompt, "Ctrl+Shift+P"),
+        Command("export_chat", "&Export This Conversation…", transfer.export_current),
+        Command("export_all_chats", "Export &All Conversations…", transfer.export_all),
+        Command("import_chats", "&Import Conversations…", transfer.import_file),
         SEPARATOR,
         Command("delete_chat", "&Delete This Conversation", delete),
         Command("undo_delete_chat", "&Bring Back What Was Deleted", shelf.undo_delete),
@@ -188,10 +222,11 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
     return "Help", (
-        Command("keys", "&Keys", show_keys, _Key.HelpContents),
+        Command("handbook", "&Handbook", show_handbook, "F1", tip="The page about what you are working with"),
+        Command("keys", "&Keys", show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
             "&Check This Machine…",

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt
 
+from app.run_marks import RunMarks
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
@@ -26,6 +27,7 @@ from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
 from app.wiring.presenters import (
+    follow_run,
     make_auto_layout_presenter,
     make_library_presenter,
     make_model_presenter,
@@ -39,6 +41,7 @@ from app.wiring.presenters import (
     present_rig,
     present_searches,
     present_state,
+    present_welcome,
 )
 
 
@@ -66,9 +69,13 @@ class WindowParts:
         self.desk.presets.start()
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
-        self.desk.finder.go_on()
+        self.desk.finder.downloads.go_on()
         for path in files:
             self.questions.open_dropped(path)
+
+    def follow_run(self, marks: RunMarks) -> None:
+        """Note what is open in the mark of this run, and open what one left that did not close."""
+        follow_run(self.main, self.desk, marks)
 
     def open_files(self, files: Sequence[Path]) -> None:
         """Open what a later start was given, and come to the front."""
@@ -109,6 +116,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
         arranger=arranger,
     )
     present_chats(main, desk, views, arranger)
+    present_welcome(main, desk, questions, library_presenter)
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)

@@ -18,6 +18,7 @@ from engine.downloads.faults import StorageError
 from engine.downloads.job import QUEUE_VERSION, Job, QueueFile
 from engine.downloads.part_file import discard_part
 from engine.downloads.rate import RateMeter
+from engine.downloads.retry import Retries, network_state
 from engine.downloads.transfer import Transfer, TransferEnd
 from engine.downloads.view import JobState, JobView
 from engine.errors import EngineError, PlacedError
@@ -27,6 +28,8 @@ from engine.protocol.messages import Download, DownloadProgress
 MAX_FILE_BYTES = 16 * 1024 * 1024
 _END_S = 10.0
 _PASSING_KINDS = frozenset({"unreachable", "busy", "storage", "stalled", "crashed", "cancelled"})
+_UNREACHED = "unreachable"
+"""What passes by itself: a network that is away, a server that is busy."""
 _log = logging.getLogger("layerdeck.engine")
 
 
@@ -44,7 +47,8 @@ class DownloadQueue:
     Every method returns at once: what it asks for is done in a thread of the queue's own, which alone touches files and
     processes. `on_change` is called there with all jobs whenever one changes, and twice a second while one runs.
     `token_of` returns the token for a hub, by its endpoint; `template` has the limits that every order takes.
-    A job that ran when the program ended goes on when the queue is made again.
+    A job that ran when the program ended goes on when the queue is made again. One whose server was not reached is
+    tried again by itself (`retries`), while others have their turn.
     """
 
     def __init__(
@@ -55,12 +59,14 @@ class DownloadQueue:
         token_of: Callable[[str], str | None] = lambda _endpoint: None,
         template: Download | None = None,
         argv: Sequence[str] | None = None,
+        retries: Retries | None = None,
     ) -> None:
         self._path = path
         self._on_change = on_change
         self._token_of = token_of
         self._template = template or Download(files=())
         self._argv = argv
+        self._retries = retries or Retries(network_state)
         self._jobs: list[Job] = []
         self._running: _Running | None = None
         self._stopping: Transfer | None = None
@@ -99,9 +105,12 @@ class DownloadQueue:
 
     def _run(self) -> None:
         self._jobs = self._read()
+        for job in self._jobs:
+            if job.state is JobState.PAUSED and job.kind == _UNREACHED:
+                self._retries.add(job.id, job.done_bytes)
         self._tell()
         self._advance()
-        while (work := self._work.get()) is not None:
+        while (work := self._next_work()) is not None:
             try:
                 work()
             except Exception:
@@ -110,6 +119,18 @@ class DownloadQueue:
         if last is not None:
             last.stop()
             last.wait(_END_S)
+
+    def _next_work(self) -> Callable[[], None] | None:
+        try:
+            return self._work.get(timeout=self._retries.wait_s)
+        except queue.Empty:
+            return self._retry
+
+    def _retry(self) -> None:
+        """Try again what is due, and tell how long the others wait."""
+        for job_id in self._retries.due():
+            self._go_on(job_id)
+        self._tell()
 
     def _read(self) -> list[Job]:
         kept = read_kept(self._path, QueueFile, MAX_FILE_BYTES)
@@ -158,6 +179,7 @@ class DownloadQueue:
             kind=job.kind,
             reason=job.reason,
             paths=job.paths,
+            retry_s=self._retries.left_s(job.id),
             **view,
         )
 
@@ -183,13 +205,21 @@ class DownloadQueue:
 
     def _pause(self, job_id: str) -> None:
         index = self._index(job_id)
-        if index is None or self._jobs[index].state not in (JobState.WAITING, JobState.RUNNING):
+        if index is None or not self._may_pause(self._jobs[index]):
             return
+        self._retries.forget(job_id)
         self._set(job_id, state=JobState.PAUSED, kind="", reason="")
         self._stop_if_running(job_id)
         self._changed()
 
+    def _may_pause(self, job: Job) -> bool:
+        return job.state in (JobState.WAITING, JobState.RUNNING) or self._retries.left_s(job.id) is not None
+
     def _resume(self, job_id: str, *, restart: bool = False) -> None:
+        self._retries.forget(job_id)
+        self._go_on(job_id, restart=restart)
+
+    def _go_on(self, job_id: str, *, restart: bool = False) -> None:
         index = self._index(job_id)
         if index is None or self._jobs[index].state in (JobState.WAITING, JobState.RUNNING, JobState.DONE):
             return
@@ -208,6 +238,7 @@ class DownloadQueue:
         if index is None:
             return
         job = self._jobs.pop(index)
+        self._retries.forget(job_id)
         transfer = self._stop_if_running(job_id)
         self._changed()
         if discard and (transfer is None or transfer.wait(_END_S)):
@@ -269,7 +300,10 @@ class DownloadQueue:
             size_bytes = sum(file.size_bytes for file in end.files)
             paths = tuple(file.path for file in end.files)
             self._set(running.job_id, state=JobState.DONE, done_bytes=size_bytes, paths=paths, restart=False)
+            self._retries.forget(running.job_id)
         else:
+            if end.kind == _UNREACHED and (index := self._index(running.job_id)) is not None:
+                self._retries.add(running.job_id, self._jobs[index].done_bytes)
             self._set(running.job_id, state=_state_after(end.kind), kind=end.kind, reason=end.message, restart=False)
         self._changed()
         self._advance()

@@ -24,6 +24,7 @@ class JobState(StrEnum):
 class JobView:
     """A job now. `stage`, `file`, `connections`, `note` (why it waits) and the rate are those of a running one.
 
+    `retry_s`: in how many seconds a paused job is tried again by itself, None: it is not.
     `left_s` is None while the rate is not steady; `size_bytes` None where nobody said.
     """
 
@@ -41,6 +42,7 @@ class JobView:
     rate_bytes_per_second: float | None = None
     left_s: float | None = None
     paths: tuple[str, ...] = ()
+    retry_s: float | None = None
 
 
 def time_words(seconds: float) -> str:

@@ -139,6 +139,22 @@ class ByteSource(ABC):
             if self.position > self.size_bytes:
                 raise self._ends_in(what, offset=self._window_start + last)
 
+    def find(self, wanted: bytes, within: int) -> bool:
+        """Step to the next place of `wanted` that begins within the next bytes; where there is none, stay."""
+        start = self.position
+        last = min(start + within, self.size_bytes - len(wanted))
+        while self.position <= last:
+            at = self._locate(len(wanted), "what is looked for")
+            found = self._window.find(wanted, at)
+            if found >= 0:
+                self.position = self._window_start + found
+                break
+            self.position = self._window_start + len(self._window) - len(wanted) + 1
+        if start <= self.position <= last:
+            return True
+        self.position = start
+        return False
+
     def _require(self, length: int, what: str) -> None:
         if length > self.remaining_bytes:
             raise self._ends_in(what)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from struct import Struct
 
+from engine.errors import ModelFileError
 from engine.gguf.byte_source import ByteSource
 from engine.gguf.foreign_files import describe_foreign_file
 from engine.gguf.metadata import MetadataReader
@@ -36,16 +37,36 @@ class FileHeader:
     tensors: tuple[TensorInfo, ...]
 
 
+def skim_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
+    """Parse the header as `read_header` does, without a look at every string of a vocabulary.
+
+    Where that ends is guessed from what stands behind it, and the guess is taken only where all that follows is sound:
+    a file that is damaged in its vocabulary alone is not found out. For lists; what is opened is read.
+
+    Raises:
+        ModelFileError: as `read_header`.
+    """
+    try:
+        return _read(source, file_index, guess=True)
+    except ModelFileError:
+        source.position = 0
+        return _read(source, file_index, guess=False)
+
+
 def read_header(source: ByteSource, *, file_index: int = 0) -> FileHeader:
     """Parse the header at the start of `source`; tensors get `file_index`.
 
     Raises:
         ModelFileError: when the bytes are no GGUF header that llama.cpp would read.
     """
+    return _read(source, file_index, guess=False)
+
+
+def _read(source: ByteSource, file_index: int, *, guess: bool) -> FileHeader:
     version = _read_version(source)
     n_tensors, n_pairs = source.take(_COUNTS, "its header")
     _check_counts(source, n_tensors, n_pairs)
-    reader = MetadataReader(source, file_index=file_index)
+    reader = MetadataReader(source, file_index=file_index, guess=guess)
     reader.read(n_pairs)
     alignment = _alignment(source, reader.metadata)
     tensors = read_tensors(source, n_tensors, alignment, file_index=file_index)

@@ -18,6 +18,12 @@ MAX_KEPT_TEXT_BYTES = 1 * MIB
 MAX_KEPT_ELEMENTS = 4096
 """Longer arrays of numbers (scores and types of a vocabulary) are stepped over."""
 
+_NEXT_KEY = bytes(7) + b"tokenizer."
+"""How the key behind a vocabulary begins, with the upper bytes of its length."""
+_LENGTH_BYTES = 8
+_MOST_TEXT_BYTES = 32
+"""Of a string of a vocabulary on average, where its end is guessed; most have 6 to 10."""
+
 _U32, _U64, _ARRAY_HEAD = Struct("<I"), Struct("<Q"), Struct("<IQ")
 _STRING, _ARRAY, _BOOL = 8, 9, 7
 _SCALARS = {
@@ -29,14 +35,16 @@ _SCALARS = {
 class MetadataReader:
     """Reads metadata entries, with budgets for what one file may make us keep or step over.
 
-    `arrays` are those that were stepped over, `file_index` is noted in them.
+    `arrays` are those that were stepped over, `file_index` is noted in them. `guess`: the end of a vocabulary is looked
+    for by the key behind it instead of by the length of every string in it.
     """
 
-    def __init__(self, source: ByteSource, *, file_index: int) -> None:
+    def __init__(self, source: ByteSource, *, file_index: int, guess: bool = False) -> None:
         self.metadata: dict[str, MetadataValue] = {}
         self.arrays: dict[str, LazyArray] = {}
         self._source = source
         self._file_index = file_index
+        self._guess = guess
         self._kept_bytes = 0
         self._n_strings = 0
 
@@ -87,7 +95,8 @@ class MetadataReader:
                     f"claims {count} strings for {quote(key)}, more than any model has; it is damaged", offset=start
                 )
             self.arrays[key] = LazyArray("string", count, self._file_index, source.position)
-            source.skip_strings(count, what)
+            if not (self._guess and self._find_next_key(count)):
+                source.skip_strings(count, what)
             return None
         if kind not in _SCALARS:
             raise source.error(
@@ -101,6 +110,22 @@ class MetadataReader:
         self._keep(count * element.size)
         values = Struct(f"<{count}{element.format[1:]}")
         return tuple(_as_value(kind, value) for value in source.take(values, what))
+
+    def _find_next_key(self, count: int) -> bool:
+        """Step to where the key behind `count` strings seems to begin."""
+        source = self._source
+        start = source.position
+        # Every string has its length before it: the key cannot come sooner.
+        lengths_bytes = count * _LENGTH_BYTES
+        if count <= MAX_KEPT_ELEMENTS or lengths_bytes > source.remaining_bytes:
+            return False
+        source.position += lengths_bytes
+        # The lowest byte of the key's length is before the others.
+        if source.find(_NEXT_KEY, count * _MOST_TEXT_BYTES) and source.position > start + lengths_bytes:
+            source.position -= 1
+            return True
+        source.position = start
+        return False
 
 
 def _as_value(kind: int, value: int | float) -> int | float | bool:

@@ -16,6 +16,7 @@ MAX_TENSOR_NAME_BYTES = 63  # GGML_MAX_NAME without its final zero
 INT64_MAX = (1 << 63) - 1
 
 _U32, _TYPE_AND_OFFSET = Struct("<I"), Struct("<IQ")
+_EXTENTS = tuple(Struct(f"<{count}Q") for count in range(MAX_DIMENSIONS + 1))
 
 
 class _Row(NamedTuple):
@@ -47,8 +48,9 @@ def read_tensors(source: ByteSource, n_tensors: int, alignment: int, *, file_ind
 def _read_row(source: ByteSource) -> _Row:
     start = source.position
     name = source.take_name(MAX_TENSOR_NAME_BYTES, "a tensor name")
-    shape = _read_shape(source, name)
-    type_number, offset = source.take(_TYPE_AND_OFFSET, f"the tensor {quote(name)}")
+    what = f"the tensor {quote(name)}"
+    shape = _read_shape(source, name, what)
+    type_number, offset = source.take(_TYPE_AND_OFFSET, what)
     kind = TENSOR_TYPES.get(type_number)
     if kind is None:
         raise source.error(
@@ -81,15 +83,15 @@ def _place(source: ByteSource, rows: Iterable[_Row], alignment: int, file_index:
     return tensors
 
 
-def _read_shape(source: ByteSource, name: str) -> tuple[int, ...]:
+def _read_shape(source: ByteSource, name: str, what: str) -> tuple[int, ...]:
     start = source.position
-    (n_dimensions,) = source.take(_U32, f"the tensor {quote(name)}")
+    (n_dimensions,) = source.take(_U32, what)
     if not 1 <= n_dimensions <= MAX_DIMENSIONS:
         raise source.error(
             f"has the tensor {quote(name)} with {n_dimensions} dimensions; 1 to 4 are possible, so it is damaged",
             offset=start,
         )
-    shape: tuple[Any, ...] = source.take(Struct(f"<{n_dimensions}Q"), f"the tensor {quote(name)}")
+    shape: tuple[Any, ...] = source.take(_EXTENTS[n_dimensions], what)
     if 0 in shape:
         raise source.error(f"has the tensor {quote(name)} without elements; it is damaged", offset=start)
     return shape

@@ -18,7 +18,7 @@ from engine.hub.found import HubModel, SearchOrder, SearchQuery
 from engine.hub.listing import HubFile, RepoListing, make_listing
 from engine.hub.names import is_commit, is_repo_id, is_sha256
 from engine.hub.settings import HubSettings, is_safe_url
-from engine.hub.web import fault_of, fault_of_status, open_url
+from engine.hub.web import fault_of, fault_of_status
 
 if TYPE_CHECKING:
     import httpx2
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 MAX_RESULTS = 200
 MAX_FILES = 20_000
-MAX_CARD_BYTES = 512 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
 TIMEOUT_S = 20.0
 _MAX_TAGS = 100
@@ -95,31 +94,6 @@ def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision
         return make_listing(repo, commit, files, gated=bool(state.gated), revision=revision)
 
     return _asked(hub, token, repo, ask)
-
-
-def model_card(repo: str, hub: HubSettings, token: str | None = None, *, revision: str = "main") -> str:
-    """Return the repository's README as Markdown without its header of settings, "" where there is none.
-
-    It is a stranger's text: whoever shows it takes no HTML and fetches nothing for it.
-    """
-    hub.require_online()
-    try:
-        with open_url(file_url(hub, repo, revision, "README.md"), token=token, first=0, end=MAX_CARD_BYTES) as response:
-            data = response.read_whole(MAX_CARD_BYTES)
-    except HubError as error:
-        if error.fault == "not_found":
-            return ""
-        raise
-    return without_front_matter(data.decode("utf-8", "replace"))
-
-
-def without_front_matter(text: str) -> str:
-    """Return Markdown without the block of settings between two lines of `---` that it may begin with."""
-    lines = text.lstrip("\ufeff").splitlines()
-    if not lines or lines[0].strip() != "---":
-        return text
-    end = next((number for number, line in enumerate(lines[1:], 1) if line.strip() == "---"), None)
-    return text if end is None else "\n".join(lines[end + 1 :]).lstrip()
 
 
 def file_url(hub: HubSettings, repo: str, revision: str, path: str) -> str:

@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from engine.errors import ArgumentError
+from engine.gguf.file_names import bits_of, split_tag
 from engine.gguf.parts import parse_part_name
 from engine.gguf.quoting import quote
-from engine.hub.names import FileRole, bits_of, is_safe_path, role_of, tag_of
+from engine.hub.names import FileRole, is_safe_path, role_of, tag_of
 
 PREFERRED_TAGS = ("Q4_K_M", "Q8_0")
 """llama.cpp's choice where nobody names one; then the first."""
@@ -82,7 +83,9 @@ class RepoListing:
         if path is not None:
             found = [each for each in self.quantisations if any(file.path == path for file in each.files)]
         elif tag is not None:
-            found = [each for each in self.quantisations if tag.lower() in (each.tag.lower(), each.name.lower())]
+            rest, spelled = split_tag(tag)
+            asked = tag.lower() if rest else spelled.lower()
+            found = [each for each in self.quantisations if asked in (each.tag.lower(), each.name.lower())]
         else:
             found = [each for name in PREFERRED_TAGS for each in self.quantisations if each.tag == name]
             found += self.quantisations

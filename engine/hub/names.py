@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from typing import Literal
 
+from engine.gguf.file_names import side_role_of, split_tag
+
 MAX_NAME_BYTES = 200
 """Of one part of a path; file systems take 255, and what is unfinished has a longer name."""
 MAX_PATH_PARTS = 8
@@ -13,19 +15,6 @@ _COMMIT = re.compile(r"[0-9a-f]{40}", re.ASCII)
 _SHA256 = re.compile(r"[0-9a-f]{64}", re.ASCII)
 _FORBIDDEN = frozenset('<>:"/\\|?*')
 _DEVICES = re.compile(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", re.ASCII | re.IGNORECASE)
-_TAG = re.compile(
-    r"(?:^|[-._ ])((?:UD-)?(?:I?Q\d(?:_[A-Z0-9]+)*|TQ\d_\d|BF16|F16|FP16|F32|FP32|MXFP4(?:_[A-Z0-9]+)*|NVFP4))$",
-    re.ASCII | re.IGNORECASE,
-)
-_BITS = re.compile(r"\d+")
-_SIDE_FILES: tuple[tuple[str, str], ...] = (
-    ("mmproj", "projector"),
-    ("imatrix", "imatrix"),
-    ("mtp-", "draft"),
-    ("eagle3-", "draft"),
-    ("dflash-", "draft"),
-    ("dspark-", "draft"),
-)
 
 FileRole = Literal["model", "projector", "imatrix", "draft", "other"]
 
@@ -70,22 +59,13 @@ def is_safe_path(path: str) -> bool:
 
 def role_of(path: str) -> FileRole:
     """Return what the file at `path` is by its name."""
-    name = path.rpartition("/")[2].lower()
-    role = next((role for mark, role in _SIDE_FILES if mark in name), None)
-    if role is not None and name.endswith((".gguf", ".dat")):
-        return role  # type: ignore[return-value]
-    return "model" if name.endswith(".gguf") else "other"
+    name = path.rpartition("/")[2]
+    role, ending = side_role_of(name), name.lower()
+    if role is not None and ending.endswith((".gguf", ".dat")):
+        return role
+    return "model" if ending.endswith(".gguf") else "other"
 
 
 def tag_of(stem: str, folder: str = "") -> str:
     """Return the quantisation that a file name (without part number and ending) or its folder names, "" for none."""
-    for text in (stem, folder.rpartition("/")[2]):
-        if match := _TAG.search(text):
-            return match[1].upper()
-    return ""
-
-
-def bits_of(tag: str) -> int:
-    """Return the bits of a weight that a tag such as "Q4_K_M" names, 0 where it names none."""
-    match = _BITS.search(tag)
-    return int(match[0]) if match else 0
+    return split_tag(stem)[1] or split_tag(folder.rpartition("/")[2])[1]

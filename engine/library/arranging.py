@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -30,11 +30,17 @@ class Wanted:
 ALL = Wanted()
 
 
+def by_name(models: Iterable[Listed]) -> tuple[Listed, ...]:
+    """Return `models` in the order of their names, which is that of the shelf."""
+    return tuple(sorted(models, key=lambda model: (model.sort_name, model.entry.key)))
+
+
 def arrange(models: Sequence[Listed], wanted: Wanted) -> tuple[Listed, ...]:
-    """Return what is wanted of `models`, in the wanted order; what cannot be told stands last."""
+    """Return what is wanted of `models` (`by_name`), in the wanted order; what cannot be told stands last."""
+    if wanted == ALL:
+        return tuple(models)
     words = wanted.text.casefold().split()
     kept = [model for model in models if _is_wanted(model, wanted, words)]
-    kept.sort(key=lambda model: (model.sort_name, model.entry.key))
     if wanted.order != "name":
         kept.sort(key=_KEYS[wanted.order])
         last = [model for model in kept if _KEYS[wanted.order](model)[0]]

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
 from engine.library.census import Census, FoundFile
 from engine.library.facts import Facts
 
@@ -53,7 +55,9 @@ def compare(before: Census, after: Census, facts: Mapping[Path, Facts], marks: M
 
 def with_missing(after: Census, changes: Changes) -> Census:
     """Return a look at the stores with what is missing still listed."""
-    return replace(after, files=(*after.files, *(replace(file, is_missing=True) for file in changes.missing)))
+    return replace(
+        after, files=(*after.files, *(msgspec.structs.replace(file, is_missing=True) for file in changes.missing))
+    )
 
 
 def _phrase(sentences: list[str]) -> str:

@@ -165,7 +165,7 @@ def _lines(model: Listed) -> Iterable[str]:
             words += [fit_words(fit), speed_words(fit)]
         yield "  " + "  ".join(filter(None, words)).rstrip()
         for copy in each.copies:
-            owner = f" ({copy.first.store.owner})" if copy.first.store.owner else ""
+            owner = f" ({copy.first.store.label})" if copy.first.store.label else ""
             yield f"    {copy.path}{owner}"
     for side in model.entry.side_files:
         yield f"  {side.role}: {side.file.path}"

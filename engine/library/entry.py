@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
+import msgspec
+
+from engine.gguf.file_names import bits_of
 from engine.library.capabilities import CAPABILITIES
 from engine.library.census import FoundFile
 from engine.library.facts import Facts
-from engine.library.names import Role, bits_of
+from engine.library.names import Role
 
 _USUAL_TAGS = ("Q4_K_M", "Q8_0")
 """What is proposed of several quantisations, as llama.cpp does."""
 
 
-@dataclass(frozen=True)
-class Copy:
+class Copy(msgspec.Struct, frozen=True, gc=False):
     """One model on disk: its parts in order. `missing` are the numbers, from 1, of parts that are not there."""
 
     parts: tuple[FoundFile, ...]
     missing: tuple[int, ...] = ()
 
-    @cached_property
+    @property
     def first(self) -> FoundFile:
         return self.parts[0]
 
@@ -36,7 +36,7 @@ class Copy:
     def paths(self) -> tuple[Path, ...]:
         return tuple(part.path for part in self.parts)
 
-    @cached_property
+    @property
     def size_bytes(self) -> int:
         return sum(part.size_bytes for part in self.parts)
 
@@ -45,8 +45,7 @@ class Copy:
         return self.first.is_missing
 
 
-@dataclass(frozen=True)
-class SideFile:
+class SideFile(msgspec.Struct, frozen=True, gc=False):
     """What lies beside a model: a projector, a draft model, an adapter, an importance matrix."""
 
     role: Role
@@ -58,8 +57,7 @@ class SideFile:
         return self.file.parsed.tag
 
 
-@dataclass(frozen=True)
-class Quantisation:
+class Quantisation(msgspec.Struct, frozen=True, gc=False):
     """One quantisation of a model. `copies`: where it lies, the same content as far as size and name tell."""
 
     label: str
@@ -87,20 +85,16 @@ class Quantisation:
         return "" if self.facts is None else self.facts.error
 
 
-@dataclass(frozen=True)
-class Entry:
-    """One model. `quantisations` from the smallest to the largest; `title` as its name or its store has it."""
+class Entry(msgspec.Struct, frozen=True, gc=False):
+    """One model. `quantisations` from the smallest to the largest; `title` as its name or its store has it. `key`: what
+    it is known by as long as its files stay where they are."""
 
     title: str
+    key: str
     quantisations: tuple[Quantisation, ...]
     side_files: tuple[SideFile, ...] = ()
 
-    @cached_property
-    def key(self) -> str:
-        """What an entry is known by as long as its files stay where they are."""
-        return min(f"{copy.path} {copy.first.name}" for each in self.quantisations for copy in each.copies)
-
-    @cached_property
+    @property
     def proposed(self) -> Quantisation:
         """The quantisation that is opened unless another is chosen."""
         sound = [each for each in self.quantisations if not each.fault] or list(self.quantisations)
@@ -110,19 +104,19 @@ class Entry:
                     return each
         return sound[0]
 
-    @cached_property
+    @property
     def facts(self) -> Facts | None:
         """What a header tells of the model, None as long as none was read."""
         return next(
             (each.facts for each in self.quantisations if each.facts is not None and not each.facts.error), None
         )
 
-    @cached_property
+    @property
     def owners(self) -> tuple[str, ...]:
         """Whose stores it lies in, or which folders."""
         return tuple(dict.fromkeys(copy.first.store.words for each in self.quantisations for copy in each.copies))
 
-    @cached_property
+    @property
     def capabilities(self) -> tuple[str, ...]:
         """What it can do, with a projector beside it."""
         found = set(self.facts.capabilities) if self.facts is not None else set()
@@ -131,12 +125,12 @@ class Entry:
                 found |= set(side.facts.capabilities) if side.facts is not None else {"images"}
         return tuple(name for name in CAPABILITIES if name in found)
 
-    @cached_property
+    @property
     def size_bytes(self) -> int:
         """What the proposed quantisation takes on disk."""
         return self.proposed.size_bytes
 
-    @cached_property
+    @property
     def search_text(self) -> str:
         """What a search looks at, in small letters."""
         words = [self.title, *self.owners, *(each.label for each in self.quantisations)]

@@ -13,7 +13,7 @@ import msgspec
 from engine.errors import ModelFileError
 from engine.gguf.byte_source import open_source
 from engine.gguf.file_type import mix_name
-from engine.gguf.header import FileHeader, read_header
+from engine.gguf.header import FileHeader, skim_header
 from engine.gguf.model_file import MetadataValue
 from engine.gguf.quoting import clean
 from engine.library.capabilities import capabilities_of
@@ -31,8 +31,8 @@ class Facts(msgspec.Struct, frozen=True, omit_defaults=True):
     """What a header says; None where it does not. `kind` is what the file is, whatever its name.
 
     `widths`: lengths that a side file's tensors have, to be compared with the width of a model. `n_blocks`: layers that
-    the tensors speak of. `tokenizer`: kind and rules of the vocabulary. `error`: why it cannot be read, else empty.
-    `fingerprint`: the same for the same content, under any name; from size and both ends of the file.
+    the tensors of a side file speak of. `tokenizer`: kind and rules of the vocabulary. `error`: why it cannot be read,
+    else empty. `fingerprint`: the same for the same content, under any name; from size and both ends of the file.
     """
 
     kind: Role = "other"
@@ -69,23 +69,12 @@ def read_facts(paths: tuple[Path, ...]) -> Facts:
     return _facts(headers, role, fingerprint(first))
 
 
-def read_many(
-    wanted: Iterable[tuple[Path, ...]], take: Callable[[tuple[Path, ...], Facts], None], go_on: Callable[[], bool]
-) -> None:
-    """Read the facts of several models, some at a time, and hand each to `take` in this thread.
-
-    `go_on` is asked before each: where it says no, what is left is not read.
-    """
-
-    def read(paths: tuple[Path, ...]) -> Facts | None:
-        return read_facts(paths) if go_on() else None
-
+def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[int, Facts], None]) -> None:
+    """Read the facts of several models, some at a time, and hand each to `take` in this thread, by its number."""
     with ThreadPoolExecutor(READERS, thread_name_prefix="header") as pool:
-        pending = {pool.submit(read, paths): paths for paths in wanted}
+        pending = {pool.submit(read_facts, paths): number for number, paths in wanted}
         for done in as_completed(pending):
-            facts = done.result()
-            if facts is not None:
-                take(pending[done], facts)
+            take(pending[done], done.result())
 
 
 def fingerprint(path: Path) -> str:
@@ -104,7 +93,7 @@ def fingerprint(path: Path) -> str:
 
 def _header(path: Path, index: int) -> FileHeader:
     with open_source(path) as source:
-        return read_header(source, file_index=index)
+        return skim_header(source, file_index=index)
 
 
 def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
@@ -130,7 +119,7 @@ def _facts(headers: list[FileHeader], role: Role, mark: str) -> Facts:
         capabilities=capabilities_of(metadata, architecture),
         tokenizer=f"{_text(metadata, 'tokenizer.ggml.model')} {_text(metadata, 'tokenizer.ggml.pre')}".strip(),
         widths=tuple(sorted(set(_widths(kind, headers[0])))) if kind in ("projector", "adapter") else (),
-        n_blocks=_n_blocks(headers),
+        n_blocks=_n_blocks(headers) if kind in ("adapter", "imatrix") else None,
         license=_text(metadata, "general.license"),
         error=error,
         fingerprint=mark,

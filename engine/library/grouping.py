@@ -8,13 +8,15 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from engine.gguf.file_names import split_tag
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation, SideFile
 from engine.library.facts import Facts
-from engine.library.names import Role, normal, split_tag
+from engine.library.names import Role, normal
 from engine.library.pairing import pair
 
 FactsOf = Mapping[Path, Facts]
@@ -114,7 +116,8 @@ def _entry(copies: Sequence[Copy], facts: FactsOf) -> Entry:
         for (label, _), members in alike.items()
     ]
     quantisations.sort(key=lambda each: (each.size_bytes, each.label, str(each.copy.path)))
-    return Entry(base_of(min(copies, key=_preference).first), tuple(quantisations))
+    key = min(f"{copy.path} {copy.first.name}" for copy in copies)
+    return Entry(base_of(min(copies, key=_preference).first), key, tuple(quantisations))
 
 
 def _first_facts(copies: Sequence[Copy], facts: FactsOf) -> Facts | None:

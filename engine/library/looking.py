@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from engine.cancellation import CancelToken
+from engine.library.arranging import by_name
 from engine.library.census import Census, FoundFile
 from engine.library.changes import Changes, compare, with_missing
+from engine.library.children import read_headers
 from engine.library.errors import LibraryError
-from engine.library.facts import Facts, fingerprint, read_many
+from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.grouping import FactsOf, group, join_parts
 from engine.library.index import LibraryIndex, State
@@ -55,9 +58,9 @@ def unread(census: Census, facts: FactsOf) -> tuple[tuple[Path, ...], ...]:
 
 def read_facts_of(
     census: Census,
-    wanted: Iterable[tuple[Path, ...]],
+    wanted: Sequence[tuple[Path, ...]],
     tell: Callable[[Path, Facts], None],
-    go_on: Callable[[], bool] = lambda: True,
+    token: CancelToken,
 ) -> dict[Path, tuple[State, Facts]]:
     """Read headers and return what is to be kept of them; `tell` is told each in this thread."""
     states = {file.path: file.state for file in census.files}
@@ -67,18 +70,15 @@ def read_facts_of(
         found[paths[0]] = (states[paths[0]], facts)
         tell(paths[0], facts)
 
-    read_many(wanted, take, go_on)
+    read_headers(wanted, take, token)
     return found
 
 
 def list_models(
     files: Sequence[FoundFile], facts: FactsOf, notes: Mapping[str, Notes], fits: Mapping[str, Fit]
 ) -> tuple[Listed, ...]:
-    """Return the rows of the list, with what a window asks of them at every key worked out."""
-    models = tuple(listed(entry, notes, fits) for entry in group(files, facts))
-    for model in models:
-        model.prepare()
-    return models
+    """Return the rows of the list by name."""
+    return by_name(listed(entry, notes, fits) for entry in group(files, facts))
 
 
 def check_folder(path: Path) -> Path:

@@ -81,8 +81,8 @@ def _nearest_entries(file: FoundFile, neighbourhoods: Mapping[Place, list[int]])
 
 def place_of(file: FoundFile) -> Place:
     """Return where a file lies."""
-    root = file.store.root
-    return root, file.path.parent.relative_to(root).parts if file.path.is_relative_to(root) else ()
+    root, folder = file.store.root, file.path.parent
+    return root, folder.relative_to(root).parts if folder.is_relative_to(root) else ()
 
 
 def names_agree(side_base: str, title: str) -> bool:

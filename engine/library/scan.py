@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from contextlib import suppress
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from engine.gguf.parts import parse_part_name
 from engine.library.census import Census, FoundFile, Problem, found_file
 from engine.library.ollama import scan_ollama
 from engine.library.stores import Store
-from engine.library.walking import Walk
+from engine.library.walking import Walk, is_text
 
 _REPOSITORY = re.compile(r"models--(.+?)--(.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -37,6 +41,7 @@ def is_stale(census: Census) -> bool:
     except OSError:
         return True
     known = {folder for folder, _ in census.folders}
+    known |= {str(file.path) for file in census.files if not file.is_missing}
     if any(_has_appeared(store, known) for store in census.stores):
         return True
     return any(not file.is_missing and not _is_as_found(file) for file in census.files)
@@ -44,7 +49,8 @@ def is_stale(census: Census) -> bool:
 
 def _has_appeared(store: Store, known: set[str]) -> bool:
     root = store.root / "manifests" if store.kind == "ollama" else store.root
-    return str(root) not in known and os.access(root, os.R_OK | os.X_OK)
+    mode = os.R_OK if store.kind == "opened" else os.R_OK | os.X_OK
+    return str(root) not in known and os.access(root, mode)
 
 
 def _is_as_found(file: FoundFile) -> bool:
@@ -61,6 +67,8 @@ def _files(store: Store, walk: Walk) -> Iterator[FoundFile]:
             yield from scan_ollama(store, walk)
         case "huggingface":
             yield from _hub_files(store, walk)
+        case "opened":
+            yield from _opened_files(store)
         case "llama_cpp":
             # The same layout since 2026, flat files before.
             yield from _hub_files(store, walk)
@@ -75,6 +83,15 @@ def _plain_files(store: Store, walk: Walk) -> Iterator[FoundFile]:
         # publisher/model/file in LM Studio's store; elsewhere the last folder may name the model.
         title = "/".join(within[:2]) if store.kind == "lm_studio" else "".join(within[-1:])
         yield found_file(path, state, store, path.name, title)
+
+
+def _opened_files(store: Store) -> Iterator[FoundFile]:
+    part = parse_part_name(store.root.name)
+    for path in (store.root,) if part is None else part.paths(store.root.parent):
+        with suppress(OSError):
+            state = path.stat()
+            if stat.S_ISREG(state.st_mode) and is_text(str(path)):
+                yield found_file(path, state, store, path.name, path.parent.name)
 
 
 def _hub_files(store: Store, walk: Walk) -> Iterator[FoundFile]:

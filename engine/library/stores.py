@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama"]
+import msgspec
 
+StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama", "opened"]
+
+_OPENED = "Opened"
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama's own installer for Linux has the service keep them."""
 
 
-@dataclass(frozen=True, slots=True)
-class Store:
-    """A place with models. `owner` is whose it is, for sentences; empty for folders that people added."""
+class Store(msgspec.Struct, frozen=True, gc=False):
+    """A place with models. `owner` is whose it is, for sentences; empty for folders that people added.
+
+    What was only opened is a store of its own: `root` is the file, the first one of several parts.
+    """
 
     kind: StoreKind
     root: Path
@@ -24,17 +28,27 @@ class Store:
     @property
     def is_ours(self) -> bool:
         """Whether people put the files there themselves."""
-        return self.kind == "folder"
+        return self.kind in ("folder", "opened")
+
+    @property
+    def label(self) -> str:
+        """Whose it is, or how it came to be known, for people; empty for folders that people added."""
+        return _OPENED if self.kind == "opened" else self.owner
 
     @property
     def words(self) -> str:
-        """Whose it is, or which folder, for people."""
-        return self.owner or str(self.root)
+        """The same, or which folder."""
+        return self.label or str(self.root)
 
 
 def folder_stores(folders: Iterable[Path]) -> tuple[Store, ...]:
     """Return the stores of folders that people added."""
     return tuple(Store("folder", folder) for folder in folders)
+
+
+def opened_stores(paths: Iterable[Path]) -> tuple[Store, ...]:
+    """Return the stores of models that people opened, wherever they are."""
+    return tuple(Store("opened", path) for path in paths)
 
 
 def known_stores(environment: Mapping[str, str], home: Path) -> tuple[Store, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from engine.gguf.quoting import quote
 from engine.library.names import is_wanted
 
 MAX_DEPTH = 12
@@ -38,6 +39,9 @@ class Walk:
             names = {entry.name for entry in entries}
             for entry in entries:
                 if entry.name.startswith("."):
+                    continue
+                if not is_text(entry.name):
+                    self.problems.append(f"{folder} has a name that is no text; rename {quote(entry.name)}.")
                     continue
                 try:
                     if is_wanted(entry.name):
@@ -84,6 +88,11 @@ class Walk:
     def _refuse(self, folder: str, error: OSError) -> None:
         reason = "may not be read; ask for its permissions" if isinstance(error, PermissionError) else error.strerror
         self.problems.append(f"{folder}: {reason}.")
+
+
+def is_text(name: str) -> bool:
+    """Return whether a name can be kept and shown: on this system names may be any bytes."""
+    return name.isascii() or not any("\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def _is_regular(state: os.stat_result) -> bool:

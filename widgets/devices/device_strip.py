@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from engine.devices.device import Device
 from engine.plan.report import DeviceRow
+from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
 from widgets.devices.device_line import HEIGHT_PX, DeviceLine
@@ -47,6 +48,7 @@ class DeviceStrip(QWidget):
         self._palette = DARK
         self._cards: dict[str, DeviceCard] = {}
         self._is_compact = False
+        self._links: dict[str, Link] = {}
         self._row = QHBoxLayout()
         self._row.setContentsMargins(0, 0, 0, 0)
         self._row.setSpacing(8)
@@ -59,6 +61,7 @@ class DeviceStrip(QWidget):
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
         self._scroll.setAccessibleName("Devices")
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its cards have buttons, and bring themselves into sight
         self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setWidget(content)
@@ -120,6 +123,12 @@ class DeviceStrip(QWidget):
         for device_id, card in self._cards.items():
             card.set_row(by_id.get(device_id))
 
+    def set_links(self, links: Mapping[str, Link]) -> None:
+        """Show how far away workers are, by device id."""
+        self._links = dict(links)
+        for device_id, card in self._cards.items():
+            card.set_link(self._links.get(device_id))
+
     def set_alerts(self, alerts: Mapping[str, CardAlert]) -> None:
         """Show these alerts by device id, and none on the other cards."""
         for device_id, card in self._cards.items():
@@ -153,6 +162,7 @@ class DeviceStrip(QWidget):
         card = DeviceCard(device, self)
         card.apply_palette(self._palette)
         card.plot.setVisible(not self._is_compact)
+        card.set_link(self._links.get(device.id))
         card.limits_requested.connect(self._on_limits_requested)
         card.remove_requested.connect(self.remove_requested)
         return card

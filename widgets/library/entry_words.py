@@ -128,7 +128,7 @@ def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
     """Return where a quantisation lies, each copy with its owner and number of parts."""
     lines = []
     for copy in quantisation.copies:
-        owner = f"{copy.first.store.owner}: " if copy.first.store.owner else ""
+        owner = f"{copy.first.store.label}: " if copy.first.store.label else ""
         parts = f" and {len(copy.parts) - 1} more parts" if len(copy.parts) > 1 else ""
         lines.append(f"{owner}{copy.path}{parts}")
     return tuple(lines)

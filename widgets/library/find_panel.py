@@ -13,6 +13,7 @@ from PySide6.QtWidgets import (
     QHeaderView,
     QPushButton,
     QSplitter,
+    QStackedWidget,
     QTreeWidget,
     QTreeWidgetItem,
     QVBoxLayout,
@@ -32,6 +33,7 @@ _ORDERS = (
     ("trending", "Trending"), ("downloads", "Most downloads"), ("likes", "Most likes"), ("updated", "Latest change"),
 )  # fmt: skip
 _CACHE = "Hugging Face cache"
+_TO_CARD, _TO_FILES = "Model card", "Quantisations"
 
 
 class FindPanel(QWidget):
@@ -40,6 +42,7 @@ class FindPanel(QWidget):
     search_requested = Signal(SearchWish)
     repo_chosen = Signal(str)
     download_requested = Signal(DownloadWish)
+    card_requested = Signal()
     more_requested = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
@@ -54,8 +57,11 @@ class FindPanel(QWidget):
         self.message_label = plain_label("", "dim", wrap=True)
         self.results = _table("Repositories", ["Repository", "Weights", "Downloads", "Changed"])
         self.repo_label = ElidedLabel("", "title")
+        self.card_button = QPushButton(_TO_CARD)
+        self._card: QWidget | None = None
         self.why_label = plain_label("", "dim", wrap=True)
         self.offered = _table("Quantisations on offer", ["Quantisation", "Size", "On this rig", "Predicted"])
+        self._side = QStackedWidget()
         self.folder_box = QComboBox()
         self.download_button = QPushButton("Download")
         self.downloads = DownloadRows()
@@ -106,12 +112,20 @@ class FindPanel(QWidget):
             self.offered.addTopLevelItem(item)
             if each.is_best:
                 self.offered.setCurrentItem(item)
+        self.card_button.setChecked(False)
+        self.card_button.setVisible(repo is not None)
         has_rows = repo is not None and bool(repo.rows)
         if has_rows and not self.offered.currentIndex().isValid():
             self.offered.setCurrentIndex(self.offered.model().index(0, 0))
         for widget in (self.offered, self.folder_box, self.download_button):
             widget.setVisible(has_rows)
         self._paint()
+
+    def set_card(self, card: QWidget) -> None:
+        """Take the widget that shows cards in the place of what a repository offers."""
+        self._card = card
+        self._side.addWidget(card)
+        self._side.setCurrentIndex(self.card_button.isChecked())
 
     def set_folders(self, folders: Sequence[Path]) -> None:
         """Offer these folders beside the cache to download into."""
@@ -143,7 +157,15 @@ class FindPanel(QWidget):
             folder = self.folder_box.currentData()
             self.download_requested.emit(DownloadWish(repo.repo, repo.rows[row].name, folder))
 
+    def _toggle_card(self, wanted: bool) -> None:
+        self.card_button.setText(_TO_FILES if wanted else _TO_CARD)
+        if wanted:
+            self.card_requested.emit()
+        if self._card is not None:
+            self._side.setCurrentIndex(wanted)
+
     def _connect(self) -> None:
+        self.card_button.toggled.connect(self._toggle_card)
         self.search_edit.returnPressed.connect(self._search)
         self.search_edit.left_down.connect(self.results.setFocus)
         self.search_button.clicked.connect(self._search)
@@ -162,6 +184,9 @@ class FindPanel(QWidget):
         self.order_box.setAccessibleName("Order of what is found")
         self.folder_box.setAccessibleName("Where to")
         self.download_button.setProperty("role", "primary")
+        self.card_button.setCheckable(True)
+        self.card_button.setProperty("role", "flat")
+        self.card_button.setToolTip("What the repository says of itself")
         self.more_button.setProperty("role", "flat")
         self.more_button.setToolTip("Work offline, access token, mirror")
         heading = QHBoxLayout()
@@ -169,22 +194,11 @@ class FindPanel(QWidget):
         heading.addWidget(self.search_edit, 1)
         for widget in (self.order_box, self.search_button, self.more_button):
             heading.addWidget(widget)
-        side = QWidget()
-        column = QVBoxLayout(side)
-        column.setContentsMargins(16, 0, 0, 0)
-        column.setSpacing(8)
-        column.addWidget(self.repo_label)
-        column.addWidget(self.why_label)
-        column.addWidget(self.offered, 1)
-        buttons = QHBoxLayout()
-        buttons.addWidget(self.folder_box, 1)
-        buttons.addWidget(self.download_button)
-        column.addLayout(buttons)
-        column.addStretch(0)
         splitter = QSplitter(Qt.Orientation.Horizontal)
+        splitter.setAccessibleName("What is found and what it offers")
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self.results)
-        splitter.addWidget(side)
+        splitter.addWidget(self._build_side())
         splitter.setSizes([600, 520])
         outer = QVBoxLayout(self)
         outer.setContentsMargins(0, 0, 0, 0)
@@ -194,6 +208,31 @@ class FindPanel(QWidget):
         outer.addWidget(splitter, 1)
         outer.addWidget(self.downloads)
         self.message_label.hide()
+
+    def _build_side(self) -> QWidget:
+        """Return what is shown of the repository that is chosen."""
+        side = QWidget()
+        column = QVBoxLayout(side)
+        column.setContentsMargins(16, 0, 0, 0)
+        column.setSpacing(8)
+        title = QHBoxLayout()
+        title.addWidget(self.repo_label, 1)
+        title.addWidget(self.card_button)
+        column.addLayout(title)
+        offer = QWidget()
+        offered_column = QVBoxLayout(offer)
+        offered_column.setContentsMargins(0, 0, 0, 0)
+        offered_column.setSpacing(8)
+        offered_column.addWidget(self.why_label)
+        offered_column.addWidget(self.offered, 1)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.folder_box, 1)
+        buttons.addWidget(self.download_button)
+        offered_column.addLayout(buttons)
+        offered_column.addStretch(0)
+        self._side.addWidget(offer)
+        column.addWidget(self._side, 1)
+        return side
 
 
 def _table(name: str, columns: list[str]) -> QTreeWidget:

@@ -41,6 +41,16 @@ class ShownRepo:
 
 
 @dataclass(frozen=True, slots=True)
+class ShownCard:
+    """A repository's card: a small table of facts, Markdown, and a note for people, such as why there is no text."""
+
+    repo: str
+    facts: tuple[tuple[str, str], ...]
+    text: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class JobRow:
     """A download: `fraction` 0 to 1, None unknown; which of pause, resume and begin anew make sense."""
 

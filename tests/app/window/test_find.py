@@ -16,7 +16,18 @@ from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from tests.support.hub_server import Fault, HubServer, Repo, hub_server
 from tests.support.models import write_tiny_llama
+from widgets.common.elided_label import ElidedLabel
+from widgets.library.card_view import CardView
 from widgets.library.find_panel import FindPanel
+
+CARD = """---
+license: apache-2.0
+base_model: [org/Ada]
+---
+# Ada
+
+**Small.** ![a picture](https://192.0.2.1/x.png) <img src="https://192.0.2.1/y.png">
+"""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +45,7 @@ def hub(files: dict[str, bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
     for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN", "HF_HUB_OFFLINE"):
         monkeypatch.delenv(name, raising=False)
-    with hub_server(Repo("org/Ada-GGUF", {**files}), Repo("org/Empty", {"README.md": b"x"})) as server:
+    with hub_server(Repo("org/Ada-GGUF", {**files}, card=CARD), Repo("org/Empty", {"README.md": b"x"})) as server:
         monkeypatch.setenv("HF_ENDPOINT", server.url)
         yield server
 
@@ -112,7 +123,23 @@ def test_what_goes_wrong_is_said(window: WindowParts, qtbot: QtBot) -> None:
     panel.search_edit.setText("org/none")
     QTest.keyClick(panel.search_edit, Qt.Key.Key_Return)
     qtbot.waitUntil(lambda: "org/none" in panel.message_label.text() and "…" not in panel.message_label.text())
-    window.desk.finder.set_offline(True)
+    window.desk.finder.access.set_offline(True)
     panel.search_button.click()
     qtbot.waitUntil(lambda: "offline" in panel.message_label.text())
-    assert window.desk.finder.kept.offline
+    assert window.desk.finder.access.kept.offline
+
+
+def test_the_card_is_shown_and_nothing_else_is_fetched(window: WindowParts, hub: HubServer, qtbot: QtBot) -> None:
+    panel = choose_ada(window, qtbot)
+    n_asked = len(hub.asked)
+    panel.card_button.click()
+    (card,) = panel.findChildren(CardView)
+    qtbot.waitUntil(lambda: "Small." in card.text_view.toPlainText())
+    assert card.isVisible()
+    assert not panel.offered.isVisible()
+    assert [label.text() for label in card.findChildren(ElidedLabel)] == ["apache-2.0", "org/Ada"]
+    assert "[picture: a picture]" in card.text_view.toPlainText()
+    assert [asked.path for asked in hub.asked[n_asked:]] == [f"/org/Ada-GGUF/resolve/{'c' * 40}/README.md"]
+    panel.card_button.click()
+    assert panel.offered.isVisible()
+    assert not card.isVisible()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.downloads.connections import Span, SpanPlan, Trial
+from engine.downloads.connections import MAX_SPAN_BYTES, Span, SpanPlan, Trial
 from engine.downloads.ranges import Ranges, add_range, first_gap
 from engine.downloads.rate import RateMeter
 
@@ -36,6 +36,18 @@ def test_whatever_connections_come_and_go_every_byte_is_fetched_once(
             open_spans.remove(span)
     assert first_gap(done, size) is None
     assert fetched == size
+
+
+def test_no_request_is_larger_than_the_hub_answers() -> None:
+    size, plan = 100 << 30, SpanPlan(256 << 20)
+    done: Ranges = ()
+    spans = []
+    while (span := plan.take(done, size, 1)) is not None:
+        assert span.end is not None
+        spans.append((span.at, span.end))
+        done = add_range(done, span.at, span.end)
+        plan.release(span)
+    assert [end - first for first, end in spans] == [MAX_SPAN_BYTES] * 3 + [4 << 30]
 
 
 def test_a_file_of_unknown_size_has_one_connection() -> None:
@@ -87,3 +99,16 @@ def test_no_time_is_told_while_the_rate_is_not_steady() -> None:
     for second in range(10):
         stuck.add(float(second), 100)
     assert (stuck.bytes_per_second, stuck.left_s(100)) == (0, None)
+
+
+def test_a_line_that_trickles_is_told_as_slow_as_it_is() -> None:
+    meter = RateMeter()
+    done_bytes = 0
+    for half_second in range(60):
+        done_bytes += 90 if half_second % 6 == 0 else 0
+        meter.add(half_second / 2, done_bytes)
+    rate = meter.bytes_per_second
+    assert rate is not None
+    assert 27 <= rate <= 36
+    left_s = meter.left_s(3000)
+    assert left_s is None or 80 < left_s < 120

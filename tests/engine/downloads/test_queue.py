@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -11,6 +11,7 @@ import pytest
 
 from engine.downloads.job import Job, hub_job
 from engine.downloads.queue import DownloadQueue
+from engine.downloads.retry import PAUSES_S, Retries
 from engine.downloads.view import JobState, JobView
 from engine.hub.client import list_repo
 from engine.hub.settings import hub_settings
@@ -52,10 +53,11 @@ class Seen:
 
 
 @contextmanager
-def _queue(path: Path, **options: object) -> Iterator[tuple[DownloadQueue, Seen]]:
+def _queue(path: Path, network: Sequence[str] = (), **options: object) -> Iterator[tuple[DownloadQueue, Seen]]:
     seen = Seen()
     template = order_of(**{"tries": 2, **options})  # type: ignore[arg-type]
-    found = DownloadQueue(path, seen.take, template=template, token_of=lambda _: "hf_right")
+    retries = Retries(lambda: tuple(network), clock=lambda: 0.0, look_every_s=0.05)
+    found = DownloadQueue(path, seen.take, template=template, token_of=lambda _: "hf_right", retries=retries)
     try:
         yield found, seen
     finally:
@@ -143,6 +145,27 @@ def test_what_goes_wrong_pauses_with_its_reason_and_the_next_begins(server: HubS
         downloads.add(one)
         seen.wait_for_state("a", JobState.DONE)
         assert len(seen.last) == 2, "the same files are one job"
+
+
+def test_a_server_that_is_not_reached_is_tried_again_once_the_network_is_another(
+    server: HubServer, tmp_path: Path
+) -> None:
+    job, network = _job(server, "a", tmp_path), ["one"]
+    server.faults.extend([Fault("cut", 64 * KIB), Fault("broken"), Fault("broken")])
+    with _queue(tmp_path / "queue.json", network) as (downloads, seen):
+        downloads.add(job)
+        view = seen.wait_for_state("a", JobState.PAUSED)
+        assert (view.retry_s, "503" in view.reason) == (PAUSES_S[0], True)
+    with _queue(tmp_path / "queue.json", network) as (downloads, seen):
+        assert seen.wait_for_state("a", JobState.PAUSED).retry_s == PAUSES_S[0], "after the next start as well"
+        downloads.pause("a")
+        seen.wait_for(lambda views: bool(views) and views[0].retry_s is None)
+        server.faults.extend([Fault("broken"), Fault("broken")])
+        downloads.resume("a")
+        seen.wait_for(lambda views: views[0].retry_s is not None)
+        server.faults.clear()
+        network.append("two")
+        seen.wait_for_state("a", JobState.DONE)
 
 
 def test_a_changed_file_waits_for_an_answer(server: HubServer, tmp_path: Path) -> None:

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from engine.errors import ArgumentError
-from engine.hub.client import list_repo, model_card, search_models, without_front_matter
+from engine.hub.card import fetch_card
+from engine.hub.client import list_repo, search_models
 from engine.hub.errors import HubError
 from engine.hub.found import SearchQuery
 from engine.hub.settings import HubSettings, hub_settings
@@ -49,11 +50,6 @@ def test_a_listing_names_commit_hashes_and_sizes(hub: HubSettings) -> None:
     assert [file.path for file in listing.projectors] == ["mmproj-F16.gguf"]
 
 
-def test_the_card_comes_without_its_settings(hub: HubSettings) -> None:
-    assert model_card(REPO, hub) == "# Small"
-    assert without_front_matter("no settings\n---\n") == "no settings\n---\n"
-
-
 def test_the_token_goes_with_the_question_and_is_not_sent_on(server: HubServer, hub: HubSettings) -> None:
     assert list_repo("org/gated", hub, "hf_right").gated
     assert {asked.token for asked in server.asked} == {"hf_right"}
@@ -87,7 +83,7 @@ def test_a_hub_that_is_not_reached() -> None:
 def test_offline_asks_nobody(server: HubServer) -> None:
     hub = hub_settings(environment={"HF_ENDPOINT": server.url, "HF_HUB_OFFLINE": "1"})
     server.asked.clear()
-    for ask in (lambda: search_models(SearchQuery(), hub), lambda: model_card(REPO, hub)):
+    for ask in (lambda: search_models(SearchQuery(), hub), lambda: fetch_card(REPO, hub)):
         with pytest.raises(HubError, match="offline"):
             ask()
     assert server.asked == []

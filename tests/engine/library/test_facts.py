@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 from engine.gguf.reader import read_model
-from engine.library.facts import fingerprint, read_facts, read_many
+from engine.library.facts import fingerprint, read_facts
 from tests.support.models import write_tiny_encoder, write_tiny_llama, write_tiny_moe
 from tests.support.side_models import write_tiny_lora, write_tiny_projector
-from tests.support.stores import adapter_bytes, model_bytes, projector_bytes, put
+from tests.support.stores import model_bytes, put
 
 _TEMPLATE = "{% if tools %}{{ tools }}{% endif %}<think>{{ messages }}"
 
@@ -71,16 +71,3 @@ def test_the_fingerprint_follows_the_content(tmp_path: Path) -> None:
     first, second = put(tmp_path / "a.gguf", model_bytes()), put(tmp_path / "b/c.gguf", model_bytes())
     other = put(tmp_path / "d.gguf", model_bytes()[:-1] + b"\1")
     assert fingerprint(first) == fingerprint(second) != fingerprint(other)
-
-
-def test_many_are_read_until_nobody_waits(tmp_path: Path) -> None:
-    paths = [(put(tmp_path / f"{number}.gguf", content),) for number, content in enumerate(
-        [model_bytes(), projector_bytes(), adapter_bytes(), b"x"] * 5
-    )]  # fmt: skip
-    found: dict[Path, str] = {}
-    read_many(paths, lambda each, facts: found.__setitem__(each[0], facts.kind), lambda: True)
-    assert [found[path] for (path,) in paths[:4]] == ["model", "projector", "adapter", "model"]
-    assert len(found) == 20
-    found.clear()
-    read_many(paths, lambda each, facts: found.__setitem__(each[0], facts.kind), lambda: False)
-    assert found == {}

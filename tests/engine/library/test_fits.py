@@ -12,21 +12,22 @@ from hypothesis import strategies as st
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.strategies.constraints import NO_CONSTRAINTS
-from engine.fit.strategies.speeds import Speeds
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.library.arranging import ALL, ORDERS, Order, Wanted, arrange
+from engine.library.children import plan_models
 from engine.library.facts import read_facts
 from engine.library.fit import Fit, fit_words, place_words, speed_words
 from engine.library.fitting import find_fit
 from engine.library.grouping import group, join_parts
 from engine.library.listed import Listed, listed, marks_of
 from engine.library.notes import Notes
-from engine.library.planning import jobs, plan_all
+from engine.library.planning import jobs
 from engine.library.scan import scan
 from engine.library.settled import rig_key, settled_rig
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
+from engine.speed.speeds import Speeds
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.stores import model_bytes, put
@@ -111,7 +112,7 @@ def test_a_whole_list_is_planned_once(tmp_path: Path) -> None:
         if len(found) == 2:
             token.cancel()
 
-    plan_all(wanted, RIG, "fewest", NO_CONSTRAINTS, tell, token)
+    plan_models(wanted, RIG, "fewest", NO_CONSTRAINTS, tell, token)
     assert len(found) == 2
     assert [path.name for _, path in jobs(entries, found)] == ["Ada-Q8_0.gguf"]
     # These headers lack what a forecast needs: that is said, and not asked again.

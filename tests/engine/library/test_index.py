@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from engine.cancellation import CancelToken
 from engine.library.census import Census
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.fit import Fit
-from engine.library.index import SCHEMA_VERSION, LibraryIndex
+from engine.library.index import MAX_OPENED, SCHEMA_VERSION, LibraryIndex
 from engine.library.looking import check_folder, current_facts, look, read_facts_of, unread
 from engine.library.notes import NO_NOTES, KeptDocument, Notes, tags_of
 from engine.library.scan import scan
@@ -108,7 +109,7 @@ def test_headers_are_read_once(path: Path, tmp_path: Path) -> None:
     put(store.root / "b.gguf", model_bytes("b"))
     with closing(LibraryIndex(path)) as index:
         census, _ = look(index, [store])
-        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None))
+        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
         assert unread(census, current_facts(census, index.facts())) == ()
         file.write_bytes(model_bytes("longer name"))
         census, _ = look(index, [store])
@@ -123,7 +124,7 @@ def test_moved_gone_and_missing_are_told(path: Path, tmp_path: Path) -> None:
     with closing(LibraryIndex(path)) as index:
         census, changes = look(index, [own, foreign])
         assert changes.sentence() == ""
-        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None))
+        index.keep_facts(read_facts_of(census, unread(census, {}), lambda _path, _facts: None, CancelToken()))
         (own.root / "sub").mkdir()
         moved.rename(own.root / "sub/moved.gguf")
         lost.unlink()
@@ -152,3 +153,24 @@ def test_tags_and_folders_are_checked(tmp_path: Path) -> None:
         check_folder(put(tmp_path / "a", b"x"))
     with pytest.raises(LibraryError, match="choose another"):
         check_folder(tmp_path / "none")
+
+
+def test_what_was_opened_is_remembered_latest_first(path: Path) -> None:
+    with closing(LibraryIndex(path)) as index:
+        for number in range(MAX_OPENED + 3):
+            index.keep_opened(Path(f"/m/{number}.gguf"), float(number))
+        index.keep_opened(Path("/m/5.gguf"), 1e6)
+        index.forget_opened([Path(f"/m/{MAX_OPENED + 2}.gguf")])
+        found = index.opened()
+    assert found[:2] == (Path("/m/5.gguf"), Path(f"/m/{MAX_OPENED + 1}.gguf"))
+    assert len(found) == MAX_OPENED - 1
+
+
+def test_an_index_of_the_first_version_learns_what_is_opened(path: Path) -> None:
+    with closing(LibraryIndex(path)) as index:
+        index.keep_notes(["a"], Notes(text="kept"))
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DROP TABLE opened")
+    with closing(LibraryIndex(path)) as index:
+        assert index.opened() == ()
+        assert index.notes()["a"].text == "kept"

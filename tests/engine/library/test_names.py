@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.library.names import bits_of, is_wanted, normal, parse_name
+from engine.library.names import is_wanted, normal, parse_name
 
 
 @pytest.mark.parametrize(
@@ -59,8 +59,7 @@ def test_unfinished_downloads_are_no_models() -> None:
     assert not is_wanted("training.dat")
 
 
-def test_bits_and_comparing() -> None:
-    assert [bits_of(tag) for tag in ("Q4_K_M", "IQ2_XXS", "BF16", "UD-Q6_K", "")] == [4, 2, 16, 6, 0]
+def test_comparing() -> None:
     assert normal("Llama_3.2  1B") == normal("llama-3-2-1b")
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from engine.library.census import Census
 from engine.library.scan import is_stale, scan
-from engine.library.stores import Store, known_stores
+from engine.library.stores import Store, known_stores, opened_stores
 from engine.library.walking import MAX_DEPTH
 from tests.support.stores import model_bytes, projector_bytes, put, put_in_hub_cache, put_in_ollama
 
@@ -157,4 +157,21 @@ def test_a_look_is_stale_once_something_changes(tmp_path: Path) -> None:
     assert is_stale(census)
     census = scan([folder(tmp_path / "here"), folder(later)])
     path.unlink()
+    assert is_stale(census)
+
+
+def test_what_was_opened_is_listed_where_it_is(tmp_path: Path) -> None:
+    parts = [put(tmp_path / f"big-0000{number}-of-00002.gguf", b"x") for number in (1, 2)]
+    alone, elsewhere = put(tmp_path / "a.gguf", b"x"), put(tmp_path / "lm/p/m/b.gguf", b"x")
+    lm_studio = Store("lm_studio", tmp_path / "lm", "LM Studio")
+    census = scan([lm_studio, *opened_stores([parts[0], alone, elsewhere, tmp_path / "gone.gguf"])])
+    assert len(census.files) == 4
+    assert {file.path: file.store.words for file in census.files} == {
+        elsewhere: "LM Studio",
+        parts[0]: "Opened",
+        parts[1]: "Opened",
+        alone: "Opened",
+    }
+    assert not is_stale(census)
+    put(tmp_path / "gone.gguf", b"x")
     assert is_stale(census)

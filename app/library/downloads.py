@@ -1,0 +1,97 @@
+"""The queue of downloads in the window: opened when there is something in it, told in words."""
+
+from __future__ import annotations
+
+import secrets
+from typing import TYPE_CHECKING
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.library.hub_access import HubAccess
+from app.notices import Notices
+from app.paths import downloads_path
+from engine.errors import ArgumentError
+from widgets.library.find_values import DownloadWish
+
+if TYPE_CHECKING:
+    from engine.downloads.job import Job
+    from engine.downloads.queue import DownloadQueue
+    from engine.downloads.view import JobView
+    from engine.hub.listing import RepoListing
+
+
+class DownloadKeeper(QObject):
+    """Nothing here waits: the queue has a thread of its own."""
+
+    jobs_changed = Signal(object)  # tuple[JobRow, ...]
+    downloaded = Signal()
+
+    _told = Signal(object)  # tuple[JobView, ...]
+
+    def __init__(self, access: HubAccess, notices: Notices, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._access, self._notices = access, notices
+        self._done: frozenset[str] | None = None
+        self._queue: DownloadQueue | None = None
+        self._told.connect(self._on_told, Qt.ConnectionType.QueuedConnection)
+
+    def close(self) -> None:
+        """End what runs; it goes on the next time."""
+        if self._queue is not None:
+            self._queue.close()
+
+    def go_on(self) -> None:
+        """Go on with downloads that an earlier run has left."""
+        if downloads_path().is_file():
+            self._open_queue()
+
+    def download(self, wish: DownloadWish, listing: RepoListing) -> None:
+        """Put a quantisation of `listing` at the end of the queue."""
+        from engine.downloads.job import hub_job
+
+        try:
+            quantisation = next(each for each in listing.quantisations if each.name == wish.name)
+            self.add(hub_job(secrets.token_hex(8), listing, quantisation, self._access.settings, wish.folder))
+        except ArgumentError as error:
+            self._notices.tell(error)
+
+    def pause(self, job_id: str) -> None:
+        """Stop a download; what is here stays."""
+        self._open_queue().pause(job_id)
+
+    def resume(self, job_id: str) -> None:
+        """Let a download go on."""
+        self._open_queue().resume(job_id)
+
+    def restart(self, job_id: str) -> None:
+        """Begin a download anew whose file has changed."""
+        self._open_queue().resume(job_id, restart=True)
+
+    def remove(self, job_id: str) -> None:
+        """Take a download off the list, with what is here of unfinished files."""
+        self._open_queue().remove(job_id, discard=True)
+
+    def add(self, job: Job) -> None:
+        """Put a job at the end of the queue."""
+        self._open_queue().add(job)
+        self._notices.say(f"{job.title} is in the queue.")
+
+    def _open_queue(self) -> DownloadQueue:
+        if self._queue is None:
+            from engine.downloads.queue import DownloadQueue
+
+            self._queue = DownloadQueue(downloads_path(), self._told.emit, token_of=self._access.token_of)
+        return self._queue
+
+    def _on_told(self, jobs: tuple[JobView, ...]) -> None:
+        from app.library.hub_words import job_row
+
+        rows = tuple(map(job_row, jobs))
+        self.jobs_changed.emit(rows)
+        done = frozenset(row.id for row in rows if row.is_done)
+        if self._done is not None and done - self._done:
+            for job in jobs:
+                if job.id in done - self._done:
+                    self._notices.say(f"{job.title} is here.")
+            self.downloaded.emit()
+        self._done = done

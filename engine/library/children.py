@@ -1,0 +1,138 @@
+"""Headers read and forecasts made in a child, which is asked again for the rest where a file breaks it."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from engine.cancellation import CancelToken
+from engine.devices.device import Rig
+from engine.fit.strategies.constraints import Constraints
+from engine.library.errors import LibraryError
+from engine.library.facts import Facts, fingerprint
+from engine.library.fit import Fit
+from engine.library.names import role_of
+from engine.library.orders import MAX_ANSWER_BYTES, Order, plan_order, read_frame, read_order, write_frame
+from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit
+from engine.programs import child_argv
+
+MAX_BREAKDOWNS = 64
+"""So many processes may end before their time in one order: then it is not the files."""
+_ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
+_END_S = 5.0
+_BROKE = "broke the process that read it"
+_Asked = TypeVar("_Asked")
+_Found = TypeVar("_Found", Facts, Fit)
+_log = logging.getLogger("layerdeck.engine")
+
+
+def read_headers(
+    wanted: Sequence[tuple[Path, ...]],
+    take: Callable[[tuple[Path, ...], Facts], None],
+    token: CancelToken,
+    *,
+    argv: Sequence[str] | None = None,
+) -> None:
+    """Read the headers of models, each with its parts, and hand what they say to `take` in this thread.
+
+    `argv` is the command of the child, by default our own.
+
+    Raises:
+        LibraryError: where no process can be started, or they all break.
+    """
+
+    def broken(paths: tuple[Path, ...]) -> Facts:
+        return Facts(kind=role_of(paths[0].name), error=_BROKE, fingerprint=fingerprint(paths[0]))
+
+    _work_through(wanted, read_order, Facts, take, broken, token, child_argv("library") if argv is None else argv)
+
+
+def plan_models(
+    wanted: Sequence[tuple[str, Path]],
+    rig: Rig,
+    strategy: str,
+    constraints: Constraints,
+    take: Callable[[str, Fit], None],
+    token: CancelToken,
+) -> None:
+    """Forecast models, each a fingerprint and a path, and hand each forecast to `take`; raises as `read_headers`."""
+
+    def order(asked: Sequence[tuple[str, Path]]) -> Order:
+        return plan_order([path for _, path in asked], rig, strategy, constraints)
+
+    def broken(asked: tuple[str, Path]) -> Fit:
+        return Fit("unknown", strategy, reason=f"{asked[1].name} {_BROKE}.")
+
+    _work_through(wanted, order, Fit, lambda asked, fit: take(asked[0], fit), broken, token, child_argv("library"))
+
+
+def _work_through(
+    wanted: Sequence[_Asked],
+    order: Callable[[Sequence[_Asked]], Order],
+    kind: type[_Found],
+    take: Callable[[_Asked, _Found], None],
+    broken: Callable[[_Asked], _Found],
+    token: CancelToken,
+    argv: Sequence[str],
+) -> None:
+    """Have everything of `wanted` done; what breaks a child is found by halves, and is told as `broken`."""
+    waiting = [wanted] if wanted else []
+    n_broken = 0
+    while waiting and not token.cancelled:
+        left = dict(enumerate(waiting.pop()))
+        is_whole = False
+        with closing(_answers(order(list(left.values())), kind, token, argv)) as answers:
+            for found in answers:
+                is_whole = not found
+                for number, value in found:
+                    if number in left and not token.cancelled:
+                        take(left.pop(number), value)
+        if is_whole or token.cancelled:
+            continue
+        n_broken += 1
+        _log.info("library: a process ended before its time, %d models were left", len(left))
+        if n_broken == MAX_BREAKDOWNS:
+            raise LibraryError("The processes that look into models end before their time; look again later.")
+        rest = list(left.values())
+        if len(rest) == 1:
+            take(rest[0], broken(rest[0]))
+        else:
+            middle = len(rest) // 2
+            waiting += [half for half in (rest[middle:], rest[:middle]) if half]
+
+
+def _answers(
+    order: Order, kind: type[_Found], token: CancelToken, argv: Sequence[str]
+) -> Iterator[list[tuple[int, _Found]]]:
+    """Yield what a child of its own answers, an empty list last where it came to its end."""
+    decoder = msgspec.msgpack.Decoder(list[tuple[int, kind]])  # type: ignore[valid-type]
+    try:
+        process = spawn(argv, _ENVIRONMENT)
+    except OSError as error:
+        raise LibraryError(f"No process can be started to look into models ({error.strerror or error}).") from error
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        with token.waking(lambda: signal_group(process, kill=True)), suppress(OSError, msgspec.DecodeError):
+            write_frame(process.stdin, order)
+            while (data := read_frame(process.stdout, MAX_ANSWER_BYTES)) is not None:
+                yield decoder.decode(data)
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    signal_group(process, kill=True)
+    wait_for_exit(process, _END_S)
+    assert process.stderr is not None
+    if words := process.stderr.read().decode("utf-8", "replace").strip():
+        _log.info("library: a process said: %s", words)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            close_pipe(pipe)

@@ -31,6 +31,9 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from resources.setup.failures import explain
+from resources.setup.missing import find_missing, sentence
+from resources.setup.times import format_duration, keep_time, read_times, told_duration
 from resources.vulkan import needs as vulkan
 
 ROOT = Path(__file__).resolve().parent
@@ -84,9 +87,6 @@ COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 FLAG_VARIABLES = {"CC": ("CFLAGS", "CMAKE_C_FLAGS"), "CXX": ("CXXFLAGS", "CMAKE_CXX_FLAGS")}
 """Where the flags of a language's compiler stand in the environment, and what CMake calls them."""
 
-BUILD_CORE_SECONDS = {"cuda": 3000, "hip": 3000, "vulkan": 900}
-"""Processor seconds of a build beyond the 400 of a plain one: only to say beforehand what to expect."""
-PLAIN_BUILD_CORE_SECONDS = 400
 REPORT_INTERVAL_S = 15.0
 LOG_TAIL_LINES = 30
 
@@ -382,19 +382,29 @@ def missing_packages(wanted: Iterable[str], installed: str) -> list[str]:
 def require_system(*, tests: bool, backend: str) -> None:
     """Install or name the system packages that are missing."""
     has_compiler = sys.platform == "win32" or find_compiler() is not None
-    has_venv = importlib.util.find_spec("ensurepip") is not None
+    has_venv = importlib.util.find_spec("ensurepip") is not None or find_uv() is not None
     if backend == "vulkan" and (fault := vulkan.find_old_headers(vulkan.look(os.environ))):
         raise SetupError(fault)
+    refuse_missing(backend, has_compiler=has_compiler, has_venv=has_venv)
     if has_debian_packages():
         require_packages(wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv))
         return
-    if not has_compiler:
-        remedy = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang++"
-        raise SetupError(f"No C++ compiler found; {remedy}, then start again.")
-    if not has_venv:
-        raise SetupError("This Python has no ensurepip module; install Python's venv package, then start again.")
     if sys.platform == "linux":
         name_missing_libraries(tests=tests)
+
+
+def refuse_missing(backend: str, *, has_compiler: bool, has_venv: bool) -> None:
+    """End before anything is built where something is missing that no package of Debian's would bring."""
+    on_debian = has_debian_packages()
+    missing = find_missing(
+        sys.platform,
+        backend,
+        has_compiler=has_compiler or on_debian,
+        has_venv=has_venv or on_debian,
+        free_bytes=shutil.disk_usage(ROOT).free,
+    )
+    if missing:
+        raise SetupError(sentence(missing))
 
 
 def has_debian_packages() -> bool:
@@ -472,17 +482,6 @@ class Progress:
             self._out.write("\n")
 
 
-def format_duration(seconds: float) -> str:
-    """Return "3 min 5 s"."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def expected_seconds(backend: str, cores: int) -> int:
-    """Return about how long a build takes."""
-    return (PLAIN_BUILD_CORE_SECONDS + BUILD_CORE_SECONDS.get(backend, 0)) // max(1, cores)
-
-
 def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
     """Run a long build with progress; its output goes to `log`, and the end of it to the terminal on failure."""
     progress = Progress(sys.stdout)
@@ -523,7 +522,9 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
             reader.join()
             progress.end()
     if process.returncode != 0:
-        raise SetupError("\n".join([*tail, f"The build of {ENGINE} failed; the whole log is {log}"]), exit_code=1)
+        cause, remedy = explain(log.read_text(encoding="utf-8", errors="replace"))
+        failed = f"The build of {ENGINE} failed: {cause}; {remedy}. The whole log is {log}"
+        raise SetupError("\n".join([*tail, failed]), exit_code=1)
 
 
 def stop_build(process: subprocess.Popen[str]) -> None:
@@ -546,8 +547,9 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
     if wheel := cached_wheel(folder):
         return wheel
     cores = os.cpu_count() or 1
-    expected = format_duration(expected_seconds(build.backend, cores))
-    say(f"Building llama.cpp for this machine ({build.backend}), once: about {expected} on {cores} cores.")
+    duration = told_duration(build.backend, cores, read_times(cache))
+    say(f"Building llama.cpp for this machine ({build.backend}), once: {duration}.")
+    began_s = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
         finished = Path(scratch, "finished")
@@ -562,7 +564,9 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
                 raise
     wheel = cached_wheel(folder)
     assert wheel is not None
-    say(f"Kept for later: {wheel}")
+    took_s = time.monotonic() - began_s
+    keep_time(cache, build.backend, took_s)
+    say(f"Built in {format_duration(took_s)}, and kept for later: {wheel}")
     return wheel
 
 
@@ -675,6 +679,22 @@ def is_set_up(stamp: Mapping[str, str], digest: str, *, tests: bool) -> bool:
     return stamp.get("digest") == digest and (not tests or stamp.get("tests") == "yes")
 
 
+def find_uv() -> str | None:
+    """Return the program uv, which makes environments and installs in a fraction of the time; None without it."""
+    return shutil.which("uv")
+
+
+def try_uv(words: Sequence[str]) -> bool:
+    """Run uv with `words` where it is there; return whether that went well. Where it does not, pip does the same."""
+    uv = find_uv()
+    if uv is None:
+        return False
+    done = subprocess.run([uv, "--quiet", *words], cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say("uv could not do that; going on with pip.")
+    return done.returncode == 0
+
+
 def require_venv() -> None:
     """Create .venv, anew if it is broken or of another Python."""
     wanted = "{}.{}".format(*sys.version_info[:2])
@@ -683,7 +703,9 @@ def require_venv() -> None:
     if found is not None and found.strip() == wanted and venv_program("pip").exists():
         return
     say("Creating .venv")
-    call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
+    # With pip in it, which builds the engine.
+    if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
+        call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
 
 
 def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
@@ -691,9 +713,13 @@ def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     pip = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     failed = "Installing the dependencies failed."
     say("Installing dependencies")
+    project = f"{ROOT}[dev]" if tests else str(ROOT)
+    anew = ["--reinstall-package", ENGINE] if reinstall else []
+    uv = ["pip", "install", "--python", str(venv_program("python")), *anew]
+    if try_uv([*uv, str(wheel), "--editable", project]):
+        return
     if reinstall:  # pip takes a wheel of an installed version for the same, whatever its build options
         call([*pip, "--no-deps", "--force-reinstall", str(wheel)], failed)
-    project = f"{ROOT}[dev]" if tests else str(ROOT)
     call([*pip, str(wheel), "--editable", project], failed)
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 import zipfile
@@ -366,6 +367,44 @@ def test_progress_is_a_line_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPat
 def test_duration_is_in_minutes_and_seconds() -> None:
     assert make.format_duration(59.4) == "59 s"
     assert make.format_duration(185) == "3 min 5 s"
+
+
+def test_failed_build_ends_with_its_cause_and_what_helps(tmp_path: Path) -> None:
+    script = "print('x.cpp: No space left on device'); raise SystemExit(1)"
+    with pytest.raises(make.SetupError) as caught:
+        make.run_logged([sys.executable, "-c", script], os.environ, tmp_path / "build.log")
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith("The build of llama-cpp-python failed: the disk is full; free about 1 GB and start again.")
+
+
+def test_what_is_missing_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "has_debian_packages", lambda: False)
+    monkeypatch.setattr(make, "find_compiler", lambda *_: None)
+    monkeypatch.setattr(make.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(make, "find_uv", lambda: None)
+    monkeypatch.setattr(make.sys, "platform", "linux")
+    with pytest.raises(make.SetupError, match=r"(?s)nothing was built.*C\+\+ compiler: install g\+\+.*ensurepip"):
+        make.require_system(tests=False, backend="cpu")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_uv_is_used_where_it_is_there_and_pip_where_it_fails(
+    works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_kwargs: object) -> subprocess.CompletedProcess[bytes]:
+        ran.append(list(command))
+        return subprocess.CompletedProcess(command, 0 if works or command[0] != "uv" else 2)
+
+    monkeypatch.setattr(make, "find_uv", lambda: "uv")
+    monkeypatch.setattr(make.subprocess, "run", run)
+    make.install(tmp_path / "engine.whl", tests=True, reinstall=True)
+    assert ran[0][:4] == ["uv", "--quiet", "pip", "install"]
+    assert make.ENGINE in ran[0]
+    assert str(tmp_path / "engine.whl") in ran[0]
+    assert len(ran) == (1 if works else 3)
+    assert all("pip" in command for command in ran)
 
 
 def test_failed_build_shows_its_end_and_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -28,15 +28,15 @@ class AboutDialog(QDialog):
         super().__init__(parent)
         self.setWindowTitle("About Layerdeck")
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-        self._facts = facts
+        self.facts = facts
         tabs = QTabWidget()
         tabs.setAccessibleName("About Layerdeck")
         tabs.addTab(_table((*facts.versions, *facts.folders)), "Versions and folders")
         tabs.addTab(_text("Licence of Layerdeck", facts.licence), "Licence")
         tabs.addTab(_text("Licences of what it uses", facts.notices), "Used in it")
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        copy = buttons.addButton("Copy Versions", QDialogButtonBox.ButtonRole.ActionRole)
-        copy.clicked.connect(self._on_copy)
+        self.copy_button = buttons.addButton("Copy Versions", QDialogButtonBox.ButtonRole.ActionRole)
+        self.copy_button.clicked.connect(self._on_copy)
         buttons.rejected.connect(self.reject)
         layout = QVBoxLayout(self)
         layout.setSpacing(8)
@@ -47,7 +47,7 @@ class AboutDialog(QDialog):
         self.resize(720, 480)
 
     def _on_copy(self) -> None:
-        QApplication.clipboard().setText(self._facts.text)
+        QApplication.clipboard().setText(self.facts.text)
 
 
 def _table(rows: tuple[tuple[str, str], ...]) -> QWidget:

@@ -40,7 +40,7 @@ UNTITLED = "New conversation"
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
-MIN_TITLE_PX = 56
+MIN_TITLE_PX = 42
 
 
 class ChatPane(QWidget):

@@ -39,7 +39,7 @@ class ContextMeter(QWidget):
         self._pending = 0
         self._text = ""
         self._font = ui_font(12)
-        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.hide()
 
     @property
@@ -77,6 +77,10 @@ class ContextMeter(QWidget):
 
     def sizeHint(self) -> QSize:
         return QSize(96, 26)
+
+    def minimumSizeHint(self) -> QSize:
+        """Room for the numbers of a short conversation."""
+        return QSize(60, 26)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         if not self._total:

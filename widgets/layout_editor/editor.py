@@ -159,7 +159,7 @@ class LayoutEditor(QFrame):
 
     def minimumSizeHint(self) -> QSize:
         """Room for one lane and the words around it."""
-        return QSize(480, 240)
+        return QSize(456, 240)
 
     def _update_header(self) -> None:
         preview = self._preview

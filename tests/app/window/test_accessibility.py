@@ -6,19 +6,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QRect, Qt
+from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QAccessible, QImage
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QApplication, QDialog, QScrollArea, QWidget
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QPushButton, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.settings import Settings
 from app.theme import Theme
+from app.window.main_window import SCREEN_ROOM
 from app.wiring import WindowParts, make_window
+from engine.demo.speaking import SAMPLE_QUESTIONS
 from engine.devices.rig_file import encode_rig
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
+from widgets.chat.context_meter import ContextPart
+from widgets.common.elided_label import ElidedLabel
+from widgets.controls.model_button import ModelButton
 
 LONG_MS = 20_000
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
@@ -187,3 +192,45 @@ def test_a_layout_is_made_by_keyboard_alone(window: WindowParts, qapp: QApplicat
             break
         QTest.keyClick(focus, Qt.Key.Key_Tab)
     assert main.focusWidget() is main.settings_bar.load_buttons.load_button
+
+
+SMALL_SCREEN = QSize(1024, 700)
+"""The smallest that is promised, with the frame of the window."""
+
+
+def cut_texts(window: WindowParts) -> list[str]:
+    """Return texts in sight that have less room than they need; what is elided says all of it in a tooltip."""
+    found = []
+    for widget in window.main.findChildren(QWidget):
+        if not widget.isVisibleTo(window.main) or widget.visibleRegion().isEmpty():
+            continue
+        if isinstance(widget, QLabel) and not isinstance(widget, ElidedLabel) and not widget.wordWrap():
+            needed = widget.fontMetrics().horizontalAdvance(widget.text())
+            is_cut = widget.contentsRect().width() < needed
+        elif isinstance(widget, QLabel) and not isinstance(widget, ElidedLabel):
+            is_cut = widget.heightForWidth(widget.width()) > widget.height()
+        elif isinstance(widget, QPushButton) and not isinstance(widget, ModelButton):
+            is_cut = widget.width() < widget.minimumSizeHint().width()
+        else:
+            continue
+        if is_cut:
+            found.append(f"{type(widget).__name__} in {type(widget.parent()).__name__}: {widget.text()!r}")
+    return found
+
+
+def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
+    main, chat = window.main, window.views.current.chat
+    chat.set_sample_questions(SAMPLE_QUESTIONS)
+    chat.show_context((ContextPart("conversation", 4096),), 8192)
+    main.open_report()
+    room = SMALL_SCREEN - SCREEN_ROOM
+    for place, show in PLACES.items():
+        show(window)
+        main.resize(room)
+
+        def nothing_is_cut(place: str = place) -> None:
+            assert main.width() <= room.width(), place
+            assert main.height() <= room.height(), place
+            assert cut_texts(window) == [], place
+
+        qtbot.waitUntil(nothing_is_cut, timeout=LONG_MS)

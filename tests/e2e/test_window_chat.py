@@ -53,6 +53,7 @@ def test_a_killed_window_reads_nothing_again(desktop: Desktop, tmp_path: Path) -
     states = tmp_path / "xdg_cache_home" / "layerdeck" / "states"
     with open_window(desktop, tmp_path, model=model) as window:
         window.wait_for("the model", lambda: window.ask("layout") == [["CPU", 0, 1]])
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         load(window)
         ask_model(window, "a long beginning of a conversation " * 6)
         window.wait_for("words", lambda: len(answer_of(window)) > 20)
@@ -63,6 +64,7 @@ def test_a_killed_window_reads_nothing_again(desktop: Desktop, tmp_path: Path) -
         window.process.wait()
     with open_window(desktop, tmp_path, model=model) as window:
         window.wait_for("the conversation", lambda: "a long beginning" in window.ask("text", "chat.messages"))
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         load(window)
         window.wait_for("the cache", lambda: "tokens restored" in window.ask("text", "chat.status_text"))
         before = answer_of(window)

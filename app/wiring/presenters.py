@@ -121,7 +121,8 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
     """Connect the Find tab of the library."""
-    FindPresenter(desk.finder, desk.library, library.page, desk.typesetter, main)
+    code = CodeSaver(main, desk.background, desk.notices)
+    FindPresenter(desk.finder, desk.library, library.page, typesetter=desk.typesetter, code=code, main=main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:

@@ -31,6 +31,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from resources.setup.failures import explain
+from resources.setup.missing import find_missing, sentence
+from resources.setup.times import format_duration, keep_time, read_times, told_duration
+from resources.vulkan import needs as vulkan
+
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "layerdeck-setup.json"
@@ -73,7 +78,8 @@ TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
 """End-to-end tests drive the real window by mouse in an X server of their own."""
 BUNDLE_PACKAGES = ("appstream", "binutils", "desktop-file-utils", "lintian", "shared-mime-info", "xdg-utils")
 """What the application is made with and checked by, on Debian."""
-BACKEND_PACKAGES = {"vulkan": ("glslc", "libvulkan-dev", "spirv-headers")}
+VULKAN_TEST_DRIVER = "mesa-vulkan-drivers"
+"""Has llvmpipe, a Vulkan device that needs no card."""
 QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-icccm", "xcb-image", "xcb-keysyms")
 """Names to look for where there is no Debian package database."""
 
@@ -81,9 +87,6 @@ COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
 FLAG_VARIABLES = {"CC": ("CFLAGS", "CMAKE_C_FLAGS"), "CXX": ("CXXFLAGS", "CMAKE_CXX_FLAGS")}
 """Where the flags of a language's compiler stand in the environment, and what CMake calls them."""
 
-BUILD_CORE_SECONDS = {"cuda": 3000, "hip": 3000, "vulkan": 900}
-"""Processor seconds of a build beyond the 400 of a plain one: only to say beforehand what to expect."""
-PLAIN_BUILD_CORE_SECONDS = 400
 REPORT_INTERVAL_S = 15.0
 LOG_TAIL_LINES = 30
 
@@ -304,6 +307,8 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
     cuda = find_cuda() if requested in ("auto", "cuda") else None
     backend = choose_backend(requested, sys.platform, cuda)
     toolkit = f"{cuda.version} for {','.join(cuda.capabilities)}" if cuda and backend == "cuda" else ""
+    if backend == "vulkan":
+        toolkit = f"headers {require_vulkan().headers}"
     build = Build(
         version=pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8")),
         backend=backend,
@@ -312,6 +317,16 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
         machine=find_machine(),
     )
     return build, cuda
+
+
+def require_vulkan() -> vulkan.Found:
+    """Return what a build with Vulkan finds here; without all of it there is no sense in beginning one."""
+    found = vulkan.look(os.environ)
+    if fault := vulkan.find_fault(found):
+        raise SetupError(fault)
+    if sys.platform == "linux" and not vulkan.has_driver(os.environ):
+        say("No Vulkan driver is installed: install your card's (Debian's mesa-vulkan-drivers has most of them).")
+    return found
 
 
 def pinned_version(package: str, pyproject: str) -> str:
@@ -344,7 +359,7 @@ def model_folder(system: str, environ: Mapping[str, str], home: Path) -> Path:
 
 def wanted_packages(*, tests: bool, backend: str, has_compiler: bool, has_venv: bool) -> list[str]:
     """Return the Debian packages that this set-up needs."""
-    wanted = [*QT_PACKAGES, *BACKEND_PACKAGES.get(backend, ())]
+    wanted = [*QT_PACKAGES, *(vulkan.look(os.environ).packages if backend == "vulkan" else ())]
     wanted += TEST_PACKAGES if tests else ()
     wanted += [] if has_compiler else ["g++"]
     wanted += [] if has_venv else ["python3-venv"]
@@ -367,17 +382,29 @@ def missing_packages(wanted: Iterable[str], installed: str) -> list[str]:
 def require_system(*, tests: bool, backend: str) -> None:
     """Install or name the system packages that are missing."""
     has_compiler = sys.platform == "win32" or find_compiler() is not None
-    has_venv = importlib.util.find_spec("ensurepip") is not None
+    has_venv = importlib.util.find_spec("ensurepip") is not None or find_uv() is not None
+    if backend == "vulkan" and (fault := vulkan.find_old_headers(vulkan.look(os.environ))):
+        raise SetupError(fault)
+    refuse_missing(backend, has_compiler=has_compiler, has_venv=has_venv)
     if has_debian_packages():
         require_packages(wanted_packages(tests=tests, backend=backend, has_compiler=has_compiler, has_venv=has_venv))
         return
-    if not has_compiler:
-        remedy = "xcode-select --install" if sys.platform == "darwin" else "install g++ or clang++"
-        raise SetupError(f"No C++ compiler found; {remedy}, then start again.")
-    if not has_venv:
-        raise SetupError("This Python has no ensurepip module; install Python's venv package, then start again.")
     if sys.platform == "linux":
         name_missing_libraries(tests=tests)
+
+
+def refuse_missing(backend: str, *, has_compiler: bool, has_venv: bool) -> None:
+    """End before anything is built where something is missing that no package of Debian's would bring."""
+    on_debian = has_debian_packages()
+    missing = find_missing(
+        sys.platform,
+        backend,
+        has_compiler=has_compiler or on_debian,
+        has_venv=has_venv or on_debian,
+        free_bytes=shutil.disk_usage(ROOT).free,
+    )
+    if missing:
+        raise SetupError(sentence(missing))
 
 
 def has_debian_packages() -> bool:
@@ -455,17 +482,6 @@ class Progress:
             self._out.write("\n")
 
 
-def format_duration(seconds: float) -> str:
-    """Return "3 min 5 s"."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes} min {rest} s" if minutes else f"{rest} s"
-
-
-def expected_seconds(backend: str, cores: int) -> int:
-    """Return about how long a build takes."""
-    return (PLAIN_BUILD_CORE_SECONDS + BUILD_CORE_SECONDS.get(backend, 0)) // max(1, cores)
-
-
 def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) -> None:
     """Run a long build with progress; its output goes to `log`, and the end of it to the terminal on failure."""
     progress = Progress(sys.stdout)
@@ -506,7 +522,9 @@ def run_logged(command: Sequence[str], environ: Mapping[str, str], log: Path) ->
             reader.join()
             progress.end()
     if process.returncode != 0:
-        raise SetupError("\n".join([*tail, f"The build of {ENGINE} failed; the whole log is {log}"]), exit_code=1)
+        cause, remedy = explain(log.read_text(encoding="utf-8", errors="replace"))
+        failed = f"The build of {ENGINE} failed: {cause}; {remedy}. The whole log is {log}"
+        raise SetupError("\n".join([*tail, failed]), exit_code=1)
 
 
 def stop_build(process: subprocess.Popen[str]) -> None:
@@ -529,8 +547,9 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
     if wheel := cached_wheel(folder):
         return wheel
     cores = os.cpu_count() or 1
-    expected = format_duration(expected_seconds(build.backend, cores))
-    say(f"Building llama.cpp for this machine ({build.backend}), once: about {expected} on {cores} cores.")
+    duration = told_duration(build.backend, cores, read_times(cache))
+    say(f"Building llama.cpp for this machine ({build.backend}), once: {duration}.")
+    began_s = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
         finished = Path(scratch, "finished")
@@ -545,13 +564,16 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
                 raise
     wheel = cached_wheel(folder)
     assert wheel is not None
-    say(f"Kept for later: {wheel}")
+    took_s = time.monotonic() - began_s
+    keep_time(cache, build.backend, took_s)
+    say(f"Built in {format_duration(took_s)}, and kept for later: {wheel}")
     return wheel
 
 
 def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, log: Path) -> None:
     """Build the wheel into `target`. The folder for temporary files is ours: the build tree is large."""
-    environ = {**os.environ, "CMAKE_ARGS": shlex.join(build.options), "TMPDIR": str(scratch)}
+    options = declare_layer_settings(build.options) if build.backend == "vulkan" else build.options
+    environ = {**os.environ, "CMAKE_ARGS": shlex.join(options), "TMPDIR": str(scratch)}
     if build.backend == "cuda" and cuda:
         environ.setdefault("CUDACXX", cuda.nvcc)
     requirement = f"{ENGINE}=={build.version}"
@@ -563,6 +585,14 @@ def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, lo
     run_logged(command, environ, log)
     if cached_wheel(target) is None:
         raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
+
+
+def declare_layer_settings(options: tuple[str, ...]) -> tuple[str, ...]:
+    """Return CMake `options` with what older Vulkan headers do not declare; a wheel's key does not depend on it."""
+    if not vulkan.lacks_layer_settings(vulkan.look(os.environ)):
+        return options
+    flags = ["-include", shlex.quote(str(vulkan.LAYER_SETTINGS))]
+    return add_compiler_flags(options, "CMAKE_CXX_FLAGS", flags, os.environ.get("CXXFLAGS", ""))
 
 
 # ------------------------------------------------------------------ the demo model
@@ -649,6 +679,22 @@ def is_set_up(stamp: Mapping[str, str], digest: str, *, tests: bool) -> bool:
     return stamp.get("digest") == digest and (not tests or stamp.get("tests") == "yes")
 
 
+def find_uv() -> str | None:
+    """Return the program uv, which makes environments and installs in a fraction of the time; None without it."""
+    return shutil.which("uv")
+
+
+def try_uv(words: Sequence[str]) -> bool:
+    """Run uv with `words` where it is there; return whether that went well. Where it does not, pip does the same."""
+    uv = find_uv()
+    if uv is None:
+        return False
+    done = subprocess.run([uv, "--quiet", *words], cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say("uv could not do that; going on with pip.")
+    return done.returncode == 0
+
+
 def require_venv() -> None:
     """Create .venv, anew if it is broken or of another Python."""
     wanted = "{}.{}".format(*sys.version_info[:2])
@@ -657,7 +703,9 @@ def require_venv() -> None:
     if found is not None and found.strip() == wanted and venv_program("pip").exists():
         return
     say("Creating .venv")
-    call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
+    # With pip in it, which builds the engine.
+    if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
+        call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
 
 
 def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
@@ -665,9 +713,13 @@ def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     pip = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
     failed = "Installing the dependencies failed."
     say("Installing dependencies")
+    project = f"{ROOT}[dev]" if tests else str(ROOT)
+    anew = ["--reinstall-package", ENGINE] if reinstall else []
+    uv = ["pip", "install", "--python", str(venv_program("python")), *anew]
+    if try_uv([*uv, str(wheel), "--editable", project]):
+        return
     if reinstall:  # pip takes a wheel of an installed version for the same, whatever its build options
         call([*pip, "--no-deps", "--force-reinstall", str(wheel)], failed)
-    project = f"{ROOT}[dev]" if tests else str(ROOT)
     call([*pip, str(wheel), "--editable", project], failed)
 
 
@@ -753,11 +805,33 @@ def pytest_command(arguments: Sequence[str]) -> list[str]:
 
 def run_tests(arguments: Sequence[str]) -> int:
     """Run the tests. They need no display."""
+    backend, arguments = take_backend(arguments)
     set_up(tests=True)
     compile_modules()
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     os.chdir(ROOT)
+    if backend is not None:
+        arguments = [f"--engine={use_engine(backend)}", *arguments]
     return replace_process(pytest_command(arguments))
+
+
+def use_engine(backend: str) -> str:
+    """Have what is started from here find the engine built for `backend`, whatever the set-up's; return the backend."""
+    if backend == "vulkan" and has_debian_packages():
+        require_packages([*vulkan.look(os.environ).packages, VULKAN_TEST_DRIVER])
+    build, cuda = plan_build(backend, read_stamp().get("cmake_args", ""))
+    wheel = require_wheel(build, cuda)
+    folder = cache_folder(sys.platform, os.environ, Path.home()) / "engines" / f"{build.key}-library"
+    if not folder.exists():
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="engine-", dir=folder.parent) as scratch:
+            unpacked = Path(scratch, "unpacked")
+            with zipfile.ZipFile(wheel) as archive:
+                archive.extractall(unpacked)
+            unpacked.rename(folder)
+    # Our own package comes first, then what stands here, and last what is installed.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return build.backend
 
 
 def run_checks(_arguments: Sequence[str]) -> int:
@@ -834,16 +908,32 @@ def run_bundle(_arguments: Sequence[str]) -> int:
     return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
 
 
-def run_setup(_arguments: Sequence[str]) -> int:
+def run_setup(arguments: Sequence[str]) -> int:
     """Set up, looking at the machine again: after a card or a toolkit was added."""
+    backend, others = take_backend(arguments)
+    if others:
+        raise SetupError(f"make.py setup takes --backend and nothing else; {' '.join(others)} means nothing here.")
+    if backend is not None:
+        os.environ["LAYERDECK_BACKEND"] = backend
     set_up(tests=False, force=True)
     return 0
 
 
+def take_backend(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
+    """Return the backend that `--backend` names among the arguments of a command, and the others."""
+    parser = argparse.ArgumentParser(prog="make.py", add_help=False, allow_abbrev=False)
+    parser.add_argument("--backend", choices=BACKENDS)
+    options, others = parser.parse_known_args(arguments)
+    return options.backend, others
+
+
 COMMANDS = {
-    "setup": (run_setup, "look at this machine again, install and build what is missing"),
+    "setup": (run_setup, "look at this machine again, install and build what is missing; --backend NAME chooses"),
     "run": (run_window, "start Layerdeck; arguments go to it"),
-    "test": (run_tests, "run the tests, with --all the long ones too; arguments go to pytest"),
+    "test": (
+        run_tests,
+        "run the tests (--all: the long ones too; --backend vulkan: that engine's); arguments go to pytest",
+    ),
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),

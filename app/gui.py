@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -19,6 +20,8 @@ from engine.errors import NoDisplayError
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
+
+    from app.wiring import WindowParts
 
 NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
 EXIT_ARGUMENT = 2
@@ -79,9 +82,10 @@ def _run(options: argparse.Namespace) -> int:
 
     from app.bug_report import BugReporter
     from app.logs import start_logging
+    from app.opening import Opening, Wishes
     from app.paths import APPLICATION, instance_name, log_path
     from app.settings import Settings
-    from app.single_instance import FirstInstance, hand_over
+    from app.single_instance import hand_over
     from app.theme import Theme
 
     application = QApplication(sys.argv[:1])
@@ -93,26 +97,39 @@ def _run(options: argparse.Namespace) -> int:
     if is_only and hand_over(instance_name(), options.files):
         return 0
 
-    from app.wiring import make_window
-
     start_logging(log_path())
     reporter = BugReporter(application)
     reporter.install()
     settings = Settings()
     theme = Theme(application, options.theme or settings.theme)
-    window = make_window(settings, theme)
+    opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
-    window.main.show()
-    window.start(files=options.files, rig=options.rig)
-    first = FirstInstance(instance_name(), application) if is_only else None
-    if first is not None:
-        first.asked.connect(window.open_files)
+    opening.opened.connect(partial(_keep_mark, application))
+    if is_only:
+        opening.opened.connect(partial(_serve_later_starts, application))
+    opening.show()
     code = application.exec()
-    if first is not None:
-        first.close()
     signals.close()
     logging.shutdown()
     return code
+
+
+def _keep_mark(application: QApplication, window: WindowParts) -> None:
+    from app.paths import runs_path
+    from app.run_marks import RunMarks
+
+    marks = RunMarks(runs_path())
+    window.follow_run(marks)
+    application.aboutToQuit.connect(marks.end)
+
+
+def _serve_later_starts(application: QApplication, window: WindowParts) -> None:
+    from app.paths import instance_name
+    from app.single_instance import FirstInstance
+
+    first = FirstInstance(instance_name(), application)
+    first.asked.connect(partial(window.open_files))
+    application.aboutToQuit.connect(first.close)
 
 
 class QuitOnSignals:

@@ -7,7 +7,7 @@ import hashlib
 import os
 from pathlib import Path
 
-from platformdirs import user_cache_path, user_data_path, user_log_path
+from platformdirs import user_cache_path, user_config_path, user_data_path, user_log_path
 
 APPLICATION = "layerdeck"
 
@@ -78,9 +78,24 @@ def presets_path() -> Path:
     return user_data_path(APPLICATION, appauthor=False) / "presets.json"
 
 
+def kept_weights_path() -> Path:
+    """Return the folder of weights that workers of this machine keep for their clients."""
+    return user_cache_path(APPLICATION, appauthor=False) / "weights"
+
+
 def kept_states_path() -> Path:
     """Return the folder of what models hold of conversations."""
     return user_cache_path(APPLICATION, appauthor=False) / "states"
+
+
+def settings_path() -> Path:
+    """Return the file of settings."""
+    return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
+
+
+def runs_path() -> Path:
+    """Return the folder with the marks of windows that run."""
+    return user_data_path(APPLICATION, appauthor=False) / "running"
 
 
 def log_path() -> Path:

@@ -8,16 +8,17 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 import msgspec
-from platformdirs import user_config_path
 from PySide6.QtCore import QByteArray, QSettings
 
-from app.paths import APPLICATION, make_folder
+from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
+from engine.json_file import UNREADABLE
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
 
 MAX_RECENT = 12
+MAX_DIGITS = 19
 _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 
 
@@ -87,7 +88,7 @@ class Settings:
     """
 
     def __init__(self, path: Path | None = None) -> None:
-        file = path or user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"
+        file = path or settings_path()
         self.fault = find_fault(file)
         self._store: _Store = _Memory() if self.fault else QSettings(str(file), QSettings.Format.IniFormat)
 
@@ -105,7 +106,7 @@ class Settings:
         """The models opened last, the latest first; their files are not touched."""
         try:
             stored = msgspec.json.decode(str(self._store.value("recent_models", "[]")), type=list[_StoredModel])
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return ()
         return tuple(RecentModel(Path(each.path), each.title, each.detail) for each in stored)
 
@@ -140,14 +141,14 @@ class Settings:
     def _all_side_files(self) -> dict[str, KeptSideFiles]:
         try:
             return msgspec.json.decode(str(self._store.value("side_files", "{}")), type=dict[str, KeptSideFiles])
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return {}
 
     def kept(self, key: str, kind: type[_Kept]) -> _Kept | None:
         """Return the document kept under `key`, None where there is none that can be read."""
         try:
             return msgspec.json.decode(str(self._store.value(key, "")), type=kind)
-        except msgspec.MsgspecError:
+        except UNREADABLE:
             return None
 
     def keep(self, key: str, document: msgspec.Struct) -> None:
@@ -212,6 +213,25 @@ class Settings:
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Keep whether a full context leaves out the oldest turns."""
         self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
+
+    @property
+    def asks_when_full(self) -> bool:
+        """Whether people are asked before a full context leaves out the oldest turns."""
+        return self._store.value("chat/ask_when_full", "false") == "true"
+
+    def ask_when_full(self, wanted: bool) -> None:
+        """Keep whether people are asked before a full context leaves out the oldest turns."""
+        self._store.setValue("chat/ask_when_full", "true" if wanted else "false")
+
+    @property
+    def kept_states_bytes(self) -> int | None:
+        """How much of the disk may hold what models hold of conversations; None: nobody said."""
+        kept = str(self._store.value("chat/kept_states_bytes", ""))
+        return int(kept) if kept.isascii() and kept.isdecimal() and len(kept) < MAX_DIGITS else None
+
+    @kept_states_bytes.setter
+    def kept_states_bytes(self, quota_bytes: int | None) -> None:
+        self._store.setValue("chat/kept_states_bytes", "" if quota_bytes is None else str(quota_bytes))
 
     @property
     def last_chat(self) -> str:

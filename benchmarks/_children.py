@@ -41,6 +41,10 @@ class OurChild:
         )
         self._decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def send(self, *requests: AnyRequest) -> None:
         assert self._process.stdin is not None
         self._process.stdin.write(b"".join(msgspec.json.encode(request) + b"\n" for request in requests))

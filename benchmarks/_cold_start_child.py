@@ -1,22 +1,24 @@
-"""Child of `cold_start`: opens one window, says `painted` after its first paint, and ends."""
+"""Child of `cold_start`: opens one window, says `painted` after its first paint and `opened` when all is there."""
 
 from __future__ import annotations
 
 import sys
+from functools import partial
 
-from PySide6.QtCore import QEvent, QObject, QTimer
+from PySide6.QtCore import QEvent, QObject, QTimer, Signal
 from PySide6.QtWidgets import QApplication, QMainWindow, QWidget
 
 
 class FirstPaint(QObject):
-    """Says when any part of `widget` has been painted for the first time, and closes it.
+    """Tells when the window has been painted for the first time.
 
     A window whose children cover it need not be painted itself, so every widget's paint events are watched.
     """
 
-    def __init__(self, application: QApplication, widget: QWidget) -> None:
-        super().__init__(widget)
-        self._widget = widget
+    seen = Signal()
+
+    def __init__(self, application: QApplication) -> None:
+        super().__init__(application)
         self._seen = False
         application.installEventFilter(self)
 
@@ -24,14 +26,21 @@ class FirstPaint(QObject):
         """Look for a paint event; it is delivered as usual."""
         if not self._seen and event.type() == QEvent.Type.Paint:
             self._seen = True
-            QTimer.singleShot(0, self._report)
+            QTimer.singleShot(0, self.seen.emit)
         return False
 
-    def _report(self) -> None:
-        sys.stdout.write("painted\n")
-        sys.stdout.flush()
-        self._widget.close()
-        QApplication.quit()
+
+def say(word: str) -> None:
+    """Tell the parent."""
+    sys.stdout.write(f"{word}\n")
+    sys.stdout.flush()
+
+
+def end(window: QWidget) -> None:
+    """Say that everything is there, and end."""
+    say("opened")
+    window.close()
+    QApplication.quit()
 
 
 def bare_window() -> QMainWindow:
@@ -49,21 +58,21 @@ def bare_window() -> QMainWindow:
 def main() -> None:
     """Open the window that the first argument names; the filter is there before anything can be painted."""
     application = QApplication(sys.argv[:1])
+    first = FirstPaint(application)
+    first.seen.connect(partial(say, "painted"))
     if sys.argv[1] == "bare":
         bare = bare_window()
-        first = FirstPaint(application, bare)
         bare.show()
+        first.seen.connect(partial(end, bare))
     else:
+        from app.opening import Opening, Wishes
         from app.settings import Settings
         from app.theme import Theme
-        from app.wiring import make_window
 
-        own = make_window(Settings(), Theme(application, "dark"))
-        first = FirstPaint(application, own.main)
-        own.main.show()
-        own.start(files=[], rig=None)
+        opening = Opening(Settings(), Theme(application, "dark"), Wishes())
+        opening.opened.connect(lambda window: end(window.main))
+        opening.show()
     application.exec()
-    del first
 
 
 if __name__ == "__main__":

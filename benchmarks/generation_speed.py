@@ -1,11 +1,13 @@
 """Tokens per second through the worker, against llama.cpp's own loops in a bare child with the same settings.
 
-    python -m benchmarks.generation_speed [--model FILE.gguf] [--tokens 60] [--rounds 12] [--threads N]
+    python -m benchmarks.generation_speed [--model FILE.gguf] [--tokens 60] [--rounds 12] [--threads 1]
 
 One request, and four at once; prompt and answer apart. Both children hold the model and take turns, so that what else
-the machine does hits both: the ratios are medians of those of each round. Ours is measured in the parent, from the
-message that the prompt has been read, with which the first token comes, to the last word: the pipe and the decoding of
-messages count. The last line is one JSON object.
+the machine does hits both: the ratios are medians of those of each round, and who is first changes with the rounds.
+Ours is measured in the parent, from the first message that all prompts have been read, with which the first token
+comes, to the last word: the pipe and the decoding of messages count. One thread: more of them wait for each other in
+every step, and where a core is taken for a moment all of them do, which tells more about the machine than about loops.
+The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -26,7 +28,6 @@ from benchmarks._children import (
     bare_loop,
     load_request,
     our_child,
-    usable_processors,
     write_model,
 )
 from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
@@ -34,6 +35,8 @@ from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Pi
 N_CTX = 1024
 """Of each request."""
 TOGETHER = 4
+WARM_UP_ROUNDS = 2
+"""The first fills caches, and tells ours how much of a prompt to take at once."""
 LONG_PROMPT = "The layers of a model are places. " * 8
 SHORT_PROMPT = "Hello"
 """Four of these are read in one batch, so that the answers begin and end together."""
@@ -55,7 +58,7 @@ def main() -> None:
     parser.add_argument("--model", type=Path)
     parser.add_argument("--tokens", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--threads", type=int, default=usable_processors())
+    parser.add_argument("--threads", type=int, default=1)
     options = parser.parse_args()
     result: dict[str, object] = {"benchmark": "generation_speed"}
     with tempfile.TemporaryDirectory() as folder:
@@ -90,15 +93,15 @@ def measure(
         while not isinstance(message := child.message(), LoadedModel):
             if not isinstance(message, Hello | StageProgress):
                 raise RuntimeError(f"no load: {message}")
-        for number in range(rounds + 1):
+        for number in range(WARM_UP_ROUNDS + rounds):
             # other beginnings each time: nothing of a prompt is cached
             prompts = [f"{chr(ord('A') + number % 26)}{request}{prompt}" for request in range(requests)]
-            mine = our_speed(child, prompts, tokens)
-            theirs = bare_speed(loop, prompts, tokens)
-            if number:  # the first round fills caches
-                ours.append(mine)
-                bare.append(theirs)
-    return ours, bare
+            if number % 2:
+                bare.append(bare_speed(loop, prompts, tokens))
+            ours.append(our_speed(child, prompts, tokens))
+            if not number % 2:
+                bare.append(bare_speed(loop, prompts, tokens))
+    return ours[WARM_UP_ROUNDS:], bare[WARM_UP_ROUNDS:]
 
 
 def our_speed(child: OurChild, prompts: Sequence[str], tokens: int) -> Speed:
@@ -111,21 +114,30 @@ def our_speed(child: OurChild, prompts: Sequence[str], tokens: int) -> Speed:
             for number, prompt in zip(numbers, prompts, strict=True)
         )
     )
-    reading, running, read_tokens, generated_tokens, read = set(numbers), set(numbers), 0, 0, begun
+    reading, running, read_tokens, generated_tokens, early_tokens = set(numbers), set(numbers), 0, 0, 0
+    read: float | None = None
     while running:
         match child.message():
             case Reading() as message if message.read_tokens == message.prompt_tokens:
                 reading.discard(message.request)
-                read = time.perf_counter() if not reading else read
-            case Reading() | Piece():
+                if not reading and read is None:  # it is told again as a sign of life while answers are made
+                    read = time.perf_counter()
+            case Reading():
                 pass
+            case Piece():
+                early_tokens += read is None
             case Generated() as message:
                 running.discard(message.request)
                 read_tokens += message.evaluated_tokens
-                generated_tokens += message.generated_tokens - 1  # the first one is there when the clock starts
+                generated_tokens += message.generated_tokens
             case message:
                 raise RuntimeError(f"no generation: {message}")
-    return Speed(read_tokens / (read - begun), generated_tokens / (time.perf_counter() - read))
+    ended = time.perf_counter()
+    if read is None:
+        raise RuntimeError("an answer ended before all prompts had been read; ask for more tokens")
+    # what was there when the clock started: the first token of each, and what prompts that were read sooner had
+    generated_tokens -= max(early_tokens, len(prompts))
+    return Speed(read_tokens / (read - begun), generated_tokens / (ended - read))
 
 
 def bare_speed(loop: BareLoop, prompts: Sequence[str], tokens: int) -> Speed:

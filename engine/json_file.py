@@ -19,6 +19,9 @@ MAX_FILE_BYTES = 1 << 20
 
 MAX_DIGITS = 40
 
+UNREADABLE = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
+"""What msgspec raises for bytes that anybody may have written."""
+
 T = TypeVar("T")
 D = TypeVar("D")
 Choice = TypeVar("Choice", bound=str)
@@ -209,7 +212,7 @@ def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
     try:
         data = read_at_most(path, max_bytes + 1, timeout_s=0.0)
         return msgspec.json.decode(data, type=kind) if len(data) <= max_bytes else None
-    except (OSError, ValueError, msgspec.MsgspecError):
+    except (OSError, ValueError, *UNREADABLE):
         return None
 
 

@@ -19,3 +19,8 @@ def read_bytes(name: str) -> bytes:
 def folder() -> Path:
     """Return where the resources are, for those that Qt opens by itself (pictures in a stylesheet)."""
     return Path(str(files("resources")))
+
+
+def handbook() -> Path:
+    """Return the folder of the handbook: Markdown pages with their pictures, beside the program."""
+    return folder().parent / "docs" / "handbook"

@@ -36,6 +36,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the switch for the long run."""
     parser.addoption("--all", action="store_true", help="run the long tests as well")
     parser.addoption("--bundle", action="store_true", help="run the tests of dist/ and no others")
+    parser.addoption("--engine", default="", help="run the tests that need an engine with this backend and no others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -54,14 +55,25 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the exhaustive tests out, unless all are wanted, or those of a marker; tests of the bundle run alone."""
-    bundled = [item for item in items if item.get_closest_marker("bundle")]
-    _keep(config, items, bundled if config.option.bundle else [item for item in items if item not in set(bundled)])
+    """Leave the exhaustive tests out, unless all are wanted, or those of a marker.
+
+    Tests of the bundle, and those of an engine with another backend, run alone.
+    """
+    wanted = "bundle" if config.option.bundle else config.option.engine
+    _keep(config, items, [item for item in items if _beside_the_set_up(item) == wanted])
     if config.option.all or config.option.markexpr:
         return
     if left_out := selection.left_out(items, config.args):
         dropped = set(left_out)
         _keep(config, items, [item for item in items if item not in dropped])
+
+
+def _beside_the_set_up(item: pytest.Item) -> str:
+    """Return what a test needs that the set-up alone does not make: the bundle, or an engine by its backend."""
+    if item.get_closest_marker("bundle"):
+        return "bundle"
+    engine = item.get_closest_marker("engine")
+    return str(engine.args[0]) if engine else ""
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,6 +9,7 @@ import json
 import os
 import platform
 import re
+import subprocess
 import sys
 import time
 import zipfile
@@ -17,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import make
+from resources.vulkan import needs as vulkan_needs
 
 CUDA = make.Cuda(nvcc="nvcc", version="12.4.131", capabilities=("8.6", "9.0"))
 MACHINE = make.Machine(
@@ -214,7 +216,10 @@ def test_missing_packages_are_those_neither_installed_nor_provided() -> None:
     assert make.missing_packages(wanted, listed) == ["g++", "libgl1", "xvfb"]
 
 
-def test_packages_follow_what_is_to_be_done() -> None:
+def test_packages_follow_what_is_to_be_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vulkan_needs, "SYSTEM_FOLDERS", {sys.platform: (str(tmp_path),)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("VULKAN_SDK", raising=False)
     least = make.wanted_packages(tests=False, backend="cpu", has_compiler=True, has_venv=True)
     most = make.wanted_packages(tests=True, backend="vulkan", has_compiler=False, has_venv=False)
     assert set(most) - set(least) == {
@@ -223,7 +228,9 @@ def test_packages_follow_what_is_to_be_done() -> None:
         "xvfb",
         "xdotool",
         "openbox",
-        *make.BACKEND_PACKAGES["vulkan"],
+        "glslc",
+        "libvulkan-dev",
+        "spirv-headers",
     }
 
 
@@ -266,6 +273,38 @@ def test_options_after_the_command_are_passed_on() -> None:
 def test_tests_run_on_all_cores_unless_the_caller_says_otherwise() -> None:
     command = make.pytest_command(["-n", "0", "tests/test_make.py"])
     assert command[1:] == ["-m", "pytest", "--numprocesses=auto", "--dist=worksteal", "-n", "0", "tests/test_make.py"]
+
+
+def test_backend_is_taken_out_of_the_arguments() -> None:
+    assert make.take_backend(["-k", "load", "--backend", "vulkan", "-x"]) == ("vulkan", ["-k", "load", "-x"])
+    assert make.take_backend(["--backend=cpu"]) == ("cpu", [])
+    assert make.take_backend(["--back", "cpu"]) == (None, ["--back", "cpu"])
+
+
+def test_unknown_backend_and_loose_words_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        make.take_backend(["--backend", "vulcan"])
+    assert "'vulcan'" in capsys.readouterr().err
+    with pytest.raises(make.SetupError, match="now means nothing here"):
+        make.run_setup(["now"])
+
+
+def test_an_engine_beside_the_set_ups_is_unpacked_once_and_found_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _use_cache(tmp_path, monkeypatch)
+    wheel = tmp_path / "engine.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("llama_cpp/__init__.py", "")
+    monkeypatch.setattr(make, "plan_build", lambda *_: (BUILD, None))
+    monkeypatch.setattr(make, "require_wheel", lambda *_: wheel)
+    monkeypatch.setenv("PYTHONPATH", "before")
+    assert make.use_engine("cpu") == "cpu"
+    folder, rest = os.environ["PYTHONPATH"].split(os.pathsep)
+    assert (Path(folder) / "llama_cpp" / "__init__.py").exists()
+    assert rest == "before"
+    wheel.unlink()
+    make.use_engine("cpu")
 
 
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
@@ -330,6 +369,44 @@ def test_duration_is_in_minutes_and_seconds() -> None:
     assert make.format_duration(185) == "3 min 5 s"
 
 
+def test_failed_build_ends_with_its_cause_and_what_helps(tmp_path: Path) -> None:
+    script = "print('x.cpp: No space left on device'); raise SystemExit(1)"
+    with pytest.raises(make.SetupError) as caught:
+        make.run_logged([sys.executable, "-c", script], os.environ, tmp_path / "build.log")
+    last = str(caught.value).splitlines()[-1]
+    assert last.startswith("The build of llama-cpp-python failed: the disk is full; free about 1 GB and start again.")
+
+
+def test_what_is_missing_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(make, "has_debian_packages", lambda: False)
+    monkeypatch.setattr(make, "find_compiler", lambda *_: None)
+    monkeypatch.setattr(make.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(make, "find_uv", lambda: None)
+    monkeypatch.setattr(make.sys, "platform", "linux")
+    with pytest.raises(make.SetupError, match=r"(?s)nothing was built.*C\+\+ compiler: install g\+\+.*ensurepip"):
+        make.require_system(tests=False, backend="cpu")
+
+
+@pytest.mark.parametrize("works", [True, False])
+def test_uv_is_used_where_it_is_there_and_pip_where_it_fails(
+    works: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[list[str]] = []
+
+    def run(command: list[str], **_kwargs: object) -> subprocess.CompletedProcess[bytes]:
+        ran.append(list(command))
+        return subprocess.CompletedProcess(command, 0 if works or command[0] != "uv" else 2)
+
+    monkeypatch.setattr(make, "find_uv", lambda: "uv")
+    monkeypatch.setattr(make.subprocess, "run", run)
+    make.install(tmp_path / "engine.whl", tests=True, reinstall=True)
+    assert ran[0][:4] == ["uv", "--quiet", "pip", "install"]
+    assert make.ENGINE in ran[0]
+    assert str(tmp_path / "engine.whl") in ran[0]
+    assert len(ran) == (1 if works else 3)
+    assert all("pip" in command for command in ran)
+
+
 def test_failed_build_shows_its_end_and_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "folder" / "build.log"
     script = "import sys\nfor n in range(100): print('line', n)\nsys.exit(3)"
@@ -374,6 +451,36 @@ def test_failed_build_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: p
     with pytest.raises(make.SetupError, match="no"):
         make.require_wheel(BUILD, None)
     assert list(kept.parent.iterdir()) == []
+
+
+def _make_headers(folder: Path, version: int) -> None:
+    headers = folder / "include" / "vulkan"
+    headers.mkdir(parents=True, exist_ok=True)
+    (headers / "vulkan.hpp").touch()
+    (headers / "vulkan_core.h").write_text(f"// core\n#define VK_HEADER_VERSION {version}\n", encoding="utf-8")
+
+
+@pytest.mark.parametrize(("headers", "given"), [(239, True), (272, False)])
+def test_older_vulkan_headers_get_what_they_lack(
+    headers: int, given: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _make_headers(tmp_path, headers)
+    monkeypatch.setenv("VULKAN_SDK", str(tmp_path))
+    monkeypatch.delenv("CXXFLAGS", raising=False)
+    options = make.declare_layer_settings(("-DGGML_VULKAN=ON", "-DCMAKE_CXX_FLAGS=-g"))
+    added = [option for option in options if "layer_settings.h" in option]
+    assert len(added) == given
+    assert all(option.startswith("-DCMAKE_CXX_FLAGS=-include ") and option.endswith(" -g") for option in added)
+
+
+def test_vulkan_is_looked_for_before_anything_is_built(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(vulkan_needs, "SYSTEM_FOLDERS", {sys.platform: (str(tmp_path),)})
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("VULKAN_SDK", raising=False)
+    with pytest.raises(make.SetupError) as caught:
+        make.plan_build("vulkan", "")
+    assert "\n" not in str(caught.value)
+    assert "glslc libvulkan-dev spirv-headers" in str(caught.value)
 
 
 def test_wheel_of_a_faster_build_beside_ours_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

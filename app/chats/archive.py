@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
@@ -22,6 +23,7 @@ from engine.errors import ChatError, EngineError
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
 """What was deleted can be brought back for so long, by whoever opens the database."""
 
+_T = TypeVar("_T")
 _Write = Callable[[ChatStore], "Future[None]"]
 
 
@@ -35,6 +37,10 @@ class ChatArchive(QObject):
     changed = Signal()
     """Other conversations are there, or one has another title, folder or pin."""
     is_open_now = Signal()
+    deleted = Signal(str)
+    """The id of a conversation that is in no list any more."""
+    brought_back = Signal(str)
+    """The id of one that is there again."""
 
     _done = Signal(object)
 
@@ -109,8 +115,7 @@ class ChatArchive(QObject):
             kept = store.conversation(chat)
             if kept is None:
                 raise ChatError("This conversation is not there any more.")
-            # Changes are written in their order: once this one is, those before it can be read.
-            store.save(kept, kept).result()
+            store.settled().result()
             return store.conversation(chat) or kept, store.tree(chat)
 
         def deliver(found: tuple[Chat, MessageTree]) -> None:
@@ -125,6 +130,24 @@ class ChatArchive(QObject):
             self._background.run(
                 "Searching the conversations", lambda: store.search(text), on_found, self._notices.tell, quiet=True
             )
+
+    def work(self, what: str, work: Callable[[ChatStore], _T], then: Callable[[_T], None]) -> None:
+        """Do something with the store beside the GUI thread, with all that was written so far; `what` is for people."""
+        store = self._store
+        if store is None:
+            self._notices.tell(ChatError("The conversations cannot be read, so there is nothing to work on."))
+            return
+
+        def settled_work() -> _T:
+            store.settled().result()
+            return work(store)
+
+        self._background.run(what, settled_work, then, self._notices.tell)
+
+    def take_in(self, chats: Sequence[Chat]) -> None:
+        """List conversations that the store has taken in."""
+        self._chats |= {chat.id: chat for chat in chats}
+        self.changed.emit()
 
     # ------------------------------------------------------------------ keeping
 
@@ -141,6 +164,10 @@ class ChatArchive(QObject):
         self._touch(chat)
         self._do(lambda store: store.apply(chat, before, after), _nothing)
 
+    def keep_file(self, data: bytes) -> None:
+        """Keep the bytes of an attachment."""
+        self._do(lambda store: store.keep_file(data)[1], _nothing)
+
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         """Keep more of an answer."""
         self._do(lambda store: store.append(message, content, reasoning), then)
@@ -153,12 +180,14 @@ class ChatArchive(QObject):
         """Take a conversation out of the list, until `restore`."""
         if self._chats.pop(chat, None) is not None:
             self._do(lambda store: store.delete(chat), _nothing)
+            self.deleted.emit(chat)
             self.changed.emit()
 
     def restore(self, chat: Chat) -> None:
         """Bring back what was deleted."""
         self._chats[chat.id] = chat
         self._do(lambda store: store.restore(chat.id), _nothing)
+        self.brought_back.emit(chat.id)
         self.changed.emit()
 
     # ------------------------------------------------------------------ inside

@@ -34,6 +34,11 @@ def _size(text: str) -> int:
     return size_bytes
 
 
+def _quota(text: str) -> int:
+    """Return a size that may be 0."""
+    return 0 if text.strip() == "0" else _size(text)
+
+
 def _sizes(text: str) -> tuple[int, ...]:
     return tuple(_size(part) for part in text.split(","))
 
@@ -182,7 +187,7 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
-    commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve", parser_class=Parser)
+    commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve|kept", parser_class=Parser)
     lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
     lab.add_argument(
         "--workers", type=_sizes, required=True, metavar="SIZE[,SIZE...]", help="one cap per worker: 512MiB,1GiB"
@@ -196,7 +201,16 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     )
     serve.add_argument("--device", default="CPU", metavar="D", help="ggml device to offer (default CPU)")
     serve.add_argument("--cap", type=_size, metavar="SIZE", help="offer at most this much memory")
+    serve.add_argument(
+        "--keep",
+        type=_quota,
+        metavar="SIZE",
+        help="keep weights that clients send, so that they are sent once, up to this much (default 20GiB; 0: none)",
+    )
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    kept = commands.add_parser("kept", help="how much of weights workers of this machine keep")
+    kept.add_argument("--empty", action="store_true", help="remove them; they are sent anew")
+    kept.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
 
 
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:

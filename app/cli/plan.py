@@ -7,10 +7,15 @@ from argparse import Namespace
 from app.cli import exit_codes
 from app.cli.inputs import read_inputs
 from app.cli.output import print_document, print_line
+from app.paths import speeds_path
 from engine.errors import BusyError, UnreachableError
+from engine.fit.speed_book import read_speed_book
 from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
+from engine.plan.preview import plan_sendings, plan_speed
 from engine.probing.probe import probe
+from engine.rigs.speed_test import known_speeds
+from engine.speed.work import Work
 
 
 def run_plan(options: Namespace) -> int:
@@ -21,10 +26,12 @@ def run_plan(options: Namespace) -> int:
         plan = probe(plan)
     elif not plan.violations and plan.report.probe_only is not None:
         plan = _probed_or_known(plan)
+    speeds = known_speeds(plan.rig, read_speed_book(speeds_path()))
+    speed, sent = plan_speed(Work(plan.model), plan, speeds), plan_sendings(plan, speeds)
     if options.json:
-        print_document(plan_document(plan, asked.explanation))
+        print_document(plan_document(plan, asked.explanation, speed, sent))
     else:
-        print_line(plan_text(plan, asked.explanation))
+        print_line(plan_text(plan, asked.explanation, speed, sent))
     if plan.violations:
         return exit_codes.ARGUMENT
     return exit_codes.OK if plan.report.fits else exit_codes.DOES_NOT_FIT

@@ -146,7 +146,7 @@ def _remedy_lines(event: OutOfMemory) -> list[str]:
 
 
 def _row_lines(measured: tuple[DeviceRow, ...], forecast: tuple[DeviceRow, ...]) -> list[str]:
-    expected = {row.id: row.need_bytes for row in forecast}
+    expected = {row.id: row.without_overhead().need_bytes for row in forecast}
     lines = []
     for row in measured:
         known = expected.get(row.id)

@@ -10,6 +10,7 @@ import msgspec
 
 from engine.errors import ArgumentError
 from engine.files import read_at_most
+from engine.json_file import UNREADABLE
 from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
 
 _MAX_BYTES = 64 * 1024 * 1024
@@ -86,7 +87,7 @@ def _read(path: Path) -> tuple[str, ...]:
         raise ArgumentError(f"--prompts: {path} cannot be read: {error}.") from None
     try:
         prompts = msgspec.json.decode(data, type=tuple[str, ...])
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except UNREADABLE as error:
         raise ArgumentError(f"--prompts: {path} is not a JSON list of texts: {error}.") from None
     if not prompts:
         raise ArgumentError(f"--prompts: {path} holds no prompt; give a JSON list of texts.")

@@ -8,10 +8,13 @@ from argparse import Namespace
 
 from app.cli import exit_codes
 from app.cli.interrupts import on_interrupt
-from app.cli.output import print_text, say
+from app.cli.output import print_document, print_line, print_text, say
+from app.paths import kept_weights_path
 from engine.devices.rig_file import encode_rig, write_rig
+from engine.kept_weights import DEFAULT_QUOTA_BYTES, empty, kept_files
 from engine.protocol.messages import Serving
-from engine.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
+from engine.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights, LabRig, serve
+from engine.units import format_bytes
 
 _POLL_S = 0.5
 """Python runs signal handlers in the main thread only: a wait without limit would hold them up on Windows."""
@@ -20,6 +23,8 @@ OPEN_TO_ALL = "RPC has no authentication and no encryption: whoever reaches this
 
 def run_rig(options: Namespace) -> int:
     """Run lab workers, or serve one device, until SIGINT, SIGTERM or SIGHUP."""
+    if options.rig_command == "kept":
+        return _run_kept(options)
     ended = threading.Event()
     with on_interrupt(ended.set):
         if options.rig_command == "serve":
@@ -41,10 +46,15 @@ def _run_lab(options: Namespace, ended: threading.Event) -> None:
 
 
 def _serve(options: Namespace, ended: threading.Event) -> None:
+    quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
+
     def report(serving: Serving) -> None:
         _say(f"{options.device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
         if options.cap is not None and not serving.caps_enforced:
             _say(CAPS_NOT_ENFORCED)
+        if quota_bytes:
+            kept = f"up to {format_bytes(quota_bytes)} of weights in {kept_weights_path()}"
+            _say(f"It keeps {kept}, so that they are sent once; `rig kept --empty` removes them.")
         if not _is_loopback(options.host):
             _say(OPEN_TO_ALL)
 
@@ -53,9 +63,25 @@ def _serve(options: Namespace, ended: threading.Event) -> None:
         host=options.host,
         device=options.device,
         cap_bytes=options.cap,
+        kept=KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes else None,
         until=ended,
         on_serving=report,
     )
+
+
+def _run_kept(options: Namespace) -> int:
+    """Print how much workers keep, and remove it first where that is asked for."""
+    folder = kept_weights_path()
+    freed_bytes = empty(folder) if options.empty else 0
+    files = kept_files(folder)
+    size_bytes = sum(file.size_bytes for file in files)
+    if options.json:
+        document = {"folder": str(folder), "size_bytes": size_bytes, "files": len(files), "freed_bytes": freed_bytes}
+        print_document(document)
+    else:
+        freed = f"{format_bytes(freed_bytes)} removed; " if options.empty else ""
+        print_line(f"{freed}{format_bytes(size_bytes)} of weights are kept in {folder}.")
+    return exit_codes.OK
 
 
 def _is_loopback(host: str) -> bool:

@@ -22,6 +22,9 @@ class ChatKeeper(Protocol):
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
         """Keep what became of the messages of a conversation."""
 
+    def keep_file(self, data: bytes) -> None:
+        """Keep the bytes of an attachment, before the message that has it."""
+
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         """Keep more text of an answer that is being written."""
 
@@ -36,6 +39,9 @@ class NoKeeper:
         pass
 
     def apply(self, chat: str, before: MessageTree, after: MessageTree) -> None:
+        pass
+
+    def keep_file(self, data: bytes) -> None:
         pass
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:

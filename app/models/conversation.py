@@ -6,27 +6,29 @@ Which conversation that is can change at any time. An answer goes on in the one 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.chat_keeper import ChatKeeper, NoKeeper
-from app.models.chat_words import layout_words, title_of
+from app.models.chat_words import layout_words, title_of_message
 from app.models.context_fit import ContextQuestion, may_be_too_long, shown_path
 from app.models.loading import AnswerLost, Loading, ModelState
+from app.models.state_keeper import NoStates, StateKeeper
 from engine.chats.asking import answer_request, chat_messages
 from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
-from engine.chats.message import Message, MessageState, Timings, new_id, now_ms
+from engine.chats.message import Attachment, Message, MessageState, Timings, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.thinking import Splitter, Told, begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.errors import EngineError
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import Counted
+from engine.protocol.messages import ChatMessage, Counted
 from engine.session.events import Answered, Done, Token
+from engine.settings.sampling_settings import SamplingSettings
 from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
 
 KEEP_INTERVAL_MS = 30
@@ -42,6 +44,14 @@ class ContextUse:
 
 
 @dataclass(frozen=True, slots=True)
+class Restored:
+    """Tokens that the model holds again without having read them; or, with none, why what was kept was of no use."""
+
+    tokens: int
+    refusal: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Piece:
     """More of an answer, which is kept and may be painted."""
 
@@ -52,16 +62,27 @@ class Piece:
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer under way: the conversation that it is of, as that stands, and what came of it."""
+    """An answer under way: the conversation that it is of, as that stands, and what came of it.
+
+    `system`, `template` and `settings` are those of when it was asked for: another conversation may be shown since.
+    """
 
     chat: str
     tree: MessageTree
     message: Message
+    system: str
+    template: str
+    settings: SamplingSettings
+    left_out: frozenset[str]
     begun: str = ""
     """What it goes on from."""
     counting: tuple[int, ContextQuestion] | None = None
     """The number under which the model counts what it would read, before it is asked."""
+    asking: tuple[ContextQuestion, Counted] | None = None
+    """What a person is asked about: the context is full."""
     note: str = ""
+    waits: bool = False
+    """Whether the model does not yet hold what is kept of the conversation."""
     request: int | None = None
     splitter: Splitter = field(default_factory=Splitter)
     content: list[str] = field(default_factory=list)
@@ -106,12 +127,16 @@ class Conversation(QObject):
     answer_finished = Signal(Done)
     answer_failed = Signal(str)
     context_use_changed = Signal(ContextUse)
+    overflow_asked = Signal(str)
+    """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
+    restored = Signal(Restored)
+    """What was kept of the shown conversation is in the model again, or is of no use."""
     shown_changed = Signal()
     """Other messages are shown than before."""
     message_changed = Signal(str)
     """The message of this id is not what it was."""
     piece_kept = Signal(Piece)
-    question_returned = Signal(str)
+    question_returned = Signal(object)  # Message
     """A question whose answer failed goes back to where it was typed."""
     chat_changed = Signal()
     """Another conversation is shown, or its title, prompt or settings changed."""
@@ -120,6 +145,7 @@ class Conversation(QObject):
         super().__init__(parent)
         self._loading = loading
         self.keeper: ChatKeeper = NoKeeper()
+        self.states: StateKeeper = NoStates()
         self.chat = new_chat()
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
@@ -178,6 +204,30 @@ class Conversation(QObject):
         answer = self._answer
         return answer.message.id if answer is not None and answer.chat == self.chat.id else None
 
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Messages of what is shown that the model is not shown any more."""
+        return self._left_out
+
+    def prompt_messages(self) -> tuple[ChatMessage, ...]:
+        """Return what a model would be shown of this conversation, with what is typed as the next question."""
+        path = shown_path(self.tree.path, self._left_out)
+        if self.chat.draft.strip():
+            path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
+        return chat_messages(self.system, path)
+
+    @property
+    def asked_request(self) -> int | None:
+        """The number under which the model is asked for the answer that is being written; None: it is not asked yet."""
+        return None if self._answer is None else self._answer.request
+
+    def tell_restored(self, chat: str, restored: Restored) -> None:
+        """Take what became of the kept state of a conversation."""
+        if chat == self.chat.id:
+            self.restored.emit(restored)
+            if restored.tokens:
+                self.context_use_changed.emit(ContextUse(restored.tokens, self._context_size))
+
     def open(self, chat: Chat, tree: MessageTree) -> None:
         """Show a conversation that is kept."""
         self.chat, self._is_kept, self._returned = chat, True, None
@@ -217,31 +267,69 @@ class Conversation(QObject):
 
     # ------------------------------------------------------------------ what people do
 
-    def send(self, text: str) -> None:
-        """Answer `text` in the conversation so far."""
-        if not self._can_ask():
+    def send(self, text: str, files: Sequence[tuple[Attachment, bytes | None]] = ()) -> None:
+        """Answer `text` in the conversation so far. `files` go with it; their bytes, where they are not kept yet."""
+        if not self.can_ask:
             return
-        question = Message(id=new_id(), role="user", content=text, parent=self._parent_of_next(), created_ms=now_ms())
+        for _attachment, data in files:
+            if data is not None:
+                self.keeper.keep_file(data)
+        question = Message(
+            id=new_id(),
+            role="user",
+            content=text,
+            parent=self._parent_of_next(),
+            attachments=tuple(attachment for attachment, _data in files),
+            created_ms=now_ms(),
+        )
         self._ask(add(self.tree, question))
 
     def regenerate(self, message: str) -> None:
         """Write another version of an answer."""
         question = self.tree.messages[message].parent
-        if question is not None and self._can_ask():
+        if question is not None and self.can_ask:
             self._ask(replace(self.tree, leaf=question))
 
     def edit(self, message: str, text: str) -> None:
         """Ask a question with other words, as a branch."""
-        if self._can_ask():
+        if self.can_ask:
             self._ask(edited(self.tree, message, text, created_ms=now_ms()))
 
     def go_on(self, message: str) -> None:
         """Go on where an answer ended before its end."""
         known = self.tree.messages[message]
-        if known.role == "assistant" and self._can_ask():
+        if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
             begun = begun_answer(known.reasoning, known.content, None, thinking=thinking)
             self._continue(select(self.tree, message), known, begun)
+
+    def stop(self) -> None:
+        """End the answer that is being written; what is there stays."""
+        answer = self._answer
+        if answer is not None and answer.asking is not None:
+            self.answer_overflow(False)
+        elif answer is not None and (answer.waits or answer.counting is not None):
+            self._fail("It was stopped before the model was asked.")
+        else:
+            self._loading.stop_answer()
+
+    def answer_overflow(self, leave_out: bool) -> None:
+        """Go on with a question that the context has no room for, without the oldest turns; or do not ask it."""
+        answer = self._answer
+        if answer is None or answer.asking is None:
+            return
+        asking, answer.asking = answer.asking, None
+        self.overflow_asked.emit("")
+        if leave_out:
+            self._take_count(answer, *asking, "drop")
+        else:
+            self._fail("It was not asked: the context is full.")
+
+    def toggle_pin(self, message: str) -> None:
+        """Have a turn stay in the context when others are left out, or no more."""
+        known = self.tree.messages.get(message)
+        if known is not None and self.open_message is None:
+            self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
 
     def answer_now(self) -> None:
         """End the thought of the answer that is being written, and have it answer with what there is."""
@@ -277,7 +365,7 @@ class Conversation(QObject):
         chat = msgspec.structs.replace(
             self.chat,
             id=new_id(),
-            title=f"{self.chat.title or title_of(tree.path[0].content)} (branch)",
+            title=f"{self.chat.title or title_of_message(tree.path[0])} (branch)",
             leaf=tree.leaf,
             draft="",
             pinned=False,
@@ -293,7 +381,9 @@ class Conversation(QObject):
 
     # ------------------------------------------------------------------ asking
 
-    def _can_ask(self) -> bool:
+    @property
+    def can_ask(self) -> bool:
+        """Whether a question would be answered now."""
         loading = self._loading
         return loading.state is ModelState.READY and loading.model is not None and not self.is_answering
 
@@ -319,7 +409,7 @@ class Conversation(QObject):
             created_ms=now_ms(),
         )
         if not self.chat.title:
-            self.change_chat(msgspec.structs.replace(self.chat, title=title_of(tree.path[-1].content)))
+            self.change_chat(msgspec.structs.replace(self.chat, title=title_of_message(tree.path[-1])))
         elif not self._is_kept:
             self._keep_chat()
         self._begin(add(tree, message), message)
@@ -331,24 +421,42 @@ class Conversation(QObject):
 
     def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
         before, self.tree = self.tree, tree
-        answer = self._answer = _Answer(self.chat.id, tree, message, begun, asked_s=time.monotonic())
+        answer = self._answer = _Answer(
+            self.chat.id,
+            tree,
+            message,
+            self.system,
+            self.chat.template,
+            self.sampling.settings,
+            self._left_out,
+            begun,
+            asked_s=time.monotonic(),
+        )
         answer.splitter.add(begun)
         answer.content.append(message.content)
         answer.reasoning.append(message.reasoning)
         self.keeper.apply(self.chat.id, before, tree)
         self.shown_changed.emit()
         self.answer_started.emit(message.model)
-        self._ask_model(answer, tree.path_to(message.parent))
+        path = tree.path_to(message.parent)
+        answer.waits = True
+        self.states.before_answer(answer.chat, lambda: self._go_on_asking(answer, path), goes_on=len(path) > 1)
+
+    def _go_on_asking(self, answer: _Answer, path: tuple[Message, ...]) -> None:
+        if answer is self._answer:
+            answer.waits = False
+            self._ask_model(answer, path)
 
     def _ask_model(self, answer: _Answer, path: tuple[Message, ...], *, is_counted: bool = False) -> None:
-        question = ContextQuestion(self.system, path, self._left_out)
-        asked = chat_messages(self.system, shown_path(path, self._left_out))
+        question = ContextQuestion(answer.system, path, answer.left_out, answer.template)
+        asked = chat_messages(answer.system, shown_path(path, answer.left_out))
         try:
             if not is_counted and may_be_too_long(asked, self._context_size):
                 answer.counting = self._loading.ask(question.request), question
             else:
-                request = answer_request(asked, self.sampling.settings, begun=answer.begun)
+                request = answer_request(asked, answer.settings, begun=answer.begun, template=answer.template)
                 answer.request = self._loading.generate(request)
+                self.states.asked(answer.chat, answer.request)
         except EngineError as error:
             self._fail(error.summary())
 
@@ -360,13 +468,21 @@ class Conversation(QObject):
         if not isinstance(event.answer, Counted):
             self._fail("The conversation could not be counted; send it again.")
             return
-        fit = question.fit(event.answer, self.overflow, self.sampling.settings.max_tokens)
-        if fit.decision != "fits":
-            self._fail(f"{fit.sentence()} The context has {event.answer.n_ctx} tokens.")
-            return
-        self._left_out = frozenset(fit.left_out)
-        answer.note = fit.sentence()
-        self._ask_model(answer, question.path, is_counted=True)
+        self._take_count(answer, question, event.answer, self.overflow)
+
+    def _take_count(self, answer: _Answer, question: ContextQuestion, counted: Counted, overflow: Overflow) -> None:
+        fit = question.fit(counted, overflow, answer.settings.max_tokens)
+        if fit.decision == "ask":
+            answer.asking = question, counted
+            self.overflow_asked.emit(fit.sentence())
+        elif fit.decision != "fits":
+            self._fail(f"{fit.sentence()} The context has {counted.n_ctx} tokens.")
+        else:
+            answer.left_out = frozenset(fit.left_out)
+            if answer.chat == self.chat.id:
+                self._left_out = answer.left_out
+            answer.note = fit.sentence()
+            self._ask_model(answer, question.path, is_counted=True)
 
     # ------------------------------------------------------------------ what comes
 
@@ -412,13 +528,16 @@ class Conversation(QObject):
 
     def _on_answered(self, event: Done) -> None:
         answer = self._answer
-        if answer is None or event.request != answer.request:
+        if answer is None or answer.request is None or event.request != answer.request:
             return
         answer.rest()
+        held = event.prompt_tokens + event.generated_tokens
+        self.states.answered(answer.chat, answer.request, held)
         timings = Timings(
             prompt_tokens=event.prompt_tokens,
+            cached_tokens=event.cached_tokens,
             generated_tokens=event.generated_tokens,
-            prompt_seconds=_seconds(event.prompt_tokens, event.prompt_tokens_per_second),
+            prompt_seconds=_seconds(event.prompt_tokens - event.cached_tokens, event.prompt_tokens_per_second),
             generation_seconds=_seconds(event.generated_tokens, event.generation_tokens_per_second),
             first_token_seconds=_between(answer.asked_s, answer.first_s),
             thinking_seconds=_between(answer.first_s, answer.thought_s),
@@ -434,7 +553,7 @@ class Conversation(QObject):
         self.context_use_changed.emit(ContextUse(self._loading.snapshot.context_used or 0, self._context_size))
 
     def _answer_now(self, thought: Message, begun: str) -> None:
-        if thought.id in self.tree.messages and self._can_ask():
+        if thought.id in self.tree.messages and self.can_ask:
             self._continue(self.tree, thought, begun)
 
     def _on_answer_lost(self, lost: AnswerLost) -> None:
@@ -452,7 +571,7 @@ class Conversation(QObject):
         self._finish("interrupted" if has_words else "failed", note=sentence)
         if question is not None and answer.chat == self.chat.id:
             self._returned = question.id
-            self.question_returned.emit(question.content)
+            self.question_returned.emit(question)
         self.answer_failed.emit(sentence)
 
     def _finish(

@@ -5,8 +5,9 @@ Each model that is open has its sheet: a model that is put aside keeps its edit 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
@@ -21,19 +22,20 @@ from engine.plan.plan import Plan
 from engine.plan.preview import Preview, PreviewTables, make_preview
 from engine.probing.probe_cache import ProbeCache
 from engine.settings.context_settings import ContextSettings
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
-PREVIEW_SECONDS = 2.0
-"""For the arithmetic of one preview; no model that is known takes as long."""
+PREVIEW_SECONDS = 0.5
+"""Of the processor for the arithmetic of one preview, after the first; no model that is known takes as long."""
 
 
 class Sheet:
     """One model's edit, with its undo and what its previews share."""
 
-    def __init__(self, model: ModelFile, edit: Edit, undo_stack: QUndoStack) -> None:
-        self.model = model
-        self.tables = PreviewTables(model)
+    def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack) -> None:
+        self.model = tables.memory.model
+        self.tables = tables
         self.edit = edit
         self.undo_stack = undo_stack
 
@@ -51,6 +53,8 @@ class LayoutDocument(QObject):
         """Undo and redo of whichever sheet is on the table."""
         self._sheet: Sheet | None = None
         self._rig: Rig | None = None
+        self._speeds = NO_MEASUREMENTS
+        self._answered: Mapping[tuple[Path, Edit], float] = {}
         self._drag_start: Edit | None = None
         self.probes = ProbeCache()
         """What the engine told of plans; it holds for as long as their key does, whatever memory is free."""
@@ -80,15 +84,24 @@ class LayoutDocument(QObject):
     def is_dragging(self) -> bool:
         return self._drag_start is not None
 
-    def open(self, model: ModelFile, rig: Rig, edit: Edit) -> None:
-        """Begin with `edit` of `model` in place of the sheet on the table; undo starts anew."""
+    def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit) -> None:
+        """Begin with `edit` of a model in place of the sheet on the table; undo starts anew.
+
+        Tables that have seen the first preview spare this thread its longest computation.
+        """
         old = self.put_aside()
         if old is not None:
             self.undo_group.removeStack(old.undo_stack)
             old.undo_stack.deleteLater()
         stack = QUndoStack(self)
         self.undo_group.addStack(stack)
-        self.show(Sheet(model, edit, stack), rig)
+        tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
+        self.show(Sheet(tables, edit, stack), rig)
+
+    def restart(self, rig: Rig, edit: Edit) -> None:
+        """Begin anew with `edit` of the model on the table."""
+        if self._sheet is not None:
+            self.open(self._sheet.tables, rig, edit)
 
     def put_aside(self) -> Sheet | None:
         """Take the sheet off the table, for `show` later; None where there is none. A drag is given up."""
@@ -116,6 +129,12 @@ class LayoutDocument(QObject):
             self._recompute()
             if devices_changed:
                 self.edit_settled.emit()
+
+    def set_speeds(self, speeds: Speeds, answered: Mapping[tuple[Path, Edit], float]) -> None:
+        """Predict with `speeds` from now on; `answered`: tokens per second of the last answers, by model and edit."""
+        self._speeds, self._answered = speeds, answered
+        if self._sheet is not None:
+            self._recompute()
 
     def show_probed(self) -> None:
         """Show what `probes` has got, where it is of what is edited now."""
@@ -200,7 +219,8 @@ class LayoutDocument(QObject):
             self.plan = self.probes.over(Plan(sheet.tables.memory, self._rig, sheet.edit))
             # What takes longer is left to the engine, which a probe asks: this is the thread that draws.
             with limited(PREVIEW_SECONDS):
-                self.preview = make_preview(sheet.tables, self.plan)
+                answered = self._answered.get((sheet.model.paths[0], sheet.edit)) if self._answered else None
+                self.preview = make_preview(sheet.tables, self.plan, self._speeds, answered)
         self.preview_changed.emit(self.preview)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QObject, Qt, Signal
 
+from app.paths import kept_states_path
 from engine.protocol.messages import DeviceMemoryReadings
 from engine.session.driver import News
 from engine.session.events import (
@@ -46,7 +47,7 @@ class EngineBridge(QObject):
     def __init__(self, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._arrived.connect(self._on_arrived, Qt.ConnectionType.QueuedConnection)
-        self.session = ModelSession(self._arrived.emit, holders=memory_holders)
+        self.session = ModelSession(self._arrived.emit, holders=memory_holders, sequences=kept_states_path())
         self._signals = {
             Snapshot: self.snapshot,
             Progress: self.progress,

@@ -137,7 +137,7 @@ class Layouts(QObject):
         def apply(layout: Layout) -> None:
             # What was touched meanwhile stays. Where devices came or went again, a proposal for those is on its way.
             if self._is_untouched and not self._obstacle(plan):
-                self._document.open(plan.model, self._live.rig, replace(plan.edit, layout=layout))
+                self._document.restart(self._live.rig, replace(plan.edit, layout=layout))
 
         self._find(plan, apply)
 

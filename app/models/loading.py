@@ -13,7 +13,15 @@ from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
 from engine.plan.edit import Edit
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import AnyModelRequest, Generate
+from engine.protocol.messages import (
+    AnyModelRequest,
+    CountTokens,
+    Generate,
+    RenderTemplate,
+    RestoreSequence,
+    SaveSequence,
+    Tokenise,
+)
 from engine.session.events import Cancelled, Crashed, Done, Failed, Loaded, OutOfMemory
 from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
@@ -21,6 +29,9 @@ from engine.session.state import LoadedInfo
 
 ENGINE_ENDED = "The engine ended in the middle of this answer: Last load says how."
 """The report has all of it; beside an answer it would push the words away."""
+
+_BESIDE = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
+"""Requests of ours that take a moment, and beside which a model may be asked."""
 
 
 class ModelState(Enum):
@@ -63,6 +74,8 @@ class Loading(QObject):
     stepped_back = Signal(StepBack)
     released = Signal()
     """The child holds nothing any more."""
+    leaving = Signal()
+    """What is loaded goes next: the last moment to ask it something."""
     lost_changed = Signal(bool)
     """Whether a model was lost that nobody unloaded, and which `reload` brings back."""
 
@@ -94,8 +107,12 @@ class Loading(QObject):
             ended.connect(self._on_ended)
         bridge.done.connect(self.answered)
 
+    def prepare_close(self) -> None:
+        """Say that what is loaded goes, in the GUI thread; then `close`."""
+        self._leave()
+
     def close(self) -> None:
-        """End the child, waiting a bounded time."""
+        """End the child, waiting a bounded time; for any thread."""
         self.bridge.close()
 
     # ------------------------------------------------------------------ what is asked for
@@ -126,6 +143,7 @@ class Loading(QObject):
             return
         if order is not self._lost:
             self._set_lost(None)
+        self._leave()
         self._asked = order
         self._calibrator.begin(nothing_loaded=self.loaded is None, forecast_is_whole=forecast_is_whole)
         self.bridge.session.load(order)
@@ -146,10 +164,11 @@ class Loading(QObject):
         """Free the loaded model; return whether there was one."""
         if self.state not in (ModelState.READY, ModelState.GENERATING):
             return False
+        self._leave()
         requests = self.snapshot.requests
         self._held = None
         self.bridge.session.unload()
-        for run in requests:
+        for run in (each for each in requests if not isinstance(each.request, _BESIDE)):
             self.answer_lost.emit(AnswerLost(run.id, "The model was unloaded."))
         self._show_now()
         return True
@@ -174,6 +193,10 @@ class Loading(QObject):
             self.bridge.session.stop()
 
     # ------------------------------------------------------------------ what becomes of it
+
+    def _leave(self) -> None:
+        if self.state in (ModelState.READY, ModelState.GENERATING):
+            self.leaving.emit()
 
     def _show_now(self) -> None:
         """Show how the session stands now; snapshots that are still on their way tell nothing new then."""
@@ -219,11 +242,10 @@ class Loading(QObject):
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         """A load or an answer ended badly, or the child was lost. What was loaded before may still be there."""
-        if event.request is not None and not isinstance(event, Cancelled):
-            sentence = ENGINE_ENDED if isinstance(event, Crashed) else event.message
-            self.answer_lost.emit(AnswerLost(event.request, sentence))
-            if self.snapshot.loaded is not None:
-                return  # It is about an answer only, and was told there.
+        if event.request is not None:
+            self.answer_lost.emit(AnswerLost(event.request, _loss_words(event)))
+            if self.snapshot.loaded is not None or isinstance(event, Cancelled):
+                return  # It is about a request only, and was told there.
         self._tell_end(event)
 
     def _tell_end(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
@@ -242,6 +264,12 @@ class Loading(QObject):
         self.lost_changed.emit(order is not None)
 
 
+def _loss_words(event: OutOfMemory | Failed | Crashed | Cancelled) -> str:
+    if isinstance(event, Cancelled):
+        return "It was stopped before the model answered."
+    return ENGINE_ENDED if isinstance(event, Crashed) else event.message
+
+
 def _loaded_of(snapshot: Snapshot) -> LoadedInfo | None:
     """What is loaded and stays: what is being unloaded is no reason not to load it again."""
     return None if snapshot.is_unloading else snapshot.loaded
@@ -252,6 +280,6 @@ def _state_of(snapshot: Snapshot) -> ModelState:
         return ModelState.STOPPING if snapshot.pending.cancelled else ModelState.LOADING
     if snapshot.is_unloading:
         return ModelState.EMPTY
-    if snapshot.requests:
+    if not all(isinstance(run.request, _BESIDE) for run in snapshot.requests):
         return ModelState.GENERATING
     return ModelState.READY if snapshot.loaded is not None else ModelState.EMPTY

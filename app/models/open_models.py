@@ -87,6 +87,8 @@ class OpenModels(QObject):
     def close(self) -> None:
         """End every child, all at once, waiting a bounded time."""
         self._timer.stop()
+        for model in self._all:
+            model.loading.prepare_close()
         closing = [threading.Thread(target=model.loading.close, name="close a model") for model in self._all]
         for thread in closing:
             thread.start()

@@ -22,11 +22,16 @@ from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
-from engine.gguf.model_file import ModelFile
+from engine.memory.effort import limited
 from engine.plan.decisions.defaults import default_context
 from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.plan.preview import PreviewTables, make_preview
 from engine.units import format_bytes
 from widgets.library.recent_model import RecentModel
+
+OPENING_SECONDS = 10.0
+"""Of the processor for the first layout of a model; what is not known then is left to the engine."""
 
 
 class ModelOpener(QObject):
@@ -97,16 +102,16 @@ class ModelOpener(QObject):
         # What is loaded of the model on the table is no room for another one: that stays beside it.
         number, rig = self._asked, self._live.rig_without(())
 
-        def read_and_plan() -> tuple[OpenedFile, Edit]:
+        def read_and_plan() -> tuple[OpenedFile, PreviewTables, Edit]:
             opened = read()
-            return opened, _first_edit(opened, rig)
+            return opened, *_first_plan(opened, rig)
 
-        def show(found: tuple[OpenedFile, Edit]) -> None:
+        def show(found: tuple[OpenedFile, PreviewTables, Edit]) -> None:
             if number != self._asked:
                 return
-            opened, edit = found
+            opened, tables, edit = found
             if self._live.rig.ids == rig.ids:
-                self._on_read(opened, edit)
+                self._on_read(opened, tables, edit)
             else:
                 # Devices came or went meanwhile: what is to be planned for are those that are there now.
                 self._open(what, lambda: opened, path)
@@ -120,7 +125,7 @@ class ModelOpener(QObject):
 
         self._background.run(what, read_and_plan, show, failed)
 
-    def _on_read(self, opened: OpenedFile, edit: Edit) -> None:
+    def _on_read(self, opened: OpenedFile, tables: PreviewTables, edit: Edit) -> None:
         file = opened.model
         detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
         self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
@@ -129,15 +134,15 @@ class ModelOpener(QObject):
         if known is not None:
             self.show(known)
         else:
-            self._begin(self._models.place(file, opened.key), file, edit)
+            self._begin(self._models.place(file, opened.key), tables, edit)
         self._notices.say(f"Opened {file.name}")
         for problem in opened.problems:
             self._notices.tell(problem)
 
-    def _begin(self, model: OpenModel, file: ModelFile, edit: Edit) -> None:
+    def _begin(self, model: OpenModel, tables: PreviewTables, edit: Edit) -> None:
         self._make_current(model)
-        self._document.open(file, self._live.rig, edit)
-        self.model_changed.emit(file)
+        self._document.open(tables, self._live.rig, edit)
+        self.model_changed.emit(tables.memory.model)
 
     def _make_current(self, model: OpenModel) -> None:
         left = self._models.current
@@ -146,7 +151,14 @@ class ModelOpener(QObject):
             self._models.make_current(model)
 
 
-def _first_edit(opened: OpenedFile, rig: Rig) -> Edit:
-    """Return what an opened model begins with on `rig`."""
+def _first_plan(opened: OpenedFile, rig: Rig) -> tuple[PreviewTables, Edit]:
+    """Return what an opened model begins with on `rig`, and tables that have seen its first preview.
+
+    Tables are for one thread at a time: this one hands them over.
+    """
+    tables = PreviewTables(opened.model)
     context, beside = default_context(opened.model), opened.side_files
-    return Edit(initial_layout(opened.model, rig, context, beside), context, beside)
+    with limited(OPENING_SECONDS):
+        edit = Edit(initial_layout(tables.memory, rig, context, beside), context, beside)
+        make_preview(tables, Plan(tables.memory, rig, edit))
+    return tables, edit

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
+from app.models.document import LayoutDocument
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
@@ -16,18 +18,28 @@ from app.paths import speeds_path
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import EngineError
-from engine.fit.speed_book import SpeedBook, read_speed_book, write_speed_book
-from engine.fit.strategies.speeds import Speeds, layout_class
+from engine.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
 from engine.memory.model_memory import ModelMemory
-from engine.rigs.speed_test import known_speeds, measured_book, speed_lines
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.plan.preview import plan_speed
+from engine.rigs.speed_test import card_links, known_speeds, measured_book, speed_lines
 from engine.session.events import Done
+from engine.speed.answers import MIN_TOKENS
+from engine.speed.prediction import SpeedForecast
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds, layout_class
+from engine.speed.work import Work
 
 _log = logging.getLogger("layerdeck.speeds")
+_KEPT_ANSWERS = 256
+"""Layouts whose last answer is remembered, for as long as the window is open."""
 
 
 class SpeedKeeper(QObject):
-    """One book for all models. What is kept is written beside the GUI thread."""
+    """One book for all models. What is kept is written beside the GUI thread; the document predicts with it."""
 
+    known_changed = Signal(object)  # Speeds
+    """Something else is known of the devices shown."""
     compared = Signal()
     """An answer was set against what was predicted of it."""
 
@@ -35,6 +47,7 @@ class SpeedKeeper(QObject):
         self,
         live: LiveRig,
         models: OpenModels,
+        document: LayoutDocument,
         background: Background,
         notices: Notices,
         path: Path | None = None,
@@ -43,10 +56,17 @@ class SpeedKeeper(QObject):
         super().__init__(parent)
         self._live = live
         self._models = models
+        self._document = document
         self._background = background
         self._notices = notices
         self._path = path or speeds_path()
         self.book = read_speed_book(self._path)
+        self._answered: dict[tuple[Path, Edit], float] = {}
+        self._devices: tuple[tuple[str, str], ...] = ()
+        self._card_links: Mapping[str, float] = {}
+        self._speeds = NO_MEASUREMENTS
+        live.rig_changed.connect(self._on_rig_changed)
+        self._on_rig_changed(live.rig)
 
     def follow(self, model: OpenModel) -> None:
         """Learn from the answers of `model`."""
@@ -63,15 +83,16 @@ class SpeedKeeper(QObject):
 
         def show(measured: tuple[SpeedBook, tuple[str, ...]]) -> None:
             # Answers may have been learnt from meanwhile.
-            book, problems = replace(measured[0], ratios=self.book.ratios), measured[1]
-            self._keep(book)
+            self._keep(self._with_devices_of(measured[0]))
+            problems = measured[1]
+            book = self.book
             self._notices.say(" ".join((*speed_lines(rig, book), *problems)))
 
         self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
         """Take what was measured elsewhere; answers may have been learnt from meanwhile."""
-        self._keep(replace(book, ratios=self.book.ratios))
+        self._keep(self._with_devices_of(book))
 
     def _on_answer(self, model: OpenModel, event: Done) -> None:
         file, loaded, rig = model.file, model.loading.loaded, self._live.rig
@@ -81,25 +102,68 @@ class SpeedKeeper(QObject):
         if not used <= set(rig.ids):
             return  # The devices are not those of the load any more.
 
-        def predict() -> float:
-            from engine.fit.strategies.fastest import predict_layout
+        rate = event.generation_tokens_per_second
+        self._remember((file.paths[0], loaded.edit), event)
 
+        def predict() -> SpeedForecast | None:
             # Without what was learnt: how far the bare prediction is off is what is to be learnt.
-            speeds = replace(self.known_speeds(rig), ratios={})
-            return predict_layout(ModelMemory(file), rig, loaded.edit.layout, loaded.edit.context, speeds).middle_s
+            speeds = replace(self.known_speeds(rig), ratios={}, factors={})
+            fill_tokens = event.prompt_tokens + event.generated_tokens // 2
+            return plan_speed(Work(file), Plan(ModelMemory(file), rig, loaded.edit), speeds, fill_tokens)
 
-        def learn(predicted_s: float) -> None:
-            name = layout_class(loaded.edit.layout, rig)
-            rate = event.generation_tokens_per_second
-            self._keep(self.book.with_answer(name, predicted_s, event.generated_tokens, rate))
+        def learn(predicted: SpeedForecast | None) -> None:
+            if predicted is not None:
+                name = layout_class(loaded.edit.layout, rig)
+                self._keep(self.book.with_answer(name, rig, predicted, event.generated_tokens, rate))
             self.compared.emit()
 
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)
+
+    def _with_devices_of(self, measured: SpeedBook) -> SpeedBook:
+        """Return the book with what was measured of devices; answers may have been learnt from meanwhile."""
+        known = self.book.devices
+        changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
+        # Those of devices that were measured anew taught of another prediction.
+        answers = tuple(answer for answer in self.book.answers if changed.isdisjoint(answer.parts))
+        return SpeedBook(measured.devices, answers)
+
+    def _remember(self, what: tuple[Path, Edit], event: Done) -> None:
+        if event.generated_tokens >= MIN_TOKENS:
+            self._answered.pop(what, None)
+            self._answered[what] = event.generation_tokens_per_second
+            self._answered = dict(list(self._answered.items())[-_KEPT_ANSWERS:])
+            self._show()
+
+    def _on_rig_changed(self, rig: Rig) -> None:
+        """Look at devices that are other ones; most changes are of what is free on them."""
+        devices = tuple((device.id, speed_key(device)) for device in rig.all_devices)
+        if devices == self._devices:
+            return
+        self._devices, self._card_links = devices, {}
+        self._show()
+        if any(not device.is_rpc for device in rig.devices):
+            self._background.run("Reading links", lambda: card_links(rig), self._take_links, _log_error, quiet=True)
+
+    def _take_links(self, links: Mapping[str, float]) -> None:
+        self._card_links = links
+        self._show()
+
+    def _show(self) -> None:
+        """Have the document predict with what is known now."""
+        self._speeds = self.book.speeds(self._live.rig, self._card_links)
+        self._document.set_speeds(self._speeds, self._answered)
+        self.known_changed.emit(self._speeds)
+
+    @property
+    def speeds(self) -> Speeds:
+        """What is known of the devices shown."""
+        return self._speeds
 
     def _keep(self, book: SpeedBook) -> None:
         if book == self.book:
             return
         self.book = book
+        self._show()
         path = self._path
         self._background.run("Keeping speeds", lambda: write_speed_book(path, book), _nothing, _log_error, quiet=True)
 

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from PySide6.QtGui import QAction, QKeySequence
-from PySide6.QtWidgets import QMainWindow, QMenu
+
+from app.window.main_window import MainWindow
 
 Shortcut = QKeySequence.StandardKey | str | None
 
@@ -38,14 +39,12 @@ MenuEntries = tuple[Command | Switch | None, ...]
 
 
 class Actions:
-    """The actions of a window by name."""
+    """The actions of a window by name; `menus` says which come into which of its menus."""
 
-    def __init__(self, window: QMainWindow, menus: tuple[tuple[str, MenuEntries], ...]) -> None:
+    def __init__(self, window: MainWindow, menus: tuple[tuple[str, MenuEntries], ...]) -> None:
         self._by_name: dict[str, QAction] = {}
-        self.menus: dict[str, QMenu] = {}
-        for title, entries in menus:
-            menu = window.menuBar().addMenu(title)
-            self.menus[title.replace("&", "")] = menu
+        for name, entries in menus:
+            menu = window.menus[name]
             for entry in entries:
                 if entry is SEPARATOR:
                     menu.addSeparator()
@@ -69,7 +68,7 @@ class Actions:
         for name, value in enabled.items():
             self._by_name[name].setEnabled(value)
 
-    def _make(self, window: QMainWindow, entry: Command | Switch) -> QAction:
+    def _make(self, window: MainWindow, entry: Command | Switch) -> QAction:
         action = QAction(entry.text, window)
         if entry.tip:
             action.setStatusTip(entry.tip)

@@ -32,6 +32,8 @@ class Arranger(QObject):
         self.current = Arrangement.BOTH
         self._panels = QByteArray()
         """Where panels were before the chat was alone."""
+        self._widths: dict[str, int] = {}
+        """How wide those at the sides were: the chat alone leaves them wider than any state of docks tells."""
         main.saving.connect(self._save)
 
     def restore(self) -> None:
@@ -44,14 +46,19 @@ class Arranger(QObject):
         self.changing.emit()
         before, self.current = self.current, arrangement
         main = self._main
+        if before is Arrangement.BOTH:
+            self._widths = main.side_widths() or self._widths
         if arrangement is Arrangement.CHAT and before is not Arrangement.CHAT:
             self._panels = main.saveState(DOCK_STATE_VERSION)
         main.show_chat_alone(arrangement is Arrangement.CHAT)
+        # Before the panels have their widths: a chat with its list takes more.
+        main.chat_view.show_list(arrangement is Arrangement.CHAT or self._settings.shows_chat_list)
         if arrangement is not Arrangement.CHAT:
             if before is Arrangement.CHAT:
                 main.restoreState(self._panels, DOCK_STATE_VERSION)
             main.docks["chat"].setVisible(arrangement is Arrangement.BOTH)
-        main.chat_view.show_list(arrangement is Arrangement.CHAT or self._settings.shows_chat_list)
+            if arrangement is Arrangement.BOTH and before is not Arrangement.BOTH:
+                main.set_side_widths(self._widths)
         self.changed.emit(arrangement)
 
     def toggle_list(self) -> None:

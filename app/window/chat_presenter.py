@@ -9,7 +9,7 @@ from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices
 
 from app.chats.shown_messages import shown_message, shown_messages
-from app.models.conversation import ContextUse, Piece
+from app.models.conversation import ContextUse, Piece, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from engine.chats.tree import MessageTree
@@ -40,11 +40,12 @@ class ChatPresenter(QObject):
         conversation.chat_changed.connect(self._show_chat)
         conversation.message_changed.connect(self._show_message)
         conversation.piece_kept.connect(self._on_piece)
-        conversation.question_returned.connect(pane.return_question)
         conversation.answer_finished.connect(self._on_answer_finished)
         conversation.context_use_changed.connect(self._on_context_use)
-        pane.send_requested.connect(conversation.send)
-        pane.stop_requested.connect(loading.stop_answer)
+        conversation.restored.connect(self._on_restored)
+        conversation.overflow_asked.connect(pane.overflow_banner.ask)
+        pane.overflow_banner.answered.connect(conversation.answer_overflow)
+        pane.stop_requested.connect(conversation.stop)
         pane.draft_changed.connect(self._on_draft)
         pane.acted.connect(self._on_action)
         pane.undo_requested.connect(self._on_undo)
@@ -91,7 +92,9 @@ class ChatPresenter(QObject):
         pane.set_answering(self._conversation.is_answering)
 
     def _on_reading(self, event: Reading) -> None:
-        if not self._conversation.is_answering or event.prompt_tokens <= event.read_tokens:
+        if event.request != self._conversation.asked_request or not self._conversation.is_answering:
+            return
+        if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
             return
         words = f"reading {format_count(event.read_tokens)} of {format_count(event.prompt_tokens)} tokens"
@@ -105,17 +108,26 @@ class ChatPresenter(QObject):
         is_full = event.stop_reason == "context_full" and self._conversation.overflow == "stop"
         self._pane.set_context_full(is_full)
 
+    def _on_restored(self, restored: Restored) -> None:
+        if restored.tokens:
+            words = f"{format_count(restored.tokens)} tokens restored: they are not read again."
+        else:
+            words = f"This conversation is read again. {restored.refusal}"
+        self._pane.show_remark(words)
+
     def _on_context_use(self, use: ContextUse) -> None:
         self._pane.show_context(None if use.used is None else self._parts(use.used), use.total)
 
     def _parts(self, used: int) -> list[ContextPart]:
-        """Return what takes the tokens; the share of the system prompt by its length."""
+        """Return what takes the tokens; the shares of system prompt and files by their length."""
         conversation = self._conversation
+        path = conversation.tree.path
         system = len(conversation.system)
-        whole = system + sum(len(message.content) for message in conversation.tree.path)
-        of_system = round(used * system / whole) if whole and used else 0
-        parts = [ContextPart("system prompt, about", of_system, "kv")] if of_system else []
-        return [*parts, ContextPart("history", used - of_system, "weights")]
+        files = sum(len(each.text) for message in path for each in message.attachments)
+        whole = system + files + sum(len(message.content) for message in path)
+        shares = (("system prompt, about", system, "kv"), ("attachments, about", files, "experts"))
+        parts = [ContextPart(label, round(used * length / whole), colour) for label, length, colour in shares if length]
+        return [*parts, ContextPart("history", used - sum(part.tokens for part in parts), "weights")]
 
     # ------------------------------------------------------------------ from the pane
 
@@ -137,6 +149,8 @@ class ChatPresenter(QObject):
                 conversation.answer_now()
             case "branch":
                 conversation.branch(action.message)
+            case "pin":
+                conversation.toggle_pin(action.message)
             case "older":
                 conversation.step_version(action.message, -1)
             case "newer":

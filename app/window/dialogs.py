@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtWidgets import QFileDialog, QMessageBox, QWidget
+from PySide6.QtWidgets import QFileDialog, QWidget
 
 MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
 LAYOUT_FILTER = "Layouts (*.json);;All files (*)"
@@ -24,9 +24,3 @@ def ask_save(parent: QWidget, title: str, file_filter: str, proposal: str) -> Pa
         return None
     path = Path(name)
     return path if path.suffix else path.with_suffix(".json")
-
-
-def show_text(parent: QWidget, title: str, text: str) -> None:
-    """Show `text` with a close button."""
-    box = QMessageBox(QMessageBox.Icon.NoIcon, title, text, QMessageBox.StandardButton.Close, parent)
-    box.open()

@@ -30,6 +30,7 @@ class KeysDialog(QDialog):
                 grid.addWidget(plain_label(meaning, wrap=True), row, 1)
         grid.setRowStretch(grid.rowCount(), 1)
         scroll = QScrollArea()
+        scroll.setAccessibleName("Keys")
         scroll.setWidgetResizable(True)
         scroll.setWidget(content)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from PySide6.QtCore import QSize, Qt, Signal
@@ -19,11 +20,14 @@ from widgets.layout_editor.editor import LayoutEditor
 from widgets.library.load_question import LoadQuestionBar
 from widgets.library.model_panel import ModelPanel
 
+MENU_TITLES = ("&File", "&Edit", "&Layout", "&Devices", "&Model", "&Chat", "&View", "&Help")
 DOCK_STATE_VERSION = 1
+SIDES = ("models", "chat")
+"""Names of the panels at the left and the right."""
 DEFAULT_SIZE = (1440, 900)
 ROOMY_HEIGHT = 860
 MIN_REPORT_HEIGHT = 136
-EMPTY_REPORT_HEIGHT = 48
+EMPTY_REPORT_HEIGHT = 52
 QWIDGETSIZE_MAX = (1 << 24) - 1
 """Qt's own, for no limit."""
 REPORT_SHARE = 0.27
@@ -61,6 +65,8 @@ class MainWindow(QMainWindow):
         self.status_line = StatusLine()
         self.pages = QStackedWidget()
         """In the middle: the desk, and what takes its place for a while."""
+        self.menus = {title.replace("&", ""): self.menuBar().addMenu(title) for title in MENU_TITLES}
+        """Still without entries, which come when there is somebody to do what they say."""
         self.recent_menu = QMenu("Open Re&cent", self)
         self._closing = False
         self._no_title = QWidget()
@@ -104,13 +110,13 @@ class MainWindow(QMainWindow):
         self.addDockWidget(area, dock)
         return dock
 
-    def fill_menus(self, menus: dict[str, QMenu], *, before_demo: QAction) -> None:
+    def complete_menus(self, *, before_demo: QAction) -> None:
         """Add what only the window knows: its docks to the View menu, and recent models to the File menu."""
-        view = menus["View"]
+        view = self.menus["View"]
         first = view.actions()[0]
         view.insertActions(first, [dock.toggleViewAction() for dock in self.docks.values()])
         view.insertSeparator(first)
-        menus["File"].insertMenu(before_demo, self.recent_menu)
+        self.menus["File"].insertMenu(before_demo, self.recent_menu)
 
     def restore(self) -> None:
         """Take the size and the places that were saved, else the first ones."""
@@ -142,6 +148,19 @@ class MainWindow(QMainWindow):
     @property
     def _report_height(self) -> int:
         return round(self.height() * REPORT_SHARE) if self.height() >= ROOMY_HEIGHT else MIN_REPORT_HEIGHT
+
+    def side_widths(self) -> dict[str, int]:
+        """Return how wide the panels at the sides are, where both are shown there."""
+        sides = {name: self.docks[name] for name in SIDES}
+        are_there = all(dock.isVisible() and not dock.isFloating() for dock in sides.values())
+        return {name: dock.width() for name, dock in sides.items()} if are_there else {}
+
+    def set_side_widths(self, widths: Mapping[str, int]) -> None:
+        """Make the panels at the sides as wide again."""
+        names = [name for name in widths if not self.docks[name].isHidden()]
+        self.resizeDocks(
+            [self.docks[name] for name in names], [widths[name] for name in names], Qt.Orientation.Horizontal
+        )
 
     def show_chat_alone(self, alone: bool) -> None:
         """Give the chat the whole window, with the devices in one line above it; or give it back."""

@@ -25,16 +25,17 @@ from app.theme import THEME_NAMES, Theme, ThemeName
 from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
+from app.window.transfer_presenter import TransferPresenter
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
 Menu = tuple[str, MenuEntries]
-"""Title and entries."""
+"""A key of the window's `menus`, and entries."""
 
 
 def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
     """Files of models, layouts and rigs."""
-    return "&File", (
+    return "File", (
         Command("open_model", "&Open Model…", questions.open_model, _Key.Open),
         Command("open_demo", "Open &Demo Model", opener.open_demo),
         SEPARATOR,
@@ -49,7 +50,7 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
 
 def edit_menu(undo: QUndoGroup, copy_report: _Do) -> Menu:
     """Undo, and what is done to the texts of the current model."""
-    return "&Edit", (
+    return "Edit", (
         Command("undo", "&Undo", undo.undo, _Key.Undo),
         Command("redo", "&Redo", undo.redo, _Key.Redo),
         SEPARATOR,
@@ -68,7 +69,7 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         )
         for words in STRATEGY_WORDS
     )
-    return "&Layout", (
+    return "Layout", (
         Command("propose", "&Propose a Layout", layouts.propose, "Ctrl+I"),
         Command("split_evenly", "Split &Evenly over Devices", layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
@@ -89,9 +90,10 @@ def devices_menu(
     repeats: RepeatTest,
     speeds: SpeedKeeper,
     calibrator: Calibrator,
+    show_kept_weights: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
-    return "&Devices", (
+    return "Devices", (
         Command("refresh", "&Refresh", search.refresh, _Key.Refresh),
         SEPARATOR,
         Command("start_lab", "Start &Lab Rig…", questions.start_lab),
@@ -102,6 +104,8 @@ def devices_menu(
         Command("test_repeats", "&Test Repeated Devices", repeats.run),
         Command("measure_speeds", "Measure S&peeds", speeds.measure),
         Command("reset_calibration", "Reset &Calibration", calibrator.reset),
+        SEPARATOR,
+        Command("kept_weights", "&Weights Kept by Workers…", show_kept_weights),
     )
 
 
@@ -111,7 +115,7 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     def stop_answer() -> None:
         models.current.loading.stop_answer()
 
-    return "&Model", (
+    return "Model", (
         Command("load", "&Load", loader.load, "Ctrl+Return"),
         Command("cancel", "&Cancel Load", loader.cancel, "Ctrl+."),
         Command("unload", "&Unload", unloader.unload_current, "Ctrl+U"),
@@ -135,12 +139,24 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
     )
 
 
-def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search: _Do, delete: _Do) -> Menu:
+def chat_menu(
+    shelf: ChatShelf,
+    settings: Settings,
+    transfer: TransferPresenter,
+    *,
+    toggle_list: _Do,
+    search: _Do,
+    delete: _Do,
+    show_kept: _Do,
+    show_prompt: _Do,
+    show_beside: _Do,
+) -> Menu:
     """Conversations."""
-    return "&Chat", (
+    return "Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
+        Command("side_by_side", "&Two Models Side by Side", show_beside, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",
@@ -149,6 +165,24 @@ def chat_menu(shelf: ChatShelf, settings: Settings, *, toggle_list: _Do, search:
             shelf.drop_oldest_turns,
             tip="They stay in the conversation; the model is not shown them any more",
         ),
+        Switch(
+            "ask_when_full",
+            "Ask &before Turns Are Left Out",
+            settings.asks_when_full,
+            shelf.ask_when_full,
+            tip="Nothing is left out of a full context before you have said so",
+        ),
+        Command(
+            "kept_caches",
+            "&Kept Caches…",
+            show_kept,
+            tip="What models hold of conversations is kept on disk, so that nothing is read again",
+        ),
+        SEPARATOR,
+        Command("show_prompt", "Show What the &Model Reads…", show_prompt, "Ctrl+Shift+P"),
+        Command("export_chat", "&Export This Conversation…", transfer.export_current),
+        Command("export_all_chats", "Export &All Conversations…", transfer.export_all),
+        Command("import_chats", "&Import Conversations…", transfer.import_file),
         SEPARATOR,
         Command("delete_chat", "&Delete This Conversation", delete),
         Command("undo_delete_chat", "&Bring Back What Was Deleted", shelf.undo_delete),
@@ -164,7 +198,7 @@ def view_menu(
         settings.theme = name
         theme.set_name(name)
 
-    return "&View", (
+    return "View", (
         Command("arrange_place", "&Place Layers", partial(arrange, Arrangement.PLACE), "Ctrl+1"),
         Command("arrange_both", "Layers and C&hat", partial(arrange, Arrangement.BOTH), "Ctrl+2"),
         Command("arrange_chat", "&Chat Alone", partial(arrange, Arrangement.CHAT), "Ctrl+3"),
@@ -188,10 +222,11 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
     """Where to look further."""
-    return "&Help", (
-        Command("keys", "&Keys", show_keys, _Key.HelpContents),
+    return "Help", (
+        Command("handbook", "&Handbook", show_handbook, "F1", tip="The page about what you are working with"),
+        Command("keys", "&Keys", show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
             "&Check This Machine…",

@@ -16,7 +16,6 @@ from widgets.controls.settings_bar import SettingsBar
 from widgets.library.model_panel import ModelPanel
 from widgets.library.recent_model import ModelChoice
 
-_NO_MODEL_TEXT = "Open a model"
 _NEED_A_MODEL = (
     "save_layout",
     "open_layout",
@@ -80,7 +79,7 @@ class ModelPresenter(QObject):
 
     def _on_model_changed(self, model: ModelFile | None) -> None:
         if model is None:
-            self._bar.set_model_text(_NO_MODEL_TEXT, "")
+            self._bar.set_model_text("", "")
         else:
             recent = {each.path: each for each in self._settings.recent_models}
             shown = recent.get(model.paths[0])

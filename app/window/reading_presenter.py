@@ -27,7 +27,7 @@ class ReadingPresenter(QObject):
 
     def _on_reading(self, event: Reading) -> None:
         # What is said of a request that was stopped or lost meanwhile comes too late.
-        if event.request in self._being_read():
+        if event.prompt_tokens and event.request in self._being_read():
             read, whole = format_count(event.read_tokens), format_count(event.prompt_tokens)
             text = f"Reading the question: {read} of {whole} tokens"
             self._show(text if self._models.current is self._model else f"{self._model.name}: {text}")

@@ -13,6 +13,8 @@ from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.preset_book import PresetBook
 from app.chats.shelf import ChatShelf
+from app.chats.state_saver import StateSaver
+from app.chats.state_vault import StateVault
 from app.library.downloads import DownloadKeeper
 from app.library.finder import HubFinder
 from app.library.hub_access import HubAccess
@@ -34,7 +36,7 @@ from app.models.side_files import SideFileKeeper
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
-from app.paths import chats_path, library_path, presets_path
+from app.paths import chats_path, kept_states_path, library_path, presets_path
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
@@ -72,6 +74,7 @@ class Desk:
     finder: HubFinder
     archive: ChatArchive
     shelf: ChatShelf
+    states: StateVault
     presets: PresetBook
     typesetter: Typesetter
 
@@ -111,7 +114,7 @@ def make_desk(
     watchman = Watchman(live, parent)
     # First of all who follow the models: the loader asks what is free on devices that know of them.
     held_memory = HeldMemory(models, live, watchman, parent)
-    speeds = SpeedKeeper(live, models, background, notices, parent=parent)
+    speeds = SpeedKeeper(live, models, document, background, notices, parent=parent)
     auto_layouts = AutoLayouts(document, live, background, settings, speeds, notices, parent)
     loader = Loader(models, document, live, settings, background, auto_layouts.constraints, parent)
     unloader = Unloader(models, rig.lab, notices, parent)
@@ -119,6 +122,7 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
+    opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
     archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
@@ -133,7 +137,7 @@ def make_desk(
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
         watchman=watchman,
         held_memory=held_memory,
-        opener=ModelOpener(models, document, live, rig.lab, settings, background, notices, parent),
+        opener=opener,
         layouts=Layouts(document, models, live, background, notices, parent),
         auto_layouts=auto_layouts,
         side_files=SideFileKeeper(document, background, settings, notices, parent),
@@ -163,11 +167,13 @@ def make_desk(
             parent=parent,
         ),
         archive=archive,
-        shelf=ChatShelf(archive, models, settings, parent),
+        shelf=ChatShelf(archive, models, settings, opener.show, parent),
+        states=StateVault(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)
+    _connect_chats(desk)
     for model in models.all:
         _connect_model(desk, model)
     models.added.connect(lambda model: _connect_model(desk, model))
@@ -176,6 +182,13 @@ def make_desk(
 
 def _held_endpoints(models: OpenModels) -> list[str]:
     return [endpoint for model in models.held for endpoint in model.endpoints]
+
+
+def _connect_chats(desk: Desk) -> None:
+    """Keep nothing of what was deleted."""
+    desk.archive.deleted.connect(desk.states.forget)
+    desk.archive.brought_back.connect(desk.states.remember)
+    desk.archive.is_open_now.connect(desk.states.start)
 
 
 def _connect_notices(desk: Desk) -> None:
@@ -199,3 +212,4 @@ def _connect_model(desk: Desk, model: OpenModel) -> None:
     model.loading.released.connect(prober.restart)
     desk.held_memory.follow(model)
     desk.other_layouts.follow(model)
+    StateSaver(model, desk.states, model)

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
+from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
-from app.window.help import open_log, show_about, show_keys
+from app.window.help import open_log, show_about, show_handbook, show_keys
+from app.window.kept_caches_presenter import KeptCachesPresenter
+from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
@@ -21,7 +25,10 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
+from app.window.side_by_side import SideBySide
+from app.window.transfer_presenter import TransferPresenter
 from app.wiring.desk import Desk
 
 
@@ -47,6 +54,10 @@ def make_actions(
     def delete_chat() -> None:
         desk.shelf.delete(models.current.conversation.chat.id)
 
+    transfer = TransferPresenter(
+        ChatTransfer(desk.archive, notices, main), desk.archive, lambda: models.current.conversation.chat.id, main
+    )
+    main.chat_view.conversations.export_requested.connect(transfer.export)
     actions = Actions(
         main,
         (
@@ -60,20 +71,30 @@ def make_actions(
                 repeats=desk.rig.repeats,
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
+                show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(
-                desk.shelf, desk.settings, toggle_list=arranger.toggle_list, search=search_chats, delete=delete_chat
+                desk.shelf,
+                desk.settings,
+                transfer,
+                toggle_list=arranger.toggle_list,
+                search=search_chats,
+                delete=delete_chat,
+                show_beside=SideBySide(models, desk.opener, views, main.chat_view, arranger, notices, main).toggle,
+                show_prompt=PromptPresenter(models, theme, main).show,
+                show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
             help_menu(
+                show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
                 check_machine=check_machine,
                 open_log=lambda: open_log(notices),
-                show_about=lambda: show_about(main),
+                show_about=lambda: show_about(main, desk.background, notices, desk.rig.live.rig),
             ),
         ),
     )
-    main.fill_menus(actions.menus, before_demo=actions["open_demo"])
+    main.complete_menus(before_demo=actions["open_demo"])
     check_theme(actions, theme, main)
     return actions

@@ -6,8 +6,10 @@ A presenter whose parent is the window needs no other owner.
 from __future__ import annotations
 
 from app.models.open_model import OpenModel
+from app.run_marks import RunMarks
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
+from app.window.attach_presenter import AttachPresenter
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
@@ -26,6 +28,7 @@ from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.shelf_presenter import ShelfPresenter
 from app.window.state_presenter import StatePresenter
+from app.window.welcome_presenter import WelcomePresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
@@ -49,6 +52,7 @@ def make_views(main: MainWindow, desk: Desk) -> ModelViews:
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        AttachPresenter(model, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
         model.loading.state_changed.connect(main.open_report)
@@ -85,6 +89,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
 
     desk.shelf.began.connect(take_focus)
     arranger.changed.connect(take_focus)
+    take_focus(arranger.current)
     code = CodeSaver(main, desk.background, desk.notices)
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)
@@ -119,6 +124,37 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
     )
 
 
+def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
+    """Begin with the first page where no model was ever opened."""
+    if not desk.settings.recent_models:
+        WelcomePresenter(
+            main,
+            opener=desk.opener,
+            loader=desk.loader,
+            live=desk.rig.live,
+            background=desk.background,
+            notices=desk.notices,
+            open_file=questions.open_model,
+            show_library=library.page.show,
+        )
+
+
+def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
+    """Keep the mark of this run, and look for one that ended without closing."""
+    from app.window.recovery import Recovery
+
+    Recovery(
+        main,
+        marks,
+        opener=desk.opener,
+        layouts=desk.layouts,
+        models=desk.models,
+        document=desk.document,
+        background=desk.background,
+        notices=desk.notices,
+    ).begin()
+
+
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
     """Connect the Find tab of the library."""
     code = CodeSaver(main, desk.background, desk.notices)
@@ -150,6 +186,8 @@ def present_rig(main: MainWindow, desk: Desk, actions: Actions) -> None:
         notices=desk.notices,
         parent=main,
     )
+    desk.speeds.known_changed.connect(lambda speeds: main.device_strip.set_links(speeds.links))
+    main.device_strip.set_links(desk.speeds.speeds.links)
 
 
 def present_layout(main: MainWindow, desk: Desk, actions: Actions) -> None:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from PySide6.QtCore import Qt
 
+from app.run_marks import RunMarks
 from app.settings import Settings
 from app.theme import Theme
 from app.window.actions import Actions
-from app.window.arrangement import Arranger
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.doctor_presenter import DoctorPresenter
+from app.window.first_picture import FirstPicture, make_first_picture
 from app.window.library_page import LibraryPage
 from app.window.library_presenter import LibraryPresenter
 from app.window.main_window import MainWindow
@@ -26,6 +27,7 @@ from app.window.settings_presenter import SettingsPresenter
 from app.wiring.desk import Desk, make_desk
 from app.wiring.menu_bar import make_actions
 from app.wiring.presenters import (
+    follow_run,
     make_auto_layout_presenter,
     make_library_presenter,
     make_model_presenter,
@@ -39,6 +41,7 @@ from app.wiring.presenters import (
     present_rig,
     present_searches,
     present_state,
+    present_welcome,
 )
 
 
@@ -70,6 +73,10 @@ class WindowParts:
         for path in files:
             self.questions.open_dropped(path)
 
+    def follow_run(self, marks: RunMarks) -> None:
+        """Note what is open in the mark of this run, and open what one left that did not close."""
+        follow_run(self.main, self.desk, marks)
+
     def open_files(self, files: Sequence[Path]) -> None:
         """Open what a later start was given, and come to the front."""
         for path in files:
@@ -79,9 +86,13 @@ class WindowParts:
         self.main.activateWindow()
 
 
-def make_window(settings: Settings, theme: Theme) -> WindowParts:
-    """Return a window that is not shown yet, with a desk of its own that is closed with it."""
-    main = MainWindow(settings)
+def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None = None) -> WindowParts:
+    """Return a window with a desk of its own that is closed with it.
+
+    It is made from what was shown as its first picture, else from the beginning, and then not shown yet.
+    """
+    picture = picture or make_first_picture(settings, theme)
+    main, arranger = picture.main, picture.arranger
     desk = make_desk(settings, main)
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
@@ -92,7 +103,6 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     doctor = DoctorPresenter(desk.examiner, main)
     views.check_requested.connect(doctor.show)
     present_finder(main, desk, library_presenter)
-    arranger = Arranger(main, settings)
     arranger.changing.connect(library_presenter.page.hide)
     actions = make_actions(
         main,
@@ -106,6 +116,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
         arranger=arranger,
     )
     present_chats(main, desk, views, arranger)
+    present_welcome(main, desk, questions, library_presenter)
     present_searches(main, desk, actions)
     present_rig(main, desk, actions)
     present_layout(main, desk, actions)
@@ -114,9 +125,7 @@ def make_window(settings: Settings, theme: Theme) -> WindowParts:
     present_loaded(main, desk)
     settings_presenter = make_settings_presenter(main, desk)
     _connect_window(main, desk, questions)
-    _connect_theme(main, views, library_presenter.page, theme)
-    main.restore()
-    arranger.restore()
+    _connect_theme(views, library_presenter.page, theme)
     return WindowParts(
         main,
         desk,
@@ -146,7 +155,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.closing.connect(partial(desk.close))
 
 
-def _connect_theme(main: MainWindow, views: ModelViews, library: LibraryPage, theme: Theme) -> None:
-    for apply_palette in (main.apply_palette, views.apply_palette, library.view.apply_palette):
+def _connect_theme(views: ModelViews, library: LibraryPage, theme: Theme) -> None:
+    for apply_palette in (views.apply_palette, library.view.apply_palette):
         theme.palette_changed.connect(apply_palette)
         apply_palette(theme.palette)

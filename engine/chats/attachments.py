@@ -13,6 +13,7 @@ from engine.chats.message import Attachment, new_id
 from engine.chats.pdf_reader import SECONDS, PdfText
 from engine.errors import ChatError
 from engine.files import read_at_most
+from engine.json_file import UNREADABLE
 from engine.programs import child_argv
 from engine.texts import show
 
@@ -74,7 +75,7 @@ def _pdf_text(data: bytes, name: str) -> str:
             check=False,
         )
         found = msgspec.json.decode(done.stdout, type=PdfText)
-    except (OSError, subprocess.TimeoutExpired, msgspec.DecodeError):
+    except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
         found = PdfText(fault=f"it took longer than {SECONDS:g} s or too much memory to read")
     if found.fault:
         raise ChatError(f"{name} cannot be attached: {found.fault}.")

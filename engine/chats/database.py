@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import sqlite3
-import time
 from collections.abc import Callable
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +11,7 @@ import psutil
 
 from engine.chats.schema import VERSION, upgrade, version_of
 from engine.errors import ChatError
+from engine.sqlite_file import FAULTS, is_damage, put_aside
 
 BUSY_SECONDS = 10.0
 """How long a writer waits for that of another process (the window and a command line may be at it together)."""
@@ -30,15 +28,14 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
         path.parent.mkdir(parents=True, exist_ok=True)
         if reason := _fault(path):
             notice = _keep_aside(path, reason)
-        if not path.exists():
-            path.touch(mode=0o600)  # what is said is nobody else's business
-        connection = _connect(path)
         try:
-            upgrade(connection)
-        except BaseException:
-            connection.close()
-            raise
-    except (OSError, sqlite3.Error) as error:
+            connection = _open(path)
+        except FAULTS as error:
+            if not is_damage(error):
+                raise
+            notice = _keep_aside(path, f"is damaged ({error})")
+            connection = _open(path)
+    except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ChatError(f"The conversations cannot be kept in {path} ({reason}); check the folder.") from None
     return connection, notice
@@ -59,7 +56,21 @@ def is_alive(writer: str) -> bool:
         return False
 
 
-def mend(connection: sqlite3.Connection) -> None:
+def _open(path: Path) -> sqlite3.Connection:
+    """Return a connection to a database of this version, in which no message waits for a process that has ended."""
+    if not path.exists():
+        path.touch(mode=0o600)  # what is said is nobody else's business
+    connection = _connect(path)
+    try:
+        upgrade(connection)
+        _mend(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _mend(connection: sqlite3.Connection) -> None:
     """Make messages whole that processes were writing when they ended."""
     alive: Callable[[str], bool] = cache(is_alive)
     open_messages = connection.execute("SELECT id, writer FROM message WHERE writer IS NOT NULL").fetchall()
@@ -101,11 +112,9 @@ def _fault(path: Path) -> str:
         # a look at each table finds a damaged beginning; all of it is not read, which would take seconds
         for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
-    except sqlite3.OperationalError as error:
-        if "locked" in str(error) or "unable to open" in str(error):
+    except FAULTS as error:
+        if not is_damage(error):
             raise
-        return f"is damaged ({error})"
-    except sqlite3.DatabaseError as error:
         return f"is damaged ({error})"
     finally:
         connection.close()
@@ -114,10 +123,5 @@ def _fault(path: Path) -> str:
 
 def _keep_aside(path: Path, reason: str) -> str:
     """Rename a database with what belongs to it; returns the sentence that says so."""
-    stamp = time.strftime("%Y%m%d-%H%M%S")
-    aside = path.with_name(f"{path.stem}-{stamp}-{os.getpid()}{path.suffix}")
-    path.replace(aside)
-    for ending in ("-wal", "-shm"):
-        with suppress(FileNotFoundError):
-            path.with_name(path.name + ending).replace(aside.with_name(aside.name + ending))
+    aside = put_aside(path)
     return f"The database of conversations {reason}. It was kept as {aside.name} and a new one begun."

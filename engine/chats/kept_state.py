@@ -8,36 +8,48 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engine.errors import ChatError
 from engine.gguf.model_file import ModelFile
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 
+if TYPE_CHECKING:
+    from engine.memory.side_files import Adapter
+
 DEFAULT_QUOTA_BYTES = 10 * GIB
 SUFFIX = ".state"
 MIN_TOKENS = 128
 """A shorter conversation is read again faster than a file is written and kept."""
+UNFINISHED_S = 3600.0
+"""A file that was begun longer ago is nobody's any more: its child was killed."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateKey:
-    """What the state of a conversation belongs to beside the conversation: a model and how its cache is laid out."""
+    """What the state of a conversation belongs to beside the conversation: a model and how its cache is laid out.
+
+    `adapters`: what was loaded beside the model that changes what it computes, in words; empty: nothing.
+    """
 
     model: str
     type_k: str
     type_v: str
     swa_full: bool
     streams: int
+    adapters: str = ""
 
     @property
     def name(self) -> str:
         """What tells one from another."""
         words = "|".join((self.model, self.type_k, self.type_v, str(self.swa_full), str(self.streams)))
+        words += f"|{self.adapters}" if self.adapters else ""
         return hashlib.sha256(words.encode("utf-8", "replace")).hexdigest()[:16]
 
 
@@ -52,10 +64,11 @@ def model_identity(model: ModelFile) -> str:
     return digest.hexdigest()[:32]
 
 
-def key_of(model: str, settings: ContextSettings) -> StateKey:
-    """Return the key of a loaded model, by its identity and settings."""
+def key_of(model: str, settings: ContextSettings, adapters: Sequence[Adapter] = ()) -> StateKey:
+    """Return the key of a loaded model, by its identity, settings and the adapters beside it."""
     streams = 1 if settings.kv_unified else settings.n_seq_max
-    return StateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams)
+    words = "|".join(f"{each.path}*{each.scale:g}" for each in adapters)
+    return StateKey(model, settings.type_k, settings.type_v, settings.swa_full, streams, words)
 
 
 class KeptStates:
@@ -79,6 +92,7 @@ class KeptStates:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
             raise ChatError(f"{self.folder} cannot be made ({error.strerror}); states are not kept.") from None
+        self._remove_unfinished()
         return self.folder
 
     def place(self, conversation: str, key: StateKey) -> Path:
@@ -141,6 +155,14 @@ class KeptStates:
             conversation = path.stem.rpartition("-")[0]
             found[conversation] = found.get(conversation, 0) + size_bytes
         return found
+
+    def _remove_unfinished(self) -> None:
+        limit_s = time.time() - UNFINISHED_S
+        with suppress(OSError):
+            for path in self.folder.glob(".*.tmp"):
+                with suppress(OSError):
+                    if path.stat().st_mtime < limit_s:
+                        path.unlink()
 
     def _files(self) -> dict[Path, int]:
         found: dict[Path, int] = {}

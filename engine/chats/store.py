@@ -21,12 +21,13 @@ from queue import Empty, SimpleQueue
 
 from engine.chats import rows
 from engine.chats.conversation import Conversation, Hit
-from engine.chats.database import is_alive, mend, open_database, our_name
+from engine.chats.database import is_alive, open_database, our_name
 from engine.chats.message import Attachment, Message, now_ms
 from engine.chats.search import DEFAULT_HITS, search
 from engine.chats.tree import MessageTree, difference, mended_tree
 from engine.chats.writer import Writer
 from engine.errors import ChatError
+from engine.json_file import UNREADABLE
 
 
 class ChatStore:
@@ -40,7 +41,6 @@ class ChatStore:
         """
         self.path = path
         connection, self.notice = open_database(path)
-        mend(connection)
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._closed = False
@@ -164,6 +164,10 @@ class ChatStore:
         statement = "INSERT OR IGNORE INTO file (sha256, data) VALUES (?, ?)"
         return sha256, self._writer.do(lambda connection: _execute(connection, statement, [sha256, data]))
 
+    def settled(self) -> Future[None]:
+        """Return what is done when all that was asked for before can be read."""
+        return self._writer.do(lambda _connection: None)
+
     def delete(self, conversation: str) -> Future[None]:
         """Take a conversation out of lists and searches, until it is restored or purged."""
         statement = "UPDATE conversation SET deleted_ms = ? WHERE id = ?"
@@ -251,7 +255,7 @@ class ChatStore:
                 yield connection
             finally:
                 self._readers.put(connection)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
             raise ChatError(f"The conversations in {self.path.name} cannot be read ({error}).") from None
 
 

@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from engine.errors import ChatError
+from engine.sqlite_file import FAULTS
 
 BATCH_SECONDS = 0.04
 """A commit waits until the last one is this long ago: what comes at once is on disk at once, a stream in batches."""
@@ -87,12 +88,12 @@ class Writer:
                 job(self._connection)
             self._connection.execute("COMMIT")
         except BaseException:
-            with suppress(sqlite3.Error):
+            with suppress(*FAULTS):
                 self._connection.execute("ROLLBACK")
             raise
 
 
 def _sentence(error: Exception) -> Exception:
-    if isinstance(error, sqlite3.Error):
+    if isinstance(error, FAULTS):
         return ChatError(f"The conversation cannot be kept ({error}); check the disk's room and permissions.")
     return error

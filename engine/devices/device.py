@@ -57,6 +57,9 @@ class Device:
     `free_bytes` None: unknown, planning uses the total. `cap_bytes`: never plan more than this. `overhead_bytes`: what
     a load takes here besides what the engine tells, as measured by earlier ones; None: not known for this device.
     `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
+    `alignment_bytes`, `host_alignment_bytes`: what the engine aligns tensors to in the device's buffers and in the host
+    memory that it reads directly; None: not told, the backend's usual ones count. `largest_tensor_bytes`: the largest
+    tensor that the device computes with, None: any.
     `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
     """
 
@@ -73,6 +76,9 @@ class Device:
     margin_bytes: int = 0
     capabilities: Capabilities = Capabilities()
     overhead_bytes: int | None = None
+    alignment_bytes: int | None = None
+    host_alignment_bytes: int | None = None
+    largest_tensor_bytes: int | None = None
     holdings: tuple[Holding, ...] = ()
     faults: tuple[Fault, ...] = ()
     is_checked: bool = False

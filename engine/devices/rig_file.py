@@ -16,13 +16,14 @@ from engine.devices.device import (
     find_id_fault,
     make_host,
 )
-from engine.devices.endpoint import parse_endpoint
+from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_endpoint
 from engine.errors import RigError
 from engine.gguf.quoting import clean
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
+_BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes")
 MAX_BACKEND_LENGTH = 60
 
 
@@ -75,7 +76,8 @@ def write_rig(path: Path, rig: Rig) -> None:
 def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
-        "cap_bytes", "margin_bytes", "capabilities", "faults",
+        "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
+        "largest_tensor_bytes", "capabilities", "faults",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -96,6 +98,9 @@ def _parse_device(item: JsonObject) -> Device:
         endpoint_device=item.maybe("endpoint_device", lambda key: item.integer(key, 0, MAX_ENDPOINT_DEVICE), 0),
         cap_bytes=item.nullable("cap_bytes", item.size, None),
         margin_bytes=item.nullable("margin_bytes", item.size, 0),
+        alignment_bytes=_parse_alignment(item, "alignment_bytes"),
+        host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
+        largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),
@@ -123,6 +128,13 @@ def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | N
             f"{free_bytes} free bytes are more than the device's {total_bytes}; correct one of them", "free_bytes"
         )
     return total_bytes, free_bytes
+
+
+def _parse_alignment(item: JsonObject, key: str) -> int | None:
+    alignment_bytes = item.nullable(key, item.size, None)
+    if alignment_bytes is not None and (alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES):
+        item.refuse(f"an alignment is a power of two of at most {MAX_ALIGNMENT_BYTES} bytes", key)
+    return alignment_bytes
 
 
 def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
@@ -192,6 +204,7 @@ def _device_document(device: Device) -> dict[str, object]:
         **document,
         "cap_bytes": device.cap_bytes,
         "margin_bytes": device.margin_bytes,
+        **{key: size for key in _BUFFER_KEYS if (size := getattr(device, key)) is not None},
         "capabilities": {
             "row_split": device.capabilities.row_split,
             "tensor_split": device.capabilities.tensor_split,

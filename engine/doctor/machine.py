@@ -21,7 +21,6 @@ from engine.doctor.report import Check, Figure
 from engine.errors import EngineError, WorkerCrashedError
 from engine.fit.calibration import read_calibration, write_calibration
 from engine.fit.speed_book import read_speed_book, write_speed_book
-from engine.fit.strategies.speeds import Link
 from engine.pci import parse_pci_id
 from engine.process.one_shot import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
@@ -30,6 +29,7 @@ from engine.rigs.engine_checks import Case, Checked, Checker, Trial, cases_of, s
 from engine.rigs.host import host_device
 from engine.rigs.self_test import keep_verdict, try_repeated
 from engine.rigs.speed_test import known_speeds, measured_book
+from engine.speed.speeds import Link
 from engine.telemetry.drivers import read_drivers
 from engine.telemetry.nvml import Nvml, NvmlReader
 from engine.telemetry.sample import Sample

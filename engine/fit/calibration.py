@@ -55,7 +55,9 @@ class Calibration:
         """Return the calibration after a load.
 
         `grown_bytes` is how much more of a device is in use than before the load, for devices whose driver tells (all
-        of it is ours then); elsewhere the engine's own numbers count. What is less than forecast counts as none: a
+        of it is ours then); of remote devices the engine's own numbers count. A card whose driver tells nothing, or
+        always the same (Vulkan without VK_EXT_memory_budget), teaches nothing: what the engine tells of its buffers
+        cannot contain an overhead. What is less than forecast counts as none: a
         forecast that is too high is no negative overhead. What is far more is no overhead either, but a wrong forecast.
         """
         expected = {row.id: row.need_bytes - row.overhead_bytes for row in forecast}
@@ -64,7 +66,10 @@ class Calibration:
             device = rig.device(row.id)
             if device is None or not row.need_bytes or not expected.get(row.id):
                 continue
-            difference_bytes = max(0, grown_bytes.get(row.id, row.need_bytes) - expected[row.id])
+            taken_bytes = grown_bytes.get(row.id, row.need_bytes if device.is_rpc else 0)
+            if not taken_bytes:
+                continue
+            difference_bytes = max(0, taken_bytes - expected[row.id])
             if difference_bytes > MAX_OVERHEAD_BYTES:
                 continue
             key = device_key(device)

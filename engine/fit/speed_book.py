@@ -1,6 +1,7 @@
-"""Speeds kept between runs: of devices and links as measured on request, of layouts as every answer shows them.
+"""Speeds kept between runs: of devices and links as measured on request, and what every answer took.
 
-Pure values and one small file. A device is known by its backend and by where it is, as in the calibration.
+Pure values and one small file. A device is known by its backend and by where it is, as in the calibration; workers of
+this machine are all alike, whatever port they have.
 """
 
 from __future__ import annotations
@@ -9,83 +10,107 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median_high
 
 import msgspec
 
 from engine.devices.device import Device, Rig
+from engine.devices.margins import is_on_this_machine
 from engine.errors import PlacedError
 from engine.fit.calibration import device_key
-from engine.fit.strategies.speeds import Link, Speeds
 from engine.json_file import read_kept, write_kept
+from engine.speed.answers import KEPT_ANSWERS, MIN_TOKENS, Answer, learnt_factors, learnt_ratios
+from engine.speed.prediction import SpeedForecast
+from engine.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
 KEPT = 128
-"""Devices, and classes of layouts, that are kept."""
-KEPT_ANSWERS = 5
-"""Ratios kept for a class of layouts; the middle one counts."""
-MIN_TOKENS = 16
-"""An answer shorter than this says little about speed."""
-MAX_RATIO = 20.0
-"""Beyond this, either way, something else was measured: a machine busy with other work, or one that swaps."""
+"""Devices that are kept."""
 LOCAL_LATENCY_S = 20e-6
-MAX_FILE_BYTES = 1 << 16
+MAX_FILE_BYTES = 1 << 17
+_WORKER_HERE = "RPC on this machine"
 
 
-class KeptDevice(msgspec.Struct, frozen=True):
-    """What was measured of a device."""
+class KeptDevice(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What was measured of a device. `by_type`: bytes per second by the weights' type, F16's being the first number;
+    `op_s`: a computation that reads next to nothing, None where that was not measured."""
 
     read_bytes_per_second: float
     round_trip_s: float
     sent_bytes_per_second: float
+    by_type: dict[str, float] = {}
+    op_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedBook:
-    """Devices by key; by class of layouts the ratios of seconds per token to those predicted, the last at the end."""
+    """Devices by key, and the last answers, the newest at the end."""
 
     devices: Mapping[str, KeptDevice]
-    ratios: Mapping[str, tuple[float, ...]]
+    answers: tuple[Answer, ...] = ()
 
     def speeds(self, rig: Rig, card_links: Mapping[str, float] | None = None) -> Speeds:
         """Return what counts on `rig`; `card_links`: bytes per second of cards' links by device id, as drivers tell."""
-        found = {device.id: self.devices.get(device_key(device)) for device in rig.all_devices}
-        known = {device_id: kept for device_id, kept in found.items() if kept is not None}
+        keys = {device.id: speed_key(device) for device in rig.all_devices}
+        known = {device_id: self.devices[key] for device_id, key in keys.items() if key in self.devices}
         links = {device_id: Link(LOCAL_LATENCY_S, speed) for device_id, speed in (card_links or {}).items()}
         links |= {key: Link(kept.round_trip_s, kept.sent_bytes_per_second) for key, kept in known.items()}
+        factors = learnt_factors(self.answers)
         return Speeds(
             bandwidths={device_id: kept.read_bytes_per_second for device_id, kept in known.items()},
             links={device_id: link for device_id, link in links.items() if device_id != rig.host.id},
-            ratios={name: median_high(ratios) for name, ratios in self.ratios.items() if ratios},
+            ratios=learnt_ratios(self.answers, factors),
+            by_type={device_id: kept.by_type for device_id, kept in known.items() if kept.by_type},
+            op_seconds={device_id: kept.op_s for device_id, kept in known.items() if kept.op_s is not None},
+            factors={device_id: factors[key] for device_id, key in (*keys.items(), (LINKS, LINKS)) if key in factors},
         )
 
     def with_device(self, device: Device, kept: KeptDevice) -> SpeedBook:
-        """Return the book with what was measured of a device; what cannot be is left out."""
+        """Return the book with what was measured of a device; what cannot be is left out.
+
+        What answers taught of the device was taught of another prediction, and is forgotten.
+        """
         if not _is_sensible(kept):
             return self
-        devices = {key: value for key, value in self.devices.items() if key != device_key(device)}
-        devices[device_key(device)] = kept
-        return replace(self, devices=dict(list(devices.items())[-KEPT:]))
+        key = speed_key(device)
+        devices = {other: value for other, value in self.devices.items() if other != key}
+        devices[key] = kept
+        answers = tuple(answer for answer in self.answers if key not in answer.parts)
+        return SpeedBook(dict(list(devices.items())[-KEPT:]), answers)
 
-    def with_answer(self, layout_class: str, predicted_s: float, tokens: int, tokens_per_second: float) -> SpeedBook:
-        """Return the book after an answer; `predicted_s` is the middle of an uncorrected prediction, in s a token."""
-        if tokens < MIN_TOKENS or tokens_per_second <= 0 or predicted_s <= 0:
+    def with_answer(
+        self, layout_class: str, rig: Rig, predicted: SpeedForecast, tokens: int, tokens_per_second: float
+    ) -> SpeedBook:
+        """Return the book after an answer on a layout of which this was predicted without what was learnt."""
+        if tokens < MIN_TOKENS or tokens_per_second <= 0:
             return self
-        ratio = 1 / tokens_per_second / predicted_s
-        if not 1 / MAX_RATIO <= ratio <= MAX_RATIO:
+        devices = {device.id: device for device in rig.all_devices}
+        parts: dict[str, float] = {}
+        for each in predicted.devices:
+            key = speed_key(devices[each.id])
+            parts[key] = parts.get(key, 0.0) + each.seconds - each.link_s
+            parts[LINKS] = parts.get(LINKS, 0.0) + each.link_s
+        # Members of a split layer work at the same time: what they take is their part of the whole.
+        scale = predicted.token_s / max(sum(parts.values()), 1e-12)
+        answer = Answer(layout_class, {key: part * scale for key, part in parts.items()}, 1 / tokens_per_second)
+        if not answer.is_sensible:
             return self
-        ratios = dict(self.ratios)
-        ratios[layout_class] = (*ratios.pop(layout_class, ()), ratio)[-KEPT_ANSWERS:]
-        return replace(self, ratios=dict(list(ratios.items())[-KEPT:]))
+        return replace(self, answers=(*self.answers, answer)[-KEPT_ANSWERS:])
 
 
-EMPTY_BOOK = SpeedBook({}, {})
+EMPTY_BOOK = SpeedBook({})
+
+
+def speed_key(device: Device) -> str:
+    """Return what the speed of a device is known by from run to run."""
+    return _WORKER_HERE if is_on_this_machine(device) else device_key(device)
 
 
 class _Document(msgspec.Struct, frozen=True):
+    """`ratios` of earlier versions belonged to another prediction and are not read."""
+
     version: int
     devices: dict[str, KeptDevice]
-    ratios: dict[str, tuple[float, ...]]
+    answers: tuple[Answer, ...] = ()
 
 
 def read_speed_book(path: Path) -> SpeedBook:
@@ -94,11 +119,8 @@ def read_speed_book(path: Path) -> SpeedBook:
     if document is None or document.version != VERSION:
         return EMPTY_BOOK
     devices = {key: kept for key, kept in document.devices.items() if _is_sensible(kept)}
-    ratios = {
-        name: tuple(ratio for ratio in kept if 1 / MAX_RATIO <= ratio <= MAX_RATIO)[-KEPT_ANSWERS:]
-        for name, kept in document.ratios.items()
-    }
-    return SpeedBook(dict(list(devices.items())[-KEPT:]), dict(list(ratios.items())[-KEPT:]))
+    answers = tuple(answer for answer in document.answers if answer.is_sensible)
+    return SpeedBook(dict(list(devices.items())[-KEPT:]), answers[-KEPT_ANSWERS:])
 
 
 def write_speed_book(path: Path, book: SpeedBook) -> None:
@@ -107,10 +129,12 @@ def write_speed_book(path: Path, book: SpeedBook) -> None:
     Raises:
         PlacedError: where it cannot be written.
     """
-    document = _Document(version=VERSION, devices=dict(book.devices), ratios=dict(book.ratios))
+    document = _Document(version=VERSION, devices=dict(book.devices), answers=book.answers)
     write_kept(path, document, what="speeds", fail=PlacedError)
 
 
 def _is_sensible(kept: KeptDevice) -> bool:
-    numbers = (kept.read_bytes_per_second, kept.round_trip_s, kept.sent_bytes_per_second)
+    numbers = [kept.read_bytes_per_second, kept.round_trip_s, kept.sent_bytes_per_second, *kept.by_type.values()]
+    if kept.op_s is not None:
+        numbers.append(kept.op_s)
     return all(math.isfinite(number) and number > 0 for number in numbers)

@@ -16,11 +16,13 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from engine.json_file import UNREADABLE
 from engine.library.census import Census
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.notes import NO_NOTES, KeptDocument, Notes
+from engine.sqlite_file import FAULTS, is_damage, put_aside
 
 SCHEMA_VERSION = 1
 MAX_OPENED = 200
@@ -74,7 +76,7 @@ class LibraryIndex:
         row = self._one("SELECT document FROM census")
         try:
             return msgspec.msgpack.decode(row[0], type=Census, dec_hook=_decode) if row is not None else Census()
-        except msgspec.MsgspecError:
+        except (TypeError, *UNREADABLE):
             return Census()
 
     def keep_census(self, census: Census) -> None:
@@ -85,7 +87,8 @@ class LibraryIndex:
 
     def folders(self) -> tuple[Path, ...]:
         """Return the folders that people added, in their order."""
-        return tuple(Path(row[0]) for row in self._all("SELECT path FROM folders ORDER BY place"))
+        rows = self._all("SELECT path FROM folders ORDER BY place")
+        return tuple(Path(path) for (path,) in rows if _is_text(path))
 
     def keep_folders(self, folders: Iterable[Path]) -> None:
         """Keep these as the folders that people added."""
@@ -115,7 +118,7 @@ class LibraryIndex:
     def facts(self) -> dict[Path, tuple[State, Facts]]:
         """Return what is known of files, with the states in which they were read."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, facts FROM facts")
-        read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows), Facts)
+        read = _readable((((Path(row[0]), row[1:4]), row[4]) for row in rows if _is_text(row[0])), Facts)
         return {path: (state, facts) for (path, state), facts in read}
 
     def keep_facts(self, known: Mapping[Path, tuple[State, Facts]]) -> None:
@@ -128,7 +131,7 @@ class LibraryIndex:
     def hashes(self) -> dict[Path, tuple[State, str]]:
         """Return the SHA-256 of files whose content was read, with their states then."""
         rows = self._all("SELECT path, size_bytes, mtime_ns, inode, sha256 FROM hashes")
-        return {Path(path): ((size, mtime, inode), sha256) for path, size, mtime, inode, sha256 in rows}
+        return {Path(row[0]): (row[1:4], row[4]) for row in rows if _is_text(row[0])}
 
     def keep_hash(self, path: Path, state: State, sha256: str) -> None:
         """Keep the SHA-256 of a file."""
@@ -155,7 +158,7 @@ class LibraryIndex:
         rows = self._all(
             "SELECT kind, name, document FROM documents WHERE fingerprint = ? ORDER BY kind, name", (fingerprint,)
         )
-        return tuple(KeptDocument(*row) for row in rows)
+        return tuple(KeptDocument(*row) for row in rows if all(map(_is_text, row)))
 
     def keep_document(self, fingerprint: str, document: KeptDocument) -> None:
         """Keep a layout or a preset under its name, in the place of one that had it."""
@@ -194,12 +197,12 @@ class LibraryIndex:
             self.path.parent.mkdir(parents=True, exist_ok=True)
             try:
                 return self._connect()
-            except (sqlite3.DatabaseError, _NewerError) as error:
-                if isinstance(error, sqlite3.OperationalError) and not _is_damage(error):
+            except (*FAULTS, _NewerError) as error:
+                if not is_damage(error):
                     raise
-                self._put_aside()
+                self.set_aside = put_aside(self.path)
                 return self._connect()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *FAULTS) as error:
             raise LibraryError(f"{self.path}: the library's index cannot be opened ({error}).") from error
 
     def _connect(self) -> sqlite3.Connection:
@@ -225,17 +228,6 @@ class LibraryIndex:
             raise
         return connection
 
-    def _put_aside(self) -> None:
-        """Move an unusable file, with what belongs to it, to a name that is free."""
-        number = 1
-        while (aside := self.path.with_name(f"{self.path.stem}-kept-{number}{self.path.suffix}")).exists():
-            number += 1
-        for ending in ("-wal", "-shm", ""):
-            part = Path(f"{self.path}{ending}")
-            if part.exists():
-                part.rename(f"{aside}{ending}")
-        self.set_aside = aside
-
     def _one(self, query: str) -> Any:
         return next(iter(self._all(query)), None)
 
@@ -243,7 +235,7 @@ class LibraryIndex:
         with self._lock:
             try:
                 return self._connection.execute(query, values).fetchall()
-            except sqlite3.Error as error:
+            except FAULTS as error:
                 raise LibraryError(f"{self.path}: the library's index cannot be read ({error}).") from error
 
     @contextmanager
@@ -257,7 +249,7 @@ class LibraryIndex:
                     self._connection.execute("ROLLBACK")
                     raise
                 self._connection.execute("COMMIT")
-            except sqlite3.Error as error:
+            except FAULTS as error:
                 raise LibraryError(f"{self.path}: the library's index cannot be written ({error}).") from error
 
 
@@ -265,16 +257,16 @@ class _NewerError(Exception):
     """The file was written by a later version."""
 
 
-def _is_damage(error: sqlite3.OperationalError) -> bool:
-    """Return whether the file is at fault, not another program that holds it or a disk that is full."""
-    return "malformed" in str(error) or "no such table" in str(error)
+def _is_text(value: object) -> bool:
+    """Return whether a column has the text that it was given: in a damaged file it may have anything."""
+    return isinstance(value, str)
 
 
 def _readable(rows: Iterable[tuple[_Key, bytes]], kind: type[_Kept]) -> Iterator[tuple[_Key, _Kept]]:
     """Yield the rows whose document can be read; what cannot is found out anew."""
     decoder = msgspec.msgpack.Decoder(kind)
     for key, document in rows:
-        with suppress(msgspec.MsgspecError):
+        with suppress(TypeError, *UNREADABLE):
             yield key, decoder.decode(document)
 
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec.structs import replace
 
 from engine.files import read_at_most
+from engine.json_file import UNREADABLE
 from engine.library.census import FoundFile, found_file
 from engine.library.names import Role
 from engine.library.stores import Store
@@ -44,7 +45,7 @@ def scan_ollama(store: Store, walk: Walk) -> Iterator[FoundFile]:
     for path in manifest_paths(store.root, walk):
         try:
             manifest = _read(path)
-        except (OSError, msgspec.MsgspecError):
+        except (OSError, *UNREADABLE):
             walk.problems.append(f"{path}: this manifest cannot be read; pull the model again.")
             continue
         yield from _manifest_files(store, path, manifest, walk)
@@ -87,7 +88,7 @@ def blobs_of(root: Path, manifest: Path) -> tuple[Path, ...]:
     """Return every blob that a manifest names, whatever it is.
 
     Raises:
-        OSError, msgspec.MsgspecError: where it cannot be read.
+        OSError, UNREADABLE: where it cannot be read.
     """
     document = _read(manifest)
     layers = (*document.layers, *((document.config,) if document.config is not None else ()))

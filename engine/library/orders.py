@@ -16,8 +16,8 @@ import msgspec
 
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
-from engine.fit.strategies.speeds import Speeds
 from engine.settings.context_settings import KvType
+from engine.speed.speeds import Speeds
 
 MAX_ORDER_BYTES = 256 * 1024 * 1024
 MAX_ANSWER_BYTES = 16 * 1024 * 1024

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
+from engine.json_file import UNREADABLE
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.errors import LibraryError
@@ -127,7 +126,7 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
     try:
         own = blobs_of(root, manifest)
         kept = {blob for other in manifest_paths(root, Walk()) if other != manifest for blob in blobs_of(root, other)}
-    except (OSError, msgspec.MsgspecError) as error:
+    except (OSError, *UNREADABLE) as error:
         raise LibraryError(f"Ollama's manifests cannot be read ({error}); use `ollama rm {file.name}`.") from error
     return (manifest, *(blob for blob in dict.fromkeys(own) if blob not in kept and blob.exists()))
 

@@ -12,7 +12,7 @@ from engine.devices.device import Device, Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.units import MIB
 
-FIT_VERSION = 1
+FIT_VERSION = 2
 """Goes up where a forecast of the same model on the same rig would be another one: kept results are then not used."""
 _STEP_BYTES = 256 * MIB
 _STEPS = 64

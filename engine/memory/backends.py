@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from engine.devices.device import Device
-from engine.memory.kernels import Kernels
+from engine.memory.kernels import ALL_KERNELS, Kernels
 from engine.units import MIB
 
 ROW_PADDING = 512
@@ -19,22 +20,40 @@ class SizeRule:
 
     alignment_bytes: int
     pads_rows: bool = False
-    kernels: Kernels = "all"
+    kernels: Kernels = ALL_KERNELS
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuffer:
+    """Memory of the host in a buffer: the alignment of what lies in it, and what it is larger than was asked for."""
+
+    alignment_bytes: int = 32
+    extra_bytes: int = 0
+
+    def of(self, size_bytes: int) -> int:
+        """Return what a buffer takes that `size_bytes` are asked of; for nothing there is none."""
+        return size_bytes + self.extra_bytes if size_bytes else 0
+
+
+PLAIN_HOST = HostBuffer()
 
 
 @dataclass(frozen=True, slots=True)
 class BackendTraits:
     """What planning must know of a backend.
 
-    `pinned_host`: offers a host buffer that large batches are copied from; `op_offload`: computes large batches
-    with weights that lie on the host; `converts_kv`: flash attention keeps F16 copies of a KV cache of another type;
+    `pinned_host`: offers a host buffer, like `pinned`, that large batches are copied from; `op_offload`: computes large
+    batches with weights that lie on the host; `converts_kv`: flash attention keeps F16 copies of a KV cache of another
+    type; `reorders`: computes in an order of its own, which decides how long results stay;
     `overhead_bytes`: what a process takes on the device before its first buffer [unverified, calibrated later].
     """
 
     size_rule: SizeRule
     pinned_host: bool = False
+    pinned: HostBuffer = PLAIN_HOST
     op_offload: bool = False
     converts_kv: bool = False
+    reorders: bool = False
     overhead_bytes: int = 0
 
 
@@ -44,20 +63,28 @@ CUDA_FLASH_HEAD_SIZES = frozenset({40, 64, 72, 80, 96, 112, 128, 256, 512})
 HOST_RULE = SizeRule(alignment_bytes=32)
 CPU_TRAITS = BackendTraits(HOST_RULE)
 
-# A remote worker answers by its own device's rules; we assume its CPU's. For a remote GPU that is 0 to 96 bytes a
-# tensor too little, and no padding of quantised rows.
+# A remote worker answers by its own device's rules. Its alignment is told; for a remote CUDA device the padding of
+# quantised rows is not in the forecast.
 RPC_TRAITS = BackendTraits(HOST_RULE)
 
 _CUDA_LIKE = BackendTraits(
-    SizeRule(alignment_bytes=128, pads_rows=True, kernels="cuda"),
+    SizeRule(alignment_bytes=128, pads_rows=True, kernels=Kernels("cuda")),
     pinned_host=True,
     op_offload=True,
     converts_kv=True,
     overhead_bytes=400 * MIB,
 )
 
-# Vulkan aligns to minStorageBufferOffsetAlignment, which is 16 to 256 on known drivers: the largest errs upwards.
-_VULKAN = BackendTraits(SizeRule(256, kernels="vulkan"), pinned_host=True, op_offload=True, overhead_bytes=128 * MIB)
+# Vulkan aligns to minStorageBufferOffsetAlignment, and on the host to minMemoryMapAlignment: 16 to 256 and 64 to 4096
+# on known drivers. Devices that were looked at tell them.
+_VULKAN = BackendTraits(
+    SizeRule(256, kernels=Kernels("vulkan")),
+    pinned_host=True,
+    pinned=HostBuffer(64, extra_bytes=32),
+    op_offload=True,
+    reorders=True,
+    overhead_bytes=128 * MIB,
+)
 _METAL = BackendTraits(HOST_RULE, op_offload=True, overhead_bytes=64 * MIB)
 _OTHER = BackendTraits(SizeRule(128), overhead_bytes=128 * MIB)
 
@@ -79,9 +106,28 @@ def backend_traits(device: Device) -> BackendTraits:
     """Return the traits of the device's backend; a backend we do not know gets cautious ones."""
     if device.is_host:
         return CPU_TRAITS
-    if device.is_rpc:
-        return RPC_TRAITS
-    return TRAITS.get(device.backend, _OTHER)
+    traits = RPC_TRAITS if device.is_rpc else TRAITS.get(device.backend, _OTHER)
+    return _told(traits, device.alignment_bytes, device.host_alignment_bytes, device.largest_tensor_bytes)
+
+
+@lru_cache(maxsize=64)
+def _told(
+    traits: BackendTraits,
+    alignment_bytes: int | None,
+    host_alignment_bytes: int | None,
+    largest_tensor_bytes: int | None,
+) -> BackendTraits:
+    """Return `traits` with what a device told of its buffers; None: it told nothing."""
+    rule, pinned = traits.size_rule, traits.pinned
+    return replace(
+        traits,
+        size_rule=replace(
+            rule,
+            alignment_bytes=alignment_bytes or rule.alignment_bytes,
+            kernels=replace(rule.kernels, largest_bytes=largest_tensor_bytes),
+        ),
+        pinned=replace(pinned, alignment_bytes=host_alignment_bytes or pinned.alignment_bytes),
+    )
 
 
 def supports_mapping(device: Device) -> bool:

@@ -6,24 +6,39 @@ These are the answers of the backends, as far as known models meet them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Literal
 
 from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.memory.hyper_parameters import MissingNumberError, number
 
-Kernels = Literal["all", "cuda", "vulkan"]
-"""Whose kernels a device has. RPC says yes to everything."""
+Backend = Literal["all", "cuda", "vulkan"]
+
+
+@dataclass(frozen=True, slots=True)
+class Kernels:
+    """Whose kernels a device has (RPC says yes to everything), and the largest tensor that they take, None: any."""
+
+    backend: Backend = "all"
+    largest_bytes: int | None = None
+
+
+ALL_KERNELS = Kernels()
 
 _CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 _SCAN = "ssm_a"
-_NOT_MULTIPLIED = frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"})
+_NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
+    "all": frozenset(),
+    "cuda": frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"}),
+    "vulkan": frozenset({"F64", "I8", "I16", "I64"}),
+}
 _CUDA_THREADS = 128
 
 
 def find_unsupported(model: ModelFile, architecture: Architecture | None, kernels: Kernels) -> frozenset[str]:
     """Return the names of the tensors that such a device leaves to the host."""
-    if kernels == "all":
+    if kernels == ALL_KERNELS:
         return frozenset()
     scans = architecture is not None and _scans(architecture)
     return frozenset(
@@ -41,13 +56,15 @@ def _scans(architecture: Architecture) -> bool:
 
 
 def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, scans: bool) -> bool:
-    if tensor.type_name in _NOT_MULTIPLIED and len(tensor.shape) > 1:
+    if tensor.type_name in _NOT_MULTIPLIED[kernels.backend] and len(tensor.shape) > 1:
+        return True
+    if kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes:
         return True
     stem = tensor.name.split(".", 2)[-1]
     if stem in _CONVOLUTIONS:
         rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
-        return kernels == "cuda" and rows % _CUDA_THREADS != 0
-    return stem == _SCAN and scans and not _has_scan(model, tensor, kernels)
+        return kernels.backend == "cuda" and rows % _CUDA_THREADS != 0
+    return kernels.backend != "all" and stem == _SCAN and scans and not _has_scan(model, tensor, kernels)
 
 
 def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
@@ -59,6 +76,8 @@ def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:
     n_heads = tensor.shape[1] if len(tensor.shape) > 1 else 1
     head = inner // n_heads
     if tensor.shape[0] == 1:
-        sizes = (96, 128, 256) if kernels == "cuda" else (128, 256)
+        sizes = (96, 128, 256) if kernels.backend == "cuda" else (128, 256)
         return state in sizes and head % 16 == 0
-    return kernels == "cuda" and (tensor.shape[0], head, n_groups) == (16, 1, 1) and n_heads % _CUDA_THREADS == 0
+    return (
+        kernels.backend == "cuda" and (tensor.shape[0], head, n_groups) == (16, 1, 1) and n_heads % _CUDA_THREADS == 0
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import TensorInfo
 from engine.layout.engine_parameters import TensorOverride
-from engine.memory.backends import HOST_RULE
+from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.member_weights import MemberTables
 from engine.memory.override_homes import OverrideHomes
 from engine.memory.placement import Placement
@@ -26,22 +26,26 @@ _SPLIT = "all members of a tensor split"
 
 @dataclass(slots=True)
 class _Tally:
-    """Bytes of some tensors by device, repacked on the host, and kept there as they are with their spans in the files;
-    `made` are tensors that a kind of buffer has by now."""
+    """Bytes of some tensors by device, repacked on the host, and kept there as they are with their spans in the files,
+    in plain memory or in what a device could read directly; `made` are tensors that a kind of buffer has by now."""
 
     n_files: int
     on_device: Counter[str] = field(default_factory=Counter)
     repacked_bytes: int = 0
     plain_bytes: int = 0
+    pinned_bytes: int = 0
     spans: list[tuple[int, int]] = field(default_factory=list)
     made: set[tuple[str, str]] = field(default_factory=set)
 
     def __post_init__(self) -> None:
         self.spans = file_spans((), self.n_files)
 
-    def add_plain(self, tensor: TensorInfo) -> None:
-        """Count a tensor that stays on the host as it is."""
-        self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
+    def add_plain(self, tensor: TensorInfo, pinned: SizeRule | None) -> None:
+        """Count a tensor that stays on the host as it is, in memory with the rule `pinned` if that is given."""
+        if pinned is None:
+            self.plain_bytes += tensor_bytes(tensor, HOST_RULE)
+        else:
+            self.pinned_bytes += tensor_bytes(tensor, pinned)
         self._join(file_spans((tensor,), self.n_files))
 
     def add(self, other: _Tally) -> None:
@@ -50,6 +54,7 @@ class _Tally:
             self.on_device[device] += size_bytes
         self.repacked_bytes += other.repacked_bytes
         self.plain_bytes += other.plain_bytes
+        self.pinned_bytes += other.pinned_bytes
         self._join(other.spans)
 
     def _join(self, spans: list[tuple[int, int]]) -> None:
@@ -71,7 +76,10 @@ class OverriddenWeights:
     def split(self, placement: Placement, members: MemberTables | None = None) -> tuple[dict[str, int], HostWeights]:
         """Return the weights on each device that is not the CPU, and the host's; `members` cut them in mode tensor."""
         tables = self._tables
-        circumstances = (tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map)
+        circumstances = (
+            tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
+            placement.host.weights,
+        )  # fmt: skip
         if members is not None or circumstances != self._circumstances or len(self._layers) >= _MOST_LAYERS:
             self._layers.clear()
             self._ranges.clear()
@@ -93,7 +101,8 @@ class OverriddenWeights:
             self._add(total, placement, members, tensor, home, is_input=is_input)
         lazy_bytes = tables.lazy.size_bytes if tables.lazy is not None and placement.can_map else 0
         if not placement.maps_file:
-            return total.on_device, HostWeights(total.plain_bytes + total.repacked_bytes, lazy_bytes)
+            host_bytes = total.plain_bytes + placement.host.weights.of(total.pinned_bytes) + total.repacked_bytes
+            return total.on_device, HostWeights(host_bytes, lazy_bytes)
         mapped_bytes = sum(max(0, end - start) for start, end in total.spans)
         if placement.locks_file:
             return total.on_device, HostWeights(total.repacked_bytes + mapped_bytes, lazy_bytes)
@@ -124,11 +133,11 @@ class OverriddenWeights:
             return
         home = self._moved.get(tensor.name, natural)
         if home in (CPU_ID, _REPACKABLE):
-            repacks = home != natural or natural == _REPACKABLE
-            repacks = repacks and placement.repacks and not is_input and is_repacked(tensor)
+            chooses = home != natural or natural == _REPACKABLE
+            repacks = chooses and placement.repacks and not is_input and is_repacked(tensor)
             key = (tensor.name, "repacked" if repacks else CPU_ID)
         else:
-            repacks, key = False, (tensor.name, home)
+            chooses, repacks, key = False, False, (tensor.name, home)
         # A tensor is made once in each kind of buffer: the tied output and rope tables are asked for more often.
         if key in tally.made and not (tables.tied_first and tensor is tables.tied and not is_input):
             return
@@ -136,7 +145,7 @@ class OverriddenWeights:
         if repacks:
             tally.repacked_bytes += tensor_bytes(tensor, HOST_RULE)
         elif key[1] == CPU_ID:
-            tally.add_plain(tensor)
+            tally.add_plain(tensor, SizeRule(placement.host.weights.alignment_bytes) if chooses else None)
         elif home == _SPLIT and members is not None:
             for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
                 tally.on_device[member] += size_bytes

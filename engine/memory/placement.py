@@ -15,10 +15,20 @@ from engine.layout.engine_parameters import (
     tensor_overrides,
 )
 from engine.layout.layout import Layout, Run
-from engine.memory.backends import BackendTraits, backend_traits, supports_mapping
+from engine.memory.backends import PLAIN_HOST, BackendTraits, HostBuffer, backend_traits, supports_mapping
 from engine.settings.context_settings import ContextSettings
 
 _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
+
+
+@dataclass(frozen=True, slots=True)
+class HostBuffers:
+    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory), what it computes
+    with, and its outputs: in memory that devices read directly, where the one that decides has such."""
+
+    weights: HostBuffer = PLAIN_HOST
+    compute: HostBuffer = PLAIN_HOST
+    output: HostBuffer = PLAIN_HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +59,7 @@ class Placement:
     pipeline: bool
     shares: tuple[float, ...] = ()
     extra_buffers: bool = True
+    host: HostBuffers = HostBuffers()
 
     @property
     def repacks(self) -> bool:
@@ -81,6 +92,17 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=context.pipeline == "on" and can_pipeline(layout, context),
         extra_buffers=rig.host.fault("extra_buffers") is None,
+        host=_host_buffers([traits[device.id] for device in listed], traits.get(layout.output_device)),
+    )
+
+
+def _host_buffers(listed: list[BackendTraits], output: BackendTraits | None) -> HostBuffers:
+    """Return the host's buffers: the first device of all that has pinned memory decides about weights, the first of all
+    about what the CPU computes with, that of the output layer about outputs."""
+    return HostBuffers(
+        weights=next((traits.pinned for traits in listed if traits.pinned_host), PLAIN_HOST),
+        compute=listed[0].pinned if listed else PLAIN_HOST,
+        output=output.pinned if output else PLAIN_HOST,
     )
 
 
@@ -98,6 +120,7 @@ def _place_members(
     traits = {device_id: backend_traits(device) for device_id, device in devices.items()}
     # The members look like one device, which has a pinned host buffer only where all of them have the same.
     alike = len({device.backend for device in listed}) == 1
+    first = traits.get(members[0]) if alike else None
     return Placement(
         n_layers=layout.n_layers,
         leading=leading_cpu_layers(layout),
@@ -114,6 +137,7 @@ def _place_members(
         pipeline=False,
         shares=tuple(share for _, share in layout.tensor_split if share > 0),
         extra_buffers=extra_buffers,
+        host=_host_buffers([first] if first else [], first),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from engine.architectures.record import Architecture
@@ -114,9 +114,7 @@ class WeightTables:
         if found is None:
             names = find_unsupported(self._model, self._architecture, kernels)
             blocks = [[t for t in tensors if t.name in names] for tensors in self._blocks] if names else []
-            found = self._left_out[kernels] = _LeftOut(
-                names, _running(blocks), self._block_spans(blocks) if names else []
-            )
+            found = self._left_out[kernels] = _LeftOut(names, blocks, self._block_spans(blocks) if names else [])
         return found
 
     def output_bytes(self, rule: SizeRule) -> int:
@@ -156,20 +154,22 @@ class WeightTables:
         repacked_bytes = 0
         if placement.repacks:
             repacked_bytes = sum(self._repacked_sums[last + 1] - self._repacked_sums[first] for first, last in leading)
-        plain_bytes = (
-            sum(self.layers_bytes(first, last, HOST_RULE) for first, last in leading + listed) - repacked_bytes
-        )
+        # What a device could read directly lies in its kind of buffer; the file is mapped in place of that.
+        rule = SizeRule(placement.host.weights.alignment_bytes)
+        pinned_bytes = sum(self.layers_bytes(first, last, rule) for first, last in leading) - repacked_bytes
+        plain_bytes = sum(self.layers_bytes(first, last, HOST_RULE) for first, last in listed)
         left_out = self._left_by_devices(placement)
-        plain_bytes += sum(left.sums[last + 1] - left.sums[first] for left, first, last in left_out)
+        pinned_bytes += sum(left.layers_bytes(first, last, rule) for left, first, last in left_out)
         lazy = self.lazy if placement.can_map else None
         globals_on_cpu = [tensor for tensor in self.inputs if tensor is not lazy]
-        plain_bytes += _sum(globals_on_cpu, HOST_RULE)
+        pinned_bytes += _sum(globals_on_cpu, rule)
 
         # One copy of the rope tables for each buffer type: the pinned one of leading layers is not the CPU's own.
         pinned = placement.pinned_host and not placement.maps_file
         copies = [any(self.turns(first, last) for first, last in each) for each in (leading, listed)]
         if any(copies):
-            plain_bytes += self.rope_bytes(HOST_RULE) * (2 if all(copies) and pinned else 1)
+            pinned_bytes += self.rope_bytes(rule) if copies[0] else 0
+            plain_bytes += self.rope_bytes(HOST_RULE) if copies[1] and (pinned or not copies[0]) else 0
             globals_on_cpu += self.ropes
         if placement.output_device == CPU_ID:
             repacks_output = placement.repacks and not placement.output_listed
@@ -187,7 +187,8 @@ class WeightTables:
 
         lazy_bytes = 0 if lazy is None else lazy.size_bytes
         if not placement.maps_file:
-            return HostWeights(plain_bytes + repacked_bytes, lazy_bytes)
+            pinned_bytes = placement.host.weights.of(pinned_bytes)
+            return HostWeights(pinned_bytes + plain_bytes + repacked_bytes, lazy_bytes)
         leading_spans = self._plain_spans if placement.repacks else self._spans
         groups = [(leading_spans, leading), (self._spans, listed)]
         groups += [(left.spans, [(first, last)]) for left, first, last in left_out]
@@ -233,11 +234,19 @@ class WeightTables:
 
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """Tensors that some devices have no kernel for: names, running sums of bytes over the layers, file spans."""
+    """Tensors that some devices have no kernel for: names, the tensors of each layer, file spans."""
 
     names: frozenset[str]
-    sums: tuple[int, ...]
+    blocks: Sequence[Sequence[TensorInfo]]
     spans: list[list[tuple[int, int]]]
+    _sums: dict[SizeRule, tuple[int, ...]] = field(default_factory=dict)
+
+    def layers_bytes(self, first: int, last: int, rule: SizeRule) -> int:
+        """Return the bytes of those of layers `first` to `last` in a buffer with this rule."""
+        sums = self._sums.get(rule)
+        if sums is None:
+            sums = self._sums[rule] = _running(self.blocks, rule)
+        return sums[last + 1] - sums[first]
 
 
 def _sum(tensors: Iterable[TensorInfo], rule: SizeRule) -> int:

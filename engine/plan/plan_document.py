@@ -11,6 +11,8 @@ from engine.plan.advice import Advice
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
+from engine.speed.prediction import SpeedForecast, speed_words
+from engine.speed.sending import Sending
 from engine.units import format_bytes
 
 _HEADINGS = (
@@ -28,8 +30,11 @@ _HEADINGS = (
 )
 
 
-def plan_document(plan: Plan, explanation: str | None = None) -> dict[str, object]:
-    """Return the document of `layerdeck-cli plan`; `advice` and `explanation` only where there is something to say."""
+def plan_document(
+    plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
+) -> dict[str, object]:
+    """Return the document of `layerdeck-cli plan`; `advice`, `explanation` and `speed` only where there is something
+    to say."""
     report = plan.report
     document: dict[str, object] = {
         "layout": layout_document(LayoutFile(plan.model.name, plan.edit.layout, _planned(plan))),
@@ -43,10 +48,36 @@ def plan_document(plan: Plan, explanation: str | None = None) -> dict[str, objec
         document["advice"] = [msgspec.to_builtins(each) for each in notes]
     if explanation is not None:
         document["explanation"] = explanation
+    if speed is not None:
+        document["speed"] = _speed_document(speed)
+    if sent:
+        document["sending"] = [
+            {"id": each.id, "size_bytes": each.size_bytes, "seconds": round(each.seconds, 3)} for each in sent
+        ]
     return document
 
 
-def plan_text(plan: Plan, explanation: str | None = None) -> str:
+def _speed_document(speed: SpeedForecast) -> dict[str, object]:
+    """Return what is predicted; null where it would be no more than a guess."""
+    return {
+        "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
+        "context_tokens": speed.fill_tokens,
+        "source": speed.source,
+        "devices": [
+            {
+                "id": each.id,
+                "token_ms": None if each.source == "guess" else round(each.seconds * 1e3, 3),
+                "link_ms": None if each.source == "guess" else round(each.link_s * 1e3, 3),
+                "source": each.source,
+            }
+            for each in speed.devices
+        ],
+    }
+
+
+def plan_text(
+    plan: Plan, explanation: str | None = None, speed: SpeedForecast | None = None, sent: Sequence[Sending] = ()
+) -> str:
     """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
     report, layout = plan.report, plan.edit.layout
     runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
@@ -68,9 +99,22 @@ def plan_text(plan: Plan, explanation: str | None = None) -> str:
         for row in report.rows
         if row.shortfall_bytes > 0 and row.need_bytes
     ]
+    if speed is not None:
+        lines.append(_speed_line(speed))
+    lines += [
+        f"A load sends {format_bytes(each.size_bytes)} to {each.id}, which takes about {each.seconds:.2g} s."
+        for each in sent
+    ]
     lines += ["", *_decision_lines(report), ""] if report.decisions else []
     lines.append(_verdict(report))
     return "\n".join(lines)
+
+
+def _speed_line(speed: SpeedForecast) -> str:
+    if not speed.is_known:
+        return f"{speed_words(speed)} `layerdeck-cli devices --measure` finds it out."
+    parts = (f"{each.id} {each.seconds * 1e3:.3g} ms" for each in speed.devices if each.source != "guess")
+    return f"{speed_words(speed)} A token: {', '.join(parts)}."
 
 
 def _verdict(report: FitReport) -> str:

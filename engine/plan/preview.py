@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from engine.devices.device import Rig
 from engine.gguf.model_file import ModelFile
@@ -17,6 +18,10 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
+from engine.speed.prediction import SpeedForecast, forecast_speed
+from engine.speed.sending import Sending, sendings
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.speed.work import Work
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +42,11 @@ class LayerBytes:
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """An edit as it is drawn, with its forecast on a rig."""
+    """An edit as it is drawn, with its forecast on a rig.
+
+    `speed` None: nobody can say how fast it would be. `answered_per_second`: tokens that its last answer had, if any.
+    `sendings`: what a load sends to workers, where it is known how fast.
+    """
 
     model_name: str
     rig: Rig
@@ -46,6 +55,9 @@ class Preview:
     token_embedding_bytes: int
     output_weights_bytes: int
     report: FitReport
+    speed: SpeedForecast | None = None
+    answered_per_second: float | None = None
+    sendings: tuple[Sending, ...] = ()
 
     @property
     def layout(self) -> Layout:
@@ -77,6 +89,11 @@ class PreviewTables:
         self.memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
         self._last: tuple[ContextSettings, tuple[LayerBytes, ...]] | None = None
 
+    @cached_property
+    def work(self) -> Work:
+        """What a token reads of the model."""
+        return Work(self.memory.model)
+
     def layers(self, context: ContextSettings) -> tuple[LayerBytes, ...]:
         """Return what is drawn of each layer; a drag asks for the same answer many times."""
         if self._last is None or self._last[0] != context:
@@ -96,7 +113,26 @@ def make_report(
     return Plan(memory, rig, Edit(layout, context, side_files)).report
 
 
-def make_preview(tables: PreviewTables, plan: Plan) -> Preview:
+def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None = None) -> SpeedForecast | None:
+    """Return how long a token takes by `plan` with `fill_tokens` in the context, or as many as usual.
+
+    None for what cannot be loaded, and where the memory of the model is not known by arithmetic.
+    """
+    tables = plan.memory.for_context(plan.settings)
+    if plan.violations or tables is None:
+        return None
+    kv_bytes = tables.layers_kv_bytes
+    return forecast_speed(plan.edit.layout, work, kv_bytes, plan.settings, plan.rig, speeds, fill_tokens)
+
+
+def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:
+    """Return what a load of `plan` sends to each worker, and how long that takes."""
+    return sendings({row.id: row.weights_bytes for row in plan.report.rows}, plan.rig, speeds)
+
+
+def make_preview(
+    tables: PreviewTables, plan: Plan, speeds: Speeds = NO_MEASUREMENTS, answered_per_second: float | None = None
+) -> Preview:
     """Return what is drawn of `plan`, a plan of the model that `tables` are of."""
     return Preview(
         model_name=plan.model.name,
@@ -106,6 +142,9 @@ def make_preview(tables: PreviewTables, plan: Plan) -> Preview:
         token_embedding_bytes=plan.memory.weights.token_embedding_bytes,
         output_weights_bytes=plan.memory.weights.output_bytes(HOST_RULE),
         report=plan.report,
+        speed=plan_speed(tables.work, plan, speeds),
+        answered_per_second=answered_per_second,
+        sendings=plan_sendings(plan, speeds),
     )
 
 

@@ -43,6 +43,15 @@ class DeviceRow(msgspec.Struct, frozen=True, kw_only=True):
         """What the device would hold, or holds."""
         return DeviceMemory(**{name: getattr(self, name) for name in _PARTS})
 
+    def without_overhead(self) -> DeviceRow:
+        """Return a forecast as far as a load's figures can contain it: the engine tells its buffers and no more."""
+        return msgspec.structs.replace(
+            self,
+            overhead_bytes=0,
+            need_bytes=self.need_bytes - self.overhead_bytes,
+            shortfall_bytes=self.shortfall_bytes - self.overhead_bytes,
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class FitReport:

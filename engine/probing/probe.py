@@ -13,6 +13,7 @@ from engine.devices.device import Device, names_of
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import BusyError, EngineError, UnreachableError
 from engine.memory.estimate import DeviceMemory, Grade
+from engine.memory.placement import HostBuffers, place
 from engine.plan.check import check_fit
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, make_row
@@ -130,13 +131,18 @@ def probe(
 
 
 def _completed(plan: Plan, rows: tuple[DeviceRow, ...]) -> tuple[DeviceRow, ...]:
-    """Return `rows` with what a dry run cannot tell: the overhead of devices and what the host maps.
+    """Return `rows` with what a dry run cannot tell: the overhead of devices, what the host maps, and what buffers of
+    its that devices read directly are larger than was asked for.
 
     A dry run maps nothing and counts all of them as memory; what a load maps follows from the header alone.
     """
     resolved = plan.resolved
     alone = check_fit(resolved.model_estimate, plan.rig)
-    completed = tuple(map(_completed_row, plan.rig.all_devices, alone.rows, rows))
+    host = place(plan.edit.layout, plan.rig, plan.settings).host
+    completed = tuple(
+        _completed_row(device, estimated, row, host if device.is_host else HostBuffers())
+        for device, estimated, row in zip(plan.rig.all_devices, alone.rows, rows, strict=True)
+    )
     if alone.probe_only is None:
         report_defect(plan, alone.rows, completed)
     if not plan.edit.side_files:
@@ -154,14 +160,14 @@ def _with_side_files(device: Device, whole: DeviceRow, alone: DeviceRow, row: De
     return make_row(device, replace(row.memory, **more), row.grade)
 
 
-def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow) -> DeviceRow:
+def _completed_row(device: Device, estimated: DeviceRow, row: DeviceRow, host: HostBuffers) -> DeviceRow:
     maps = device.is_host and estimated.mapped_bytes > 0
     memory = DeviceMemory(
-        weights_bytes=estimated.weights_bytes if maps else row.weights_bytes,
+        weights_bytes=estimated.weights_bytes if maps else host.weights.of(row.weights_bytes),
         mapped_bytes=estimated.mapped_bytes if maps else row.mapped_bytes,
         kv_cache_bytes=row.kv_cache_bytes,
         recurrent_bytes=row.recurrent_bytes,
-        compute_bytes=row.compute_bytes,
+        compute_bytes=host.compute.of(row.compute_bytes),
         output_bytes=row.output_bytes,
         overhead_bytes=estimated.overhead_bytes,
         pipeline_bytes=row.pipeline_bytes,

@@ -17,6 +17,7 @@ from typing import IO
 
 import msgspec
 
+from engine.json_file import UNREADABLE
 from engine.process.end_log import log_end
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit, worker_argv
@@ -186,7 +187,7 @@ class ChildProcess:
             return self._reject(f"it sent a line of more than {MAX_LINE_BYTES} bytes")
         try:
             message = _decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             shown = line[:80].decode("utf-8", "replace").strip()
             return self._reject(f'it sent "{shown}", which is not a message')
         if not self._greeted and not self._check_hello(message):

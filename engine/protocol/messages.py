@@ -8,7 +8,7 @@ last word: a `LastWord`, or a `Failure` or `AllocationFailure` that names it. Al
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 import msgspec
 
@@ -113,6 +113,9 @@ class ModelRequest(Request, frozen=True, kw_only=True):
     `id` is chosen by whoever sends it and never used twice for one child.
     """
 
+    outlasts_stop: ClassVar[bool] = False
+    """Whether it is waited for where all that runs is to end: it is about what was done before."""
+
     id: int = 0
 
 
@@ -166,14 +169,21 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
-    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`."""
+    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`, which has its
+    tokens too where `tokenise`."""
 
     messages: tuple[ChatMessage, ...]
     template: str = ""
+    tokenise: bool = False
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
-    """Write what is cached of an ended generation, whose id is `of`; answered by `SequenceSaved`."""
+    """Write what is cached of an ended generation, whose id is `of`; answered by `SequenceSaved`.
+
+    It is taken out of the memory at once; requests that come later do not wait until it is written.
+    """
+
+    outlasts_stop: ClassVar[bool] = True
 
     path: str
     of: int
@@ -186,13 +196,18 @@ class RestoreSequence(ModelRequest, frozen=True, tag="restore_sequence", kw_only
 
 
 class Serve(Request, frozen=True, tag="serve", kw_only=True):
-    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA)."""
+    """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA).
+
+    `kept_weights`: the folder, which is there, in which it keeps weights that clients send, up to `kept_quota_bytes`.
+    """
 
     host: str
     port: int
     device: str = "CPU"
     cap_bytes: int | None = None
     n_threads: int = 1
+    kept_weights: str | None = None
+    kept_quota_bytes: int = 0
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
@@ -217,12 +232,14 @@ class DeviceMemoryQuery(Request, frozen=True, tag="device_memory", kw_only=True)
 class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     """How fast a device reads its memory and how far away it is; answered by `DeviceSpeed` or `Failure`.
 
-    `size_bytes`: how much memory to take for it. The host is the device "CPU".
+    `size_bytes`: how much memory to take for it. The host is the device "CPU". `types`: ggml's numbers of further types
+    of weights, by the name that the answer is to have for them.
     """
 
     device: DeviceRef
     size_bytes: int
     n_threads: int
+    types: dict[str, int] = {}
 
 
 class TransferFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -304,7 +321,9 @@ class Hello(Message, frozen=True, tag="hello", kw_only=True):
 
 
 class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0."""
+    """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0;
+    `alignment_bytes` of its buffers and of host memory that it reads directly: 0 where there are none;
+    `largest_tensor_bytes` that it computes with: 0 where any will do."""
 
     name: str
     description: str
@@ -317,15 +336,21 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     endpoint_device: int = 0
     row_split: bool = False
     tensor_split: bool = False
+    alignment_bytes: int = 0
+    host_alignment_bytes: int = 0
+    largest_tensor_bytes: int = 0
 
 
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
-    """What a device reached: bytes of weights read per second with one token, seconds for a question and its answer,
-    bytes per second to it."""
+    """What a device reached: bytes of weights read per second with one token (F16, and by type those that were asked
+    for), seconds for a question and its answer, bytes per second to it, seconds for a computation of next to nothing
+    among others."""
 
     read_bytes_per_second: float
     round_trip_s: float
     sent_bytes_per_second: float
+    by_type: dict[str, float] = {}
+    op_s: float | None = None
 
 
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
@@ -471,10 +496,13 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
 
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
-    """`replaced`: why the model's own template was not used; empty where it was, or where there is none."""
+    """`replaced`: why the model's own template was not used; empty where it was, or where there is none. `tokens` and
+    `pieces` as of `Tokenised`, where they were asked for."""
 
     text: str
     replaced: str = ""
+    tokens: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
 
 
 class SequenceSaved(LastWord, frozen=True, tag="sequence_saved", kw_only=True):

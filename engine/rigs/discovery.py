@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Capabilities, Device, Rig
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_endpoint
+from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
 from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
@@ -94,12 +96,15 @@ def _local_device(found: GgmlDevice) -> Device:
         free_bytes=min(found.free_bytes, found.total_bytes) if known else None,
         pci_bus_id=found.pci_bus_id,
         margin_bytes=DEFAULT_GPU_MARGIN_BYTES,
+        alignment_bytes=found.alignment_bytes or None,
+        host_alignment_bytes=found.host_alignment_bytes or None,
+        largest_tensor_bytes=found.largest_tensor_bytes or None,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
 
 
 def _remote_device(device_id: str, found: GgmlDevice) -> Device:
-    return Device(
+    device = Device(
         id=device_id,
         name=f"{found.endpoint}" if found.endpoint_device == 0 else f"{found.endpoint} device {found.endpoint_device}",
         backend="RPC",
@@ -108,5 +113,7 @@ def _remote_device(device_id: str, found: GgmlDevice) -> Device:
         free_bytes=min(found.free_bytes, found.total_bytes) if found.total_bytes else None,
         endpoint=found.endpoint,
         endpoint_device=found.endpoint_device,
+        alignment_bytes=found.alignment_bytes or None,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
+    return replace(device, margin_bytes=remote_margin_bytes(device))

@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from types import TracebackType
+
+import msgspec
 
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import ArgumentError, EngineError, WorkerStalledError
+from engine.kept_weights import DEFAULT_QUOTA_BYTES
 from engine.process.child import ChildProcess
 from engine.process.one_shot import error_of
 from engine.process.outcome import ProcessOutcome
@@ -248,21 +252,46 @@ class LabRig:
             self._on_worker_ended(device_id, f"{device_id} (lab worker) is gone. {sentence}")
 
 
+@dataclass(frozen=True, slots=True)
+class KeptWeights:
+    """Where workers keep weights, each in a folder of its own, and how much each may."""
+
+    folder: Path
+    quota_bytes: int = DEFAULT_QUOTA_BYTES
+
+
+def _made_folder(folder: Path) -> Path:
+    # The child may not make it: it can only reach what is there.
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise EngineError(f"Weights cannot be kept in {folder}: {error.strerror or error}.") from None
+    return folder
+
+
 def serve(
     *,
     port: int,
     host: str = _LOCAL_HOST,
     device: str = "CPU",
     cap_bytes: int | None = None,
+    kept: KeptWeights | None = None,
     until: threading.Event | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
     """Serve `device` to other programs until `until` is set; the worker is gone when this returns or raises.
 
+    `kept`: where the worker keeps weights, so that a client sends them once.
+
     Raises:
         EngineError: when it cannot serve (a port in use, an unknown device), or ended by itself.
     """
-    child = ServingChild(Serve(host=host, port=port, device=device, cap_bytes=cap_bytes))
+    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
+    if kept is not None:
+        request = msgspec.structs.replace(
+            request, kept_weights=str(_made_folder(kept.folder / str(port))), kept_quota_bytes=kept.quota_bytes
+        )
+    child = ServingChild(request)
     until = until or threading.Event()
     child.start()
     try:

@@ -7,33 +7,48 @@ from collections.abc import Iterable
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.speed_book import KeptDevice, SpeedBook
-from engine.fit.strategies.speeds import Speeds
+from engine.speed.speeds import Speeds
 from engine.telemetry.cards import read_card_facts
 
 
 def measured_book(
-    rig: Rig, book: SpeedBook, held: Iterable[str] = (), cancel: CancelToken | None = None
+    rig: Rig,
+    book: SpeedBook,
+    held: Iterable[str] = (),
+    cancel: CancelToken | None = None,
+    *,
+    n_threads: int | None = None,
 ) -> tuple[SpeedBook, tuple[str, ...]]:
     """Return `book` with the devices of `rig` as they are now, and a sentence for each that could not be measured.
 
-    Blocks for about a second per device; never for the GUI thread.
+    Blocks for some seconds per device; never for the GUI thread.
     """
     from engine.rigs.speeds import measure_speeds
 
-    found = measure_speeds(rig, held=held, cancel=cancel)
+    found = measure_speeds(rig, held=held, n_threads=n_threads, cancel=cancel)
     for device in rig.all_devices:
         speed = found.speeds.get(device.id)
         if speed is not None:
-            kept = KeptDevice(speed.read_bytes_per_second, speed.round_trip_s, speed.sent_bytes_per_second)
+            kept = KeptDevice(
+                speed.read_bytes_per_second,
+                speed.round_trip_s,
+                speed.sent_bytes_per_second,
+                dict(speed.by_type),
+                speed.op_s,
+            )
             book = book.with_device(device, kept)
     return book, found.problems
 
 
 def known_speeds(rig: Rig, book: SpeedBook) -> Speeds:
     """Return what was measured of the devices of `rig`, and the links of local cards as their drivers tell them."""
+    return book.speeds(rig, card_links(rig))
+
+
+def card_links(rig: Rig) -> dict[str, float]:
+    """Return the bytes per second of the links of local cards, by device id, as their drivers tell them."""
     facts = read_card_facts(rig.devices)
-    links = {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
-    return book.speeds(rig, links)
+    return {key: each.link_bytes_per_second for key, each in facts.items() if each.link_bytes_per_second is not None}
 
 
 def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:

@@ -20,6 +20,8 @@ MAX_BYTES = 256 * MIB
 _MIN_BYTES = 4 * MIB
 _PART = 4
 """At most one part in this many of what is free is taken for the test."""
+_TYPES = {"Q8_0": 8, "Q4_0": 2, "Q4_1": 3, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_XS": 23}
+"""Types of weights, with ggml's numbers, that stand for all: the kernels of others are like one of these."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +36,15 @@ def measure_speeds(
     rig: Rig,
     *,
     held: Iterable[str] = (),
+    n_threads: int | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> MeasuredSpeeds:
-    """Return what was measured. Blocks for about a second per device; one that fails does not keep others from it.
+    """Return what was measured. Blocks for some seconds per device; one that fails does not keep others from it.
 
-    `held`: endpoints that our own load uses. They serve one program at a time and are not asked.
+    `held`: endpoints that our own load uses. They serve one program at a time and are not asked. `n_threads` of the
+    host, None for as many as a load takes.
 
     Raises:
         EngineError: after the cancel.
@@ -58,7 +62,9 @@ def measure_speeds(
             if obstacle:
                 problems.append(obstacle)
                 continue
-            speeds[device.id] = _measure(device, refs[device.id], timeout_s, argv, cancel)
+            speeds[device.id] = _measure(
+                device, refs[device.id], n_threads or default_threads(), timeout_s, argv, cancel
+            )
         except EngineError as error:
             raise_if_cancelled(cancel)
             problems.append(f"{device.id}: {error.summary()}")
@@ -66,12 +72,17 @@ def measure_speeds(
 
 
 def _measure(
-    device: Device, ref: DeviceRef, timeout_s: float, argv: Sequence[str] | None, cancel: CancelToken | None
+    device: Device,
+    ref: DeviceRef,
+    n_threads: int,
+    timeout_s: float,
+    argv: Sequence[str] | None,
+    cancel: CancelToken | None,
 ) -> DeviceSpeed:
     """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
-        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=default_threads())
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, types=_TYPES)
         try:
             return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="speed test")
         except BusyError:

@@ -58,12 +58,17 @@ def stop(turn: Turn, number: int) -> None:
 
 
 def stop_all(turn: Turn) -> None:
-    """Ask the child to end every request."""
-    if all(run.stopping for run in turn.state.requests):
+    """Ask the child to end every request but those that outlast it."""
+    stoppable = _stoppable(turn.state)
+    if all(run.stopping for run in stoppable):
         return
-    stopped = tuple(replace(run, state=RequestState.STOPPING) for run in turn.state.requests)
-    turn.change(requests=stopped)
-    turn.send(Stop())
+    for run in stoppable:
+        _put(turn, replace(run, state=RequestState.STOPPING))
+    if len(stoppable) == len(turn.state.requests):
+        turn.send(Stop())
+    else:
+        for run in stoppable:
+            turn.send(Stop(request=run.id))
     _mind_timer(turn)
 
 
@@ -152,6 +157,10 @@ def _replaced(runs: Iterable[RequestRun], run: RequestRun) -> tuple[RequestRun, 
     return tuple(run if each.id == run.id else each for each in runs)
 
 
+def _stoppable(state: State) -> tuple[RequestRun, ...]:
+    return tuple(run for run in state.requests if not run.request.outlasts_stop)
+
+
 def _find(state: State, number: int) -> RequestRun | None:
     return next((run for run in state.requests if run.id == number), None)
 
@@ -162,7 +171,8 @@ def _mind_timer(turn: Turn) -> None:
     While others are answered one that does not stop costs nobody anything; that a child stands still is seen otherwise.
     """
     state = turn.state
-    wanted = bool(state.requests) and all(run.stopping for run in state.requests)
+    stoppable = _stoppable(state)
+    wanted = bool(stoppable) and all(run.stopping for run in stoppable)
     if state.child is None or state.child.ending:
         return
     if wanted and state.stop_timer is None:

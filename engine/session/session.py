@@ -25,8 +25,8 @@ class ModelSession:
     before the events that led to them; it should return soon. A load gets exactly one ending, however many layouts
     were tried for it, and so does a request. A loaded model that is lost while nothing is asked of it is told by one
     more `Crashed` or `Failed`. `holders` tells, in a thread of ours, who holds a device's memory when a load has run
-    out of it. `sequences`: the folder, made by the caller, in which the child may save sequences and read them; without
-    one it saves none.
+    out of it. `sequences`: the folder in which the child may save sequences and read them, made where it is missing;
+    without one it saves none.
     """
 
     def __init__(

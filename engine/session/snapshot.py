@@ -115,8 +115,11 @@ def _pending(state: State) -> Pending | None:
 def _why_it_waits(state: State) -> str:
     if state.load is not None:
         return "the load before it is being stopped"
+    answers = [run for run in state.requests if not run.request.outlasts_stop]
+    if answers:
+        return "an answer is being stopped" if len(answers) == 1 else "answers are being stopped"
     if state.requests:
-        return "an answer is being stopped" if len(state.requests) == 1 else "answers are being stopped"
+        return "what is cached of the conversation is being saved"
     if state.loss is not None:
         return "workers are being asked which of them was lost"
     return "the engine process before it is ending"

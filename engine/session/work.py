@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def nobody(_device: Device) -> tuple[MemoryHolder, ...]:
 class Workshop:
     """What work needs. `holders` tells who holds a device's memory; `argv` None: our own worker; time in seconds.
 
-    `sequences`: the folder in which children may save sequences, None for none.
+    `sequences`: the folder in which children may save sequences, None for none. It is made before a child starts, which
+    may later write to what was there then.
     """
 
     cache: ProbeCache
@@ -59,6 +61,9 @@ class Workshop:
     def _prepare(self, work: effects.Prepare) -> inputs.Work:
         # Others plan on while this one is loaded: its tables are its own.
         plan = work.plan.with_own_tables()
+        if self.sequences is not None:
+            with suppress(OSError):  # a child that cannot save says so when it is asked to
+                self.sequences.mkdir(parents=True, exist_ok=True, mode=0o700)
         try:
             request = load_request(plan, sequences=self.sequences)
         except EngineError as error:

@@ -48,6 +48,12 @@ class TensorOverrideEntry(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buffer_type", ctypes.c_void_p)]
 
 
+class InitParams(ctypes.Structure):
+    """`ggml_init_params`."""
+
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+
+
 def engine_name() -> str:
     """Return the name and version of the engine without loading it."""
     return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
@@ -84,6 +90,7 @@ class Bindings:
         self.registry_function = bind("ggml_backend_reg_get_proc_address", _POINTER, _POINTER, _TEXT)
         self._buffer_type_name = bind("ggml_backend_buft_name", _TEXT, _POINTER)
         self.buffer_type_is_host = bind("ggml_backend_buft_is_host", ctypes.c_bool, _POINTER)
+        self.buffer_type_alignment = bind("ggml_backend_buft_get_alignment", ctypes.c_size_t, _POINTER)
         self.buffer_type_device = bind("ggml_backend_buft_get_device", _POINTER, _POINTER)
         self.cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", _POINTER)
         self._set_abort_callback = bind("ggml_set_abort_callback", _POINTER, ABORT_CALLBACK)

@@ -116,7 +116,7 @@ class DecodeLoop:
                 self._running.sort(key=_slot_number)
             elif isinstance(task, TurnTask):
                 task.slots = self._slots.take_free(task.id, task.wants)
-                if not task.slots:
+                if task.wants and not task.slots:
                     return
                 self._turns.append(task)
             self._waiting.popleft()

@@ -9,6 +9,7 @@ from typing import Literal
 from engine.pci import parse_pci_name
 from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
 from engine.worker.bindings import DEVICE_KINDS, Bindings
+from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
 
 CPU_ID = "CPU"
@@ -154,7 +155,14 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         endpoint_device=endpoint_device,
         row_split=endpoint is None and bool(engine.registry_function(registry, b"ggml_backend_split_buffer_type")),
         tensor_split=kind in ("gpu", "igpu"),
+        alignment_bytes=_alignment(engine, engine.device_buffer_type(device)),
+        host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
+        largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,
     )
+
+
+def _alignment(engine: Bindings, buffer_type: int | None) -> int:
+    return engine.buffer_type_alignment(buffer_type) if buffer_type else 0
 
 
 def _backend(engine: Bindings, device: int) -> str:

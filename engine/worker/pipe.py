@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from engine.json_file import UNREADABLE
 from engine.protocol.messages import Aborting, AnyRequest, Failure, Load, Message, Quit, Stop
 from engine.worker.stop import StopRequest
 
@@ -103,7 +104,7 @@ class RequestReader:
     def _handle(self, line: bytes) -> None:
         try:
             request = self._decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        except UNREADABLE as error:
             self._pipe.send(Failure(kind="internal", message=f"A request was not understood: {error}."))
             return
         match request:

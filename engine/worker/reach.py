@@ -29,7 +29,7 @@ def give_up_rights(request: AnyRequest) -> None:
         case Load():
             _reach(request.reach)
         case Serve():
-            _confine((), ())
+            _confine((), () if request.kept_weights is None else (request.kept_weights,))
 
 
 def _reach(reach: Reach | None) -> None:

@@ -16,6 +16,7 @@ from typing import BinaryIO
 import msgspec
 
 from engine.files import replacing
+from engine.json_file import UNREADABLE
 
 MAGIC = b"LDSQ"
 VERSION = 1
@@ -135,7 +136,7 @@ class SequenceReader:
             raise self._damaged("its header is too long")
         try:
             header = msgspec.json.decode(file.read(length), type=SequenceHeader)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except UNREADABLE:
             raise self._damaged("its header cannot be read") from None
         if header.tokens <= 0 or header.state_bytes <= 0:
             raise self._damaged("it holds nothing")

@@ -10,6 +10,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from engine.errors import EngineError
+from engine.kept_weights import LOOK_S, WeightKeeper
 from engine.protocol.messages import Serve, Serving
 from engine.worker.bindings import Bindings
 from engine.worker.devices import CPU_ID
@@ -23,6 +25,7 @@ RECEIVE_SHARE = 64
 of a model may need more: then a plan that fills the cap to the last byte fails."""
 DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
+KEEPER_STACK_BYTES = 256 << 10
 START_SECONDS = 10.0
 LISTENING = "0A"
 
@@ -39,6 +42,7 @@ def serve(engine: Bindings, request: Serve) -> Serving:
         raise failure("argument", f"There is no device {request.device} to serve; choose one of {names}.")
     port = request.port or _free_port(request.host)
     _check_address(request.host, port)
+    _keep_weights(request)
     ended = threading.Event()
     threading.stack_size(SERVER_STACK_BYTES)
     thread = threading.Thread(target=_run, args=(engine, request, port, device, ended), name="rpc-server", daemon=True)
@@ -54,9 +58,30 @@ def serve(engine: Bindings, request: Serve) -> Serving:
 def _run(engine: Bindings, request: Serve, port: int, device: int, ended: threading.Event) -> None:
     devices = (ctypes.c_void_p * 1)(device)
     endpoint = f"{request.host}:{port}".encode()
-    engine.rpc_start_server(endpoint, None, request.n_threads, 1, ctypes.addressof(devices))
+    folder = None if request.kept_weights is None else request.kept_weights.encode()
+    engine.rpc_start_server(endpoint, folder, request.n_threads, 1, ctypes.addressof(devices))
     # it returns only when it could not listen or accept
     ended.set()
+
+
+def _keep_weights(request: Serve) -> None:
+    """Have a thread keep the folder of weights whole and within its quota; it ends with the process."""
+    if request.kept_weights is None:
+        return
+    keeper = WeightKeeper(Path(request.kept_weights), request.kept_quota_bytes)
+    try:
+        keeper.begin()
+    except EngineError as error:
+        raise failure("argument", error.summary()) from None
+
+    def look() -> None:
+        while True:
+            time.sleep(LOOK_S)
+            keeper.look()
+
+    threading.stack_size(KEEPER_STACK_BYTES)
+    threading.Thread(target=look, name="kept-weights", daemon=True).start()
+    threading.stack_size(0)
 
 
 def _free_port(host: str) -> int:

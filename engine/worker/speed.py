@@ -1,7 +1,9 @@
 """How fast a device reads weights and how far away it is: the engine's own kernels on a matrix of zeros.
 
 A token multiplies every weight with one column, so a product of a large matrix and one column says how fast weights
-are read. Reading a few bytes back is a round trip; it ends the computation too, which remote devices do not wait for.
+are read: of each type of weights by itself, since on processors the arithmetic of unpacking them decides. A graph of
+many sums of one column says what a computation costs that reads nothing. Reading a few bytes back is a round trip; it
+ends the computation too, which remote devices do not wait for.
 """
 
 from __future__ import annotations
@@ -9,10 +11,12 @@ from __future__ import annotations
 import ctypes
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
+
+import msgspec
 
 from engine.protocol.messages import DeviceSpeed, MeasureSpeed
-from engine.worker.bindings import Bindings
+from engine.worker.bindings import Bindings, InitParams
 from engine.worker.devices import CPU_ID, resolve_devices
 from engine.worker.outcome import failure
 
@@ -23,13 +27,13 @@ _SENT_BYTES = 4 << 20
 """Below what remote workers look for in their cache first."""
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
+_MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
-
-
-class _InitParams(ctypes.Structure):
-    """`ggml_init_params`."""
-
-    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
+_PART_S = 0.008
+"""A pass through the matrix that takes longer is measured in parts: on a busy machine a short one is left in peace."""
+_MAX_PARTS = 32
+_SUMS = 256
+_GRAPH_NODES = 512
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
@@ -39,17 +43,23 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
         EndOfRequest: where the device is gone or has no room.
     """
     device = resolve_devices(engine, [request.device], [request.device.id]).by_id[request.device.id]
-    product = _Product(engine, device, request)
-    try:
-        return product.measure()
-    finally:
-        product.free()
+    with _Graph(engine, device, request) as graph:
+        speed = graph.measure()
+    by_type = {}
+    for name, number in request.types.items():
+        with _Graph(engine, device, request, type_number=number) as graph:
+            by_type[name] = graph.read_bytes_per_second(_MEASURED_TYPE_S)
+    with _Graph(engine, device, request, sums=_SUMS) as graph:
+        op_s = graph.op_s(_MEASURED_TYPE_S)
+    return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s)
 
 
-class _Product:
-    """A matrix and a column on a device, and the graph that multiplies them."""
+class _Graph:
+    """A matrix and a column on a device, and the graph that multiplies them, or adds the column up `sums` times."""
 
-    def __init__(self, engine: Bindings, device: int, request: MeasureSpeed) -> None:
+    def __init__(
+        self, engine: Bindings, device: int, request: MeasureSpeed, *, type_number: int = _F16, sums: int = 0
+    ) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         bind = engine.bind
         self._free_backend = bind("ggml_backend_free", None, pointer)
@@ -59,60 +69,113 @@ class _Product:
         self._set = bind("ggml_backend_tensor_set", None, pointer, pointer, size, size)
         self._get = bind("ggml_backend_tensor_get", None, pointer, pointer, size, size)
         new_tensor = bind("ggml_new_tensor_2d", pointer, pointer, number, ctypes.c_int64, ctypes.c_int64)
-        rows = max(_MIN_ROWS, request.size_bytes // (2 * _COLUMNS))
-        self._matrix_bytes = 2 * _COLUMNS * rows
+        row_bytes = bind("ggml_row_size", size, number, ctypes.c_int64)(type_number, _COLUMNS)
+        rows = _MIN_ROWS if sums else max(_MIN_ROWS, request.size_bytes // row_bytes)
+        self._matrix_bytes = row_bytes * rows
         self._buffer: int | None = None
         self._backend = bind("ggml_backend_dev_init", pointer, pointer, ctypes.c_char_p)(device, None)
         if not self._backend:
             raise failure("unreachable", f"{request.device.id} cannot be used now. List the devices again.")
         if request.device.id == CPU_ID:
             self._use_threads(engine, device, request.n_threads)
-        room = 64 * bind("ggml_tensor_overhead", size)() + bind("ggml_graph_overhead", size)()
-        self._tensors = bind("ggml_init", pointer, _InitParams)(_InitParams(room, None, True))
-        self._matrix = new_tensor(self._tensors, _F16, _COLUMNS, rows)
+        n_tensors, n_graphs = sums + 2 * _MAX_PARTS + 64, 2 + 2 * _MAX_PARTS
+        room = n_tensors * bind("ggml_tensor_overhead", size)()
+        room += n_graphs * bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
+        self._tensors = bind("ggml_init", pointer, InitParams)(InitParams(room, None, True))
+        self._matrix = new_tensor(self._tensors, type_number, _COLUMNS, rows)
         column = new_tensor(self._tensors, _F32, _COLUMNS, 1)
         self._result = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, self._matrix, column)
-        self._graph = bind("ggml_new_graph", pointer, pointer)(self._tensors)
-        bind("ggml_build_forward_expand", None, pointer, pointer)(self._graph, self._result)
+        if sums:
+            add = bind("ggml_add", pointer, pointer, pointer, pointer)
+            self._result = column
+            for _ in range(sums):
+                self._result = add(self._tensors, self._result, column)
+        self._sums = sums
+        self._graph = self._graph_of(engine, self._result)
+        self._parts: list[int] = []
+        if not sums:
+            rows_each = max(_MIN_ROWS, rows // _MAX_PARTS)
+            view = bind("ggml_view_2d", pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, size, size)
+            for first in range(0, rows - rows_each + 1, rows_each):
+                part = view(self._tensors, self._matrix, _COLUMNS, rows_each, row_bytes, first * row_bytes)
+                product = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, part, column)
+                self._parts.append(self._graph_of(engine, product))
+            self._part_bytes = rows_each * row_bytes
         self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
         if not self._buffer:
-            self.free()
+            self._free()
             raise failure("busy", f"{request.device.id} has no room for a test of its speed. Unload models first.")
         # Memory that was never written is one page of zeros, which no reading of says anything.
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
+
+    def _graph_of(self, engine: Bindings, result: int) -> int:
+        """Return a graph that computes `result`."""
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
+        graph: int = new_graph(self._tensors, _GRAPH_NODES, False)
+        engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
+        return graph
 
     def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
         address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
         if address:
             ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int)(address)(self._backend, n_threads)
 
-    def measure(self) -> DeviceSpeed:
-        """Return the best of several passes each: what disturbs makes slower, never faster."""
-        word = ctypes.create_string_buffer(4)
-        block = ctypes.create_string_buffer(min(_SENT_BYTES, self._matrix_bytes))
+    def __enter__(self) -> Self:
+        return self
 
-        def ask() -> None:
-            self._get(self._result, word, 0, len(word))
+    def __exit__(self, *_: object) -> None:
+        self._free()
+
+    # What disturbs makes slower, never faster: the best of several passes counts.
+
+    def measure(self) -> DeviceSpeed:
+        """Return how fast F16 weights are read, and how far away the device is."""
+        block = ctypes.create_string_buffer(min(_SENT_BYTES, self._matrix_bytes))
 
         def send() -> None:
             self._set(self._matrix, block, 0, len(block))
-            ask()
+            self._ask()
 
-        def multiply() -> None:
-            self._compute(self._backend, self._graph)
-            ask()
-
-        multiply()
-        round_trip_s = min(_seconds(ask) for _ in range(_ROUND_TRIPS))
-        sent_s = max(_best(send) - round_trip_s, 1e-9)
-        read_s = max(_best(multiply) - round_trip_s, 1e-9)
+        self._work()
+        sent_s = max(_best(send, _MEASURED_S) - self._round_trip_s(), 1e-9)
         return DeviceSpeed(
-            read_bytes_per_second=self._matrix_bytes / read_s,
-            round_trip_s=round_trip_s,
+            read_bytes_per_second=self.read_bytes_per_second(_MEASURED_S),
+            round_trip_s=self._round_trip_s(),
             sent_bytes_per_second=len(block) / sent_s,
         )
 
-    def free(self) -> None:
+    def read_bytes_per_second(self, measured_s: float) -> float:
+        """Return how fast the matrix is read."""
+        self._work()
+        whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
+        found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
+        if whole_s <= _PART_S:
+            return found
+        end = time.perf_counter() + measured_s
+        while time.perf_counter() < end:
+            for graph in self._parts:
+                part_s = _seconds(lambda graph=graph: self._work(graph))  # type: ignore[misc]
+                found = max(found, self._part_bytes / max(part_s - trip_s, 1e-9))
+        return found
+
+    def op_s(self, measured_s: float) -> float:
+        """Return the seconds of one of many sums."""
+        self._work()
+        return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9) / self._sums
+
+    def _round_trip_s(self) -> float:
+        return min(_seconds(self._ask) for _ in range(_ROUND_TRIPS))
+
+    def _ask(self) -> None:
+        word = ctypes.create_string_buffer(4)
+        self._get(self._result, word, 0, len(word))
+
+    def _work(self, graph: int | None = None) -> None:
+        self._compute(self._backend, self._graph if graph is None else graph)
+        self._ask()
+
+    def _free(self) -> None:
         """Give everything back."""
         if self._buffer:
             self._free_buffer(self._buffer)
@@ -120,9 +183,9 @@ class _Product:
         self._free_backend(self._backend)
 
 
-def _best(work: Callable[[], Any]) -> float:
+def _best(work: Callable[[], Any], measured_s: float) -> float:
     """Return the least seconds of as many passes as fit into the time for them."""
-    end = time.perf_counter() + _MEASURED_S
+    end = time.perf_counter() + measured_s
     best = _seconds(work)
     for _ in range(_MAX_PASSES):
         if time.perf_counter() >= end:

@@ -61,7 +61,8 @@ class SequenceTask(Task, ABC):
 
 
 class TurnTask(Task, ABC):
-    """A request that computes by itself, a turn at a time between batches. `wants`: the slots that it has use for."""
+    """A request that computes by itself, a turn at a time between batches. `wants`: the slots that it has use for; with
+    none it waits for none."""
 
     wants = 0
 

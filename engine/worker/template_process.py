@@ -11,6 +11,7 @@ from typing import IO
 
 import msgspec
 
+from engine.json_file import UNREADABLE
 from engine.programs import child_argv
 from engine.protocol.messages import ChatMessage
 from engine.worker.chat_template import MAX_TEMPLATE_CHARACTERS, TemplateError
@@ -88,7 +89,7 @@ class TemplateProcess:
         except queue.Empty:
             self.end()
             raise TemplateError(f"it takes longer than {RENDER_SECONDS:g} s") from None
-        except (OSError, msgspec.DecodeError):
+        except (OSError, *UNREADABLE):
             self.end()
             raise TemplateError("the process that rendered it broke down over it") from None
 

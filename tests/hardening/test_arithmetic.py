@@ -89,6 +89,15 @@ def test_a_forecast_that_nobody_waits_for_ends(monkeypatch: pytest.MonkeyPatch) 
     )
 
 
+def test_a_search_that_takes_too_long_ends_with_a_layout(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("engine.memory.effort._LOOKS", 1)
+    monkeypatch.setattr("engine.fit.strategies.catalogue.SEARCH_SECONDS", 0.0)
+    memory = ModelMemory(truth_model("llama-dense"))
+    found = auto_layout("fewest", memory, RIG, CONTEXT)
+    assert found.layout.n_layers == memory.model.n_layers
+    assert memory.unknown == ("compute",)
+
+
 def test_an_outer_limit_holds_within_an_inner_one(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("engine.memory.effort._LOOKS", 1)
     with limited(0.0), limited(60.0), pytest.raises(TooMuchWorkError):

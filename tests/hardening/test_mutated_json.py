@@ -49,7 +49,7 @@ SPLIT = {
 }  # fmt: skip
 CALIBRATION = {"version": 1, "overhead_bytes": {"CUDA a": [1, 2]}}
 SPEEDS = {
-    "version": 1, "ratios": {"a": [1.0, 2.0]},
+    "version": 1, "answers": [{"layout_class": "a", "parts": {"CUDA a": 0.1}, "seconds": 0.2}],
     "devices": {"CUDA a": {"read_bytes_per_second": 1e9, "round_trip_s": 1e-4, "sent_bytes_per_second": 1e9}},
 }  # fmt: skip
 VERDICTS = {"version": 1, "passed": {"CUDA 1": True}}

@@ -87,6 +87,8 @@ class HubServer:
         self.at_bytes: Callable[[int], None] | None = None
         """Called with the bytes that one answer has sent so far, before each piece."""
         self.closing = threading.Event()
+        self.change: Callable[[object], bytes] | None = None
+        """What is sent in the place of a document of the hub's API."""
         self.plain: dict[str, bytes] = {}
         """Files of a server that is no hub: /plain/NAME."""
         self.plain_etag: str | None = '"first"'
@@ -369,7 +371,8 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _json(self, value: object) -> None:
-        self._bytes(json.dumps(value).encode(), "application/json")
+        change = self.hub.change
+        self._bytes(change(value) if change else json.dumps(value).encode(), "application/json")
 
     def _bytes(self, data: bytes, kind: str) -> None:
         self.send_response(HTTPStatus.OK)

@@ -165,16 +165,22 @@ def _id(number: int | str) -> str:
     return CPU_ID if number == "CPU" else f"D{number}"
 
 
+_BACKENDS = {"rpc": "RPC", "sim": "CUDA", "vulkan": "Vulkan"}
+_LLVMPIPE: dict[str, int] = {"alignment_bytes": 16, "host_alignment_bytes": 64, "largest_tensor_bytes": 1 << 27}
+"""What the Vulkan device tells that the records were made on: Mesa's llvmpipe 22.3."""
+
+
 def _rig(stand_ins: str) -> Rig:
     is_rpc = stand_ins == "rpc"
     devices = tuple(
         Device(
             id=_id(number),
             name="stand-in",
-            backend="RPC" if is_rpc else "CUDA",
+            backend=_BACKENDS[stand_ins],
             kind="gpu",
             total_bytes=_TIB,
             endpoint=f"127.0.0.1:{50152 + number}" if is_rpc else None,
+            **(_LLVMPIPE if stand_ins == "vulkan" else {}),
         )
         for number in range(3)
     )

@@ -20,10 +20,11 @@ from PySide6.QtWidgets import QApplication, QWidget
 from app.bug_report import BugReporter
 from app.gui import QuitOnSignals
 from app.logs import start_logging
+from app.opening import Opening, Wishes
 from app.paths import log_path
 from app.settings import Settings
 from app.theme import Theme
-from app.wiring import WindowParts, make_window
+from app.wiring import WindowParts
 from engine.layout.layout import make_layout
 from widgets.layout_editor.shown import Shown
 
@@ -147,17 +148,19 @@ def main() -> None:
     start_logging(log_path())
     application = QApplication(sys.argv[:1])
     BugReporter(application).install()
-    window = make_window(Settings(), Theme(application, "dark" if theme == "dark" else "light"))
+    wishes = Wishes([Path(model)] if model else [], Path(rig) if rig else None)
+    opening = Opening(Settings(), Theme(application, "dark" if theme == "dark" else "light"), wishes)
     signals = QuitOnSignals(application)
-    answers = Answers(window)
 
-    def listen() -> None:
+    def listen(answers: Answers) -> None:
         for line in sys.stdin:
             answers.asked.emit(line)
 
-    threading.Thread(target=listen, daemon=True).start()
-    window.main.show()
-    window.start(files=[Path(model)] if model else [], rig=Path(rig) if rig else None)
+    def answer(window: WindowParts) -> None:
+        threading.Thread(target=listen, args=(Answers(window),), daemon=True).start()
+
+    opening.opened.connect(answer)
+    opening.show()
     application.exec()
     signals.close()
 

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -86,15 +86,23 @@ def record_again(name: str, engine: Engine, folder: Path) -> Iterator[tuple[dict
         groups.setdefault((case["stand_ins"], case["load"]), []).append(case)
     try:
         for (stand_ins, load), cases in groups.items():
-            if stand_ins == "sim" and engine.simdev is None:
+            asked = _engine_for(stand_ins, engine)
+            if asked is None:
                 continue
-            found = measure_cases(
-                path, [options_of(case) for case in cases], engine, real=load == "real", simulated=stand_ins == "sim"
-            )
+            found = measure_cases(path, [options_of(case) for case in cases], asked, real=load == "real")
             for case, result in zip(cases, found, strict=True):
                 yield case, pack_case(result, stand_ins, load)
     finally:
         path.unlink()
+
+
+def _engine_for(stand_ins: str, engine: Engine) -> Engine | None:
+    """Return `engine` with stand-ins of this kind, None where it has none."""
+    if stand_ins == "rpc":
+        return Engine(engine.python)
+    if stand_ins == "sim":
+        return None if engine.simdev is None else replace(engine, vulkan=False)
+    return Engine(engine.python, vulkan=True) if engine.vulkan else None
 
 
 def build_stand_ins(source: Path, folder: Path) -> tuple[Path, Path]:

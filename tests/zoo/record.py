@@ -4,7 +4,7 @@ Each *case* names a layout and the context options.  The library (the shared
 libraries inside ``llama_cpp``) loads the model once per case, either without
 allocating anything (``no_alloc``: works with header-only files) or for real
 (``--real``: tiny models), and the memory breakdown of the context is written
-as bytes per buffer type.  Devices are stand-ins, of two kinds:
+as bytes per buffer type.  Devices are stand-ins, of three kinds:
 
 ``rpc``  RPC servers on loopback that this script starts as children and ends
          itself; what a user of RPC workers gets
@@ -13,10 +13,13 @@ as bytes per buffer type.  Devices are stand-ins, of two kinds:
          attention scratch), compute nothing and keep nothing; with
          LD_PRELOAD=libnopopulate.so (``nopopulate.c``) header-only models of
          any size load for real on them, memory-mapped
+``vulkan``  one Vulkan device of the machine three times: an engine built with
+       Vulkan, and a driver such as Mesa's llvmpipe, which needs no card
 
     record.py cases MODEL.gguf...            show the cases chosen for a model
     record.py run -o truth/ MODEL.gguf...    write truth/<stem>.json
     record.py run --simdev ./libsimdev.so -o truth-sim/ MODEL.gguf...
+    record.py run --vulkan -o truth-vulkan/ MODEL.gguf...
 
 RPC devices have no op-offload hook, so host weights are never copied to them
 for large batches; both kinds report async and events, which turns pipeline
@@ -366,7 +369,7 @@ def load_library(folder: Path, name: str) -> ctypes.CDLL:
 class Library:
     """The llama.cpp shared libraries with the RPC stand-ins registered."""
 
-    def __init__(self, endpoints: Sequence[str], simdev: str | None) -> None:
+    def __init__(self, endpoints: Sequence[str], simdev: str | None, *, vulkan: bool = False) -> None:
         import llama_cpp
         from llama_cpp import llama_cpp as low
 
@@ -408,6 +411,12 @@ class Library:
             registry = make(STAND_INS, SIMULATED_BYTES)
             register(registry)
             self.stand_ins = [device_get(registry, number) for number in range(STAND_INS)]
+        if vulkan:
+            count = bind(ggml, "ggml_backend_dev_count", size)
+            each = bind(ggml, "ggml_backend_dev_get", pointer, size)
+            name = bind(base, "ggml_backend_dev_name", ctypes.c_char_p, pointer)
+            devices = [each(number) for number in range(count())]
+            self.stand_ins = [device for device in devices if name(device).startswith(b"Vulkan")]
         self.simulated_bytes = bind(ctypes.CDLL(simdev), "simdev_bytes", size, size, ctypes.c_int) if simdev else None
         for endpoint in endpoints:
             registry = add_server(endpoint.encode())
@@ -615,7 +624,8 @@ def _wait_for(port: int) -> None:
 
 @dataclass(frozen=True)
 class Engine:
-    """Which engine is asked: the interpreter that has it, and the compiled `simdev.c` and `nopopulate.c`, if any.
+    """Which engine is asked: the interpreter that has it, and the compiled `simdev.c` and `nopopulate.c`, if any;
+    `vulkan`: on the first Vulkan device, three times.
 
     Without `preload` the children have what this process was started with.
     """
@@ -623,20 +633,30 @@ class Engine:
     python: Path
     simdev: Path | None = None
     preload: Path | None = None
+    vulkan: bool = False
+
+    @property
+    def kind(self) -> str:
+        """What the stand-ins are called in records."""
+        return "vulkan" if self.vulkan else "rpc" if self.simdev is None else "sim"
+
+    def environment(self) -> dict[str, str]:
+        """Return what the children are started with."""
+        preload = {} if self.preload is None else {"LD_PRELOAD": str(self.preload)}
+        visible = {"GGML_VK_VISIBLE_DEVICES": ",".join("0" * STAND_INS)} if self.vulkan else {}
+        return {**os.environ, **preload, **visible}
 
 
-def measure_cases(
-    path: Path, cases: Sequence[dict[str, Any]], engine: Engine, *, real: bool, simulated: bool
-) -> list[dict[str, Any]]:
+def measure_cases(path: Path, cases: Sequence[dict[str, Any]], engine: Engine, *, real: bool) -> list[dict[str, Any]]:
     """Run the cases in child processes; a native abort costs one case only."""
     results: list[dict[str, Any]] = []
     pending = list(cases)
     servers: contextlib.AbstractContextManager[list[str]] = (
-        contextlib.nullcontext([]) if simulated else stand_ins(engine.python)
+        stand_ins(engine.python) if engine.kind == "rpc" else contextlib.nullcontext([])
     )
     with servers as endpoints:
         while pending:
-            done = _run_worker(path, pending, endpoints, real, engine if simulated else Engine(engine.python))
+            done = _run_worker(path, pending, endpoints, real, engine)
             results += done
             pending = pending[len(done) :]
     return results
@@ -646,10 +666,19 @@ def _run_worker(
     path: Path, cases: list[dict[str, Any]], endpoints: list[str], real: bool, engine: Engine
 ) -> list[dict[str, Any]]:
     simdev = None if engine.simdev is None else str(engine.simdev)
-    request = json.dumps({"path": str(path), "cases": cases, "endpoints": endpoints, "real": real, "simdev": simdev})
+    request = json.dumps(
+        {
+            "path": str(path),
+            "cases": cases,
+            "endpoints": endpoints,
+            "real": real,
+            "simdev": simdev,
+            "vulkan": engine.vulkan,
+        }
+    )
     child = subprocess.Popen(
         [str(engine.python), __file__, "worker"],
-        env=os.environ if engine.preload is None else {**os.environ, "LD_PRELOAD": str(engine.preload)},
+        env=engine.environment(),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -673,7 +702,7 @@ def _run_worker(
 def work() -> None:
     """Measure the cases given on standard input (child process entry)."""
     request = json.load(sys.stdin)
-    library = Library(request["endpoints"], request["simdev"])
+    library = Library(request["endpoints"], request["simdev"], vulkan=request["vulkan"])
     for case in request["cases"]:
         result = library.measure(Path(request["path"]), case, real=request["real"])
         print(RESULT_MARK + json.dumps(result), flush=True)
@@ -698,7 +727,6 @@ def run(
 ) -> None:
     """Write one JSON file per model."""
     out.mkdir(parents=True, exist_ok=True)
-    simulated = engine.simdev is not None
     for path in paths:
         facts = describe(path)
         if like is not None:
@@ -707,12 +735,12 @@ def run(
             chosen = layout_cases(facts, tiny=tiny) if layouts else choose_cases(facts, tiny=tiny)
         cases = [case for case in chosen if not wanted or re.search(wanted, case["name"])]
         started = time.monotonic()
-        dry = measure_cases(path, cases, engine, real=False, simulated=simulated) if not real_only else []
+        dry = measure_cases(path, cases, engine, real=False) if not real_only else []
         record: dict[str, Any] = {
             "model": path.name,
             **facts,
             "unit": "bytes",
-            "stand_ins": "sim" if simulated else "rpc",
+            "stand_ins": engine.kind,
             "defaults": DEFAULTS,
             "no_alloc": dry,
         }
@@ -720,7 +748,7 @@ def run(
             # a CPU-only load repacks the weights into RAM, so big models skip it
             small = facts["file_bytes"] <= REAL_CPU_LIMIT_BYTES
             loaded = [case for case in cases if small or case.get("device_order") != []]
-            record["real"] = measure_cases(path, loaded, engine, real=True, simulated=simulated)
+            record["real"] = measure_cases(path, loaded, engine, real=True)
         text = json.dumps(record, indent=1)
         text = re.sub(r"\{\s+([^{}\[\]]*?)\s+\}", lambda hit: "{" + re.sub(r"\s+", " ", hit[1]) + "}", text)
         (out / f"{path.stem}.json").write_text(text + "\n")
@@ -745,6 +773,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument(
             "--simdev", type=Path, help="path of the compiled simdev.c; without it RPC stand-ins are used"
         )
+        command.add_argument("--vulkan", action="store_true", help="use the machine's first Vulkan device three times")
         command.add_argument("--layouts", action="store_true", help="the cases with CPU entries and the like")
         command.add_argument("--like", metavar="NAME", help="the cases of a model of the zoo with as many layers")
         command.add_argument("--only", help="regular expression on case names")
@@ -766,7 +795,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tiny=options.tiny,
             real_only=options.real_only,
             wanted=options.only,
-            engine=Engine(Path(sys.executable), options.simdev),
+            engine=Engine(Path(sys.executable), options.simdev, vulkan=options.vulkan),
             layouts=options.layouts,
             like=options.like,
         )

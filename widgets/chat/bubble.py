@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
 from widgets.chat.edit_box import EditBox
 from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
@@ -37,6 +37,8 @@ class Bubble(QWidget):
         self.view = MarkdownView(typesetter, self)
         self.edit_box: EditBox | None = None
         self._is_pointed_at = False
+        self._files = plain_label("", "dim", wrap=True)
+        self._files.setParent(self)
         self._note = plain_label("", "dim", wrap=True)
         self._note.setParent(self)
         self._note.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
@@ -73,6 +75,7 @@ class Bubble(QWidget):
         self.view.setAccessibleName(f"Words of {message.speaker}")
         self.head.show_message(message)
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
+        self._files.setText(f"With {message.files}" if message.files else "")
         set_role(self._note, "error" if message.is_error else "dim")
         self._note.setText(message.note)
         if not message.is_open:
@@ -99,6 +102,7 @@ class Bubble(QWidget):
             height = self.thinking.fit(width - 2 * INSET_PX)
             self.thinking.move(INSET_PX, top)
             top += height + GAP_PX
+        top += self._fit_label(self._files, top, width)
         if self.edit_box is not None:
             height = self.edit_box.sizeHint().height()
             self.edit_box.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
@@ -109,13 +113,18 @@ class Bubble(QWidget):
             height = self.view.fit(width - 2 * INSET_PX)
             self.view.move(INSET_PX, top)
             top += height + GAP_PX
-        self._note.setVisible(bool(self.note))
-        if self.note:
-            height = self._note.heightForWidth(width - 2 * INSET_PX)
-            self._note.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
-            top += height + GAP_PX
+        top += self._fit_label(self._note, top, width)
         self.resize(width, top + BELOW_PX)
         return top + BELOW_PX
+
+    def _fit_label(self, label: QLabel, top: int, width: int) -> int:
+        """Place a label that has words, and return what it takes of the height."""
+        label.setVisible(bool(label.text()))
+        if not label.text():
+            return 0
+        height = label.heightForWidth(width - 2 * INSET_PX)
+        label.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
+        return height + GAP_PX
 
     # ------------------------------------------------------------------ what people do
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent, QTextCursor
+from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -20,9 +20,12 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.chats.templates import TEMPLATES
+from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.context_meter import ContextMeter, ContextPart
 from widgets.chat.message_list import MessageList
-from widgets.chat.prompt_edit import PromptEdit
+from widgets.chat.overflow_banner import OverflowBanner
+from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.sample_questions import SampleQuestions
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
@@ -37,13 +40,16 @@ UNTITLED = "New conversation"
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
-MIN_TITLE_PX = 56
+MIN_TITLE_PX = 42
 
 
 class ChatPane(QWidget):
     """Shows a conversation and reports what the person asks for; it knows no model."""
 
     send_requested = Signal(str)
+    files_given = Signal(object)  # tuple[Path, ...]
+    attach_requested = Signal()
+    file_removed = Signal(str)
     stop_requested = Signal()
     new_requested = Signal()
     reload_requested = Signal()
@@ -63,6 +69,7 @@ class ChatPane(QWidget):
         self._lost = False
         self._is_answering = False
         self._is_settling = False
+        self._is_reading_files = False
         self._remark = ""
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
@@ -75,7 +82,9 @@ class ChatPane(QWidget):
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
         self.prompt_edit = PromptEdit()
+        self.attachments = AttachmentRow()
         self.sample_questions = SampleQuestions()
+        self.attach_button = _flat_button("Attach…", "Let files go with the question: text, code, PDF")
         self.send_button = QPushButton("Send")
         self.stop_button = QPushButton("Stop")
         self.new_button = _flat_button("New", "Begin a new conversation")
@@ -94,8 +103,10 @@ class ChatPane(QWidget):
         self._status_label = plain_label("", "dim", wrap=True)
         self._full_banner = _make_banner(CONTEXT_FULL, self.banner_new_button)
         self._lost_banner = _make_banner(MODEL_LOST, self.reload_button)
+        self.overflow_banner = OverflowBanner()
         self._undo_banner = _make_banner("A turn was deleted.", self.undo_button)
         self._undo_banner.hide()
+        self.setAcceptDrops(True)
         self._build()
         self._connect()
         self.show_reading(None)
@@ -133,6 +144,12 @@ class ChatPane(QWidget):
         if not self.prompt_edit.toPlainText().strip():
             self.prompt_edit.setPlainText(text)
             self.prompt_edit.moveCursor(QTextCursor.MoveOperation.End)
+
+    def show_files(self, files: Sequence[AttachedFile], *, is_reading: bool) -> None:
+        """Show what goes with the next question; it waits while a file is being read."""
+        self._is_reading_files = is_reading
+        self.attachments.show_files(files)
+        self._refresh()
 
     def set_sample_questions(self, questions: Sequence[str]) -> None:
         """Offer questions while nothing was said."""
@@ -227,9 +244,21 @@ class ChatPane(QWidget):
             return self.message_list.edit_last()
         return super().eventFilter(watched, event)
 
+    def dragEnterEvent(self, event: QDragEnterEvent) -> None:
+        """Take files that may go with a question; what is left is for the window."""
+        if files_of(event.mimeData()):
+            event.acceptProposedAction()
+        else:
+            super().dragEnterEvent(event)
+
+    def dropEvent(self, event: QDropEvent) -> None:
+        """Tell of the files that were dropped."""
+        event.acceptProposedAction()
+        self.files_given.emit(files_of(event.mimeData()))
+
     def _on_submit(self) -> None:
         text = self.prompt_edit.toPlainText().strip()
-        if not text or not self._can_send():
+        if not self._has_words() or not self._can_send():
             self._refresh()
             return
         self.show_draft("")
@@ -253,7 +282,7 @@ class ChatPane(QWidget):
 
     def _on_settings(self, shown: bool) -> None:
         if self.settings_panel is None:
-            self.settings_panel = SettingsPanel()
+            self.settings_panel = SettingsPanel(TEMPLATES)
             self._middle.addWidget(self.settings_panel)
             self.settings_made.emit(self.settings_panel)
         self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
@@ -266,13 +295,16 @@ class ChatPane(QWidget):
     # ------------------------------------------------------------------ inside
 
     def _can_send(self) -> bool:
-        return self._ready and not self._context_full and not self._is_answering
+        return self._ready and not self._context_full and not self._is_answering and not self._is_reading_files
+
+    def _has_words(self) -> bool:
+        return bool(self.prompt_edit.toPlainText().strip() or self.attachments.files)
 
     def _refresh(self) -> None:
         answering = self._is_answering
         self.stop_button.setVisible(answering)
         self.send_button.setVisible(not answering)
-        self.send_button.setEnabled(self._can_send() and bool(self.prompt_edit.toPlainText().strip()))
+        self.send_button.setEnabled(self._can_send() and self._has_words())
         self._full_banner.setVisible(self._context_full and not answering)
         self._lost_banner.setVisible(self._lost and not self._ready)
         self.reload_button.setEnabled(not self._reason.endswith("…"))
@@ -295,6 +327,7 @@ class ChatPane(QWidget):
         reading.addWidget(self.progress, 1)
         reading.addWidget(self._progress_label)
         buttons = QHBoxLayout()
+        buttons.addWidget(self.attach_button)
         buttons.addWidget(self._status_label, 1)
         buttons.addStretch(0)
         buttons.addWidget(self.stop_button)
@@ -308,8 +341,10 @@ class ChatPane(QWidget):
         for widget in (
             self._undo_banner,
             self._full_banner,
+            self.overflow_banner,
             self._lost_banner,
             self.sample_questions,
+            self.attachments,
             self.prompt_edit,
         ):
             column.addWidget(widget)
@@ -330,6 +365,9 @@ class ChatPane(QWidget):
         self.prompt_edit.submitted.connect(self._on_submit)
         self.prompt_edit.textChanged.connect(self._on_typed)
         self.prompt_edit.installEventFilter(self)
+        self.prompt_edit.files_given.connect(self.files_given)
+        self.attach_button.clicked.connect(self.attach_requested.emit)
+        self.attachments.removed.connect(self.file_removed)
         self.sample_questions.chosen.connect(self._on_sample_chosen)
         self.send_button.clicked.connect(self._on_submit)
         self.stop_button.clicked.connect(self.stop_requested.emit)

@@ -33,11 +33,13 @@ class ContextMeter(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
+        self._counted: tuple[ContextPart, ...] | None = None
         self._parts: tuple[ContextPart, ...] = ()
         self._total: int | None = None
+        self._pending = 0
         self._text = ""
         self._font = ui_font(12)
-        self.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
+        self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.hide()
 
     @property
@@ -51,7 +53,19 @@ class ContextMeter(QWidget):
 
     def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
         """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total."""
-        self._parts, self._total = tuple(parts or ()), total
+        self._counted, self._total = None if parts is None else tuple(parts), total
+        self._show()
+
+    def show_pending(self, tokens: int) -> None:
+        """Show what files take that go with the next question."""
+        self._pending = tokens
+        self._show()
+
+    def _show(self) -> None:
+        parts, total = self._counted, self._total
+        if self._pending:
+            parts = (*(parts or ()), ContextPart("attachments of the next question", self._pending, "experts"))
+        self._parts = parts or ()
         used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
         self._text = "" if total is None else f"{used} / {format_count(total)}"
         lines = [f"{part.label}: {format_count(part.tokens)} tokens" for part in self._parts]
@@ -63,6 +77,10 @@ class ContextMeter(QWidget):
 
     def sizeHint(self) -> QSize:
         return QSize(96, 26)
+
+    def minimumSizeHint(self) -> QSize:
+        """Room for the numbers of a short conversation."""
+        return QSize(60, 26)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         if not self._total:

@@ -73,6 +73,7 @@ class ConversationList(QWidget):
     moved = Signal(ChatChange)
     pin_toggled = Signal(str)
     delete_requested = Signal(str)
+    export_requested = Signal(str)
     undo_requested = Signal()
     search_requested = Signal(str)
     folder_requested = Signal(str)
@@ -259,6 +260,7 @@ class ConversationList(QWidget):
         folders.addAction("New folder…", lambda: self.folder_requested.emit(chat.id))
         if chat.folder:
             folders.addAction("No folder", lambda: self.moved.emit(ChatChange(chat.id, "")))
+        menu.addAction("Export…", lambda: self.export_requested.emit(chat.id))
         menu.addSeparator()
         menu.addAction("Delete", lambda: self.delete_requested.emit(chat.id))
         return menu

@@ -2,17 +2,28 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from PySide6.QtCore import QMimeData, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
 
 MAX_LINES = 6
+MODEL_ENDING = ".gguf"
+
+
+def files_of(source: QMimeData) -> tuple[Path, ...]:
+    """Return the files of a drop or of the clipboard that may go with a question; models are for the window."""
+    files = tuple(Path(url.toLocalFile()) for url in source.urls() if url.isLocalFile())
+    return () if any(file.suffix.lower() == MODEL_ENDING for file in files) else files
 
 
 class PromptEdit(QPlainTextEdit):
     """Plain text that asks to be submitted; it never clears itself."""
 
     submitted = Signal()
+    files_given = Signal(object)  # tuple[Path, ...]
+    """Files were dropped here or pasted."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -24,8 +35,16 @@ class PromptEdit(QPlainTextEdit):
         self._fit_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Take text; leave files to the window, which opens them."""
-        return not source.hasUrls() and super().canInsertFromMimeData(source)
+        """Take text and files."""
+        return bool(files_of(source)) or super().canInsertFromMimeData(source)
+
+    def insertFromMimeData(self, source: QMimeData) -> None:
+        """Text goes where the cursor is, files go with the question."""
+        files = files_of(source)
+        if files:
+            self.files_given.emit(files)
+        else:
+            super().insertFromMimeData(source)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         is_return = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from textwrap import fill
 
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
+
+LINE_CHARACTERS = 30
 
 
 class SampleQuestions(QWidget):
@@ -38,8 +41,8 @@ class SampleQuestions(QWidget):
         self.setVisible(is_empty and bool(self.buttons))
 
     def _make_button(self, question: str) -> QPushButton:
-        # An ampersand in a text is no shortcut.
-        button = QPushButton(question.replace("&", "&&"))
+        # On several lines, so that a long question asks for no wide window. An ampersand in a text is no shortcut.
+        button = QPushButton(fill(question, LINE_CHARACTERS).replace("&", "&&"))
         button.clicked.connect(partial(self.chosen.emit, question))
         self._layout.addWidget(button)
         return button

@@ -7,14 +7,15 @@ from typing import Literal
 
 Role = Literal["user", "assistant", "note"]
 """`note`: a sentence of ours between messages."""
-ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "older", "newer", "answer_now"]
+ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now"]
 
 
 @dataclass(frozen=True, slots=True)
 class ShownMessage:
     """A message. `version` of `versions` counts from 1; `thinking_note` tells how long was thought.
 
-    `is_open`: its text is still coming. `can_continue`: an answer that ended before its end.
+    `files` names what is attached to it. `is_open`: its text is still coming. `can_continue`: an answer that ended
+    before its end. `is_pinned`: it stays in a context that is full.
     """
 
     id: str
@@ -29,6 +30,8 @@ class ShownMessage:
     versions: int = 1
     is_open: bool = False
     can_continue: bool = False
+    files: str = ""
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,10 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Palette:
-    """Colours as `#rrggbb`, by what they mean."""
+    """Colours as `#rrggbb`, by what they mean.
+
+    What words are written in has a contrast of at least 4.5 to each of `SURFACES`, what only fills bars one of 3.
+    """
 
     name: str
     background: str
@@ -30,6 +33,13 @@ class Palette:
     on_good: str
 
 
+SURFACES = ("background", "panel", "card", "line")
+"""What lies under words: `line` is also the ground of a chosen row and of a pressed button."""
+WORDS = ("text", "dim", "accent", "bad", "good", "experts", "kv", "compute")
+"""What words are written in; the last three in code, and `experts` for what fits barely."""
+FILLED = {"accent": "on_accent", "bad": "on_bad", "good": "on_good"}
+"""Grounds of buttons and badges, with the colour of the words on them."""
+
 DARK = Palette(
     name="dark",
     background="#16181d",
@@ -46,7 +56,7 @@ DARK = Palette(
     compute="#b58cf0",
     pipeline="#e58fc2",
     other="#6b7280",
-    bad="#ff6b6b",
+    bad="#ff7373",
     on_bad="#2b0a0a",
     good="#59c38a",
     on_good="#0c2418",
@@ -58,17 +68,17 @@ LIGHT = Palette(
     card="#f0f2f5",
     line="#d9dde3",
     text="#1b1f26",
-    dim="#5d6673",
-    accent="#1f6feb",
+    dim="#58616d",
+    accent="#125bcb",
     on_accent="#ffffff",
     weights="#3f77e6",
-    experts="#c6862a",
-    kv="#1f9e8b",
-    compute="#9166e0",
+    experts="#83581c",
+    kv="#156d5f",
+    compute="#733cd7",
     pipeline="#c9559a",
-    other="#8d95a3",
-    bad="#d93a3a",
+    other="#828b9a",
+    bad="#ba2424",
     on_bad="#ffffff",
-    good="#2c9a62",
+    good="#1f6e46",
     on_good="#ffffff",
 )

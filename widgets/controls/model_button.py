@@ -15,7 +15,7 @@ MAX_WIDTH_PX = 380
 MARGIN_PX = 12
 MIN_DETAIL_PX = 100
 ARROW_PX = 32
-NO_MODEL = "No model"
+NO_MODEL = "Open a model"
 
 
 class ModelButton(QPushButton):

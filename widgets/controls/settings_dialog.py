@@ -61,6 +61,7 @@ class SettingsDialog(QDialog):
         column.addWidget(self.loaded_label)
         column.addStretch(1)
         area = QScrollArea()
+        area.setAccessibleName("All settings")
         area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

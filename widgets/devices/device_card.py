@@ -7,7 +7,9 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
 from engine.devices.device import Device
+from engine.devices.margins import is_on_this_machine, margin_words
 from engine.plan.report import DeviceRow
+from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
@@ -23,6 +25,8 @@ from widgets.devices.readings import (
     device_subtitle,
     device_total_bytes,
     faults_text,
+    link_text,
+    link_words,
     overhead_text,
     row_tool_tip,
     status_line,
@@ -53,6 +57,7 @@ class DeviceCard(QFrame):
         self._device = device
         self._last: Sample | None = None
         self._row: DeviceRow | None = None
+        self._link: Link | None = None
         self._alert = NO_ALERT
         self.set_device(device)
 
@@ -122,6 +127,13 @@ class DeviceCard(QFrame):
         self._row = row
         self._show_tool_tip()
 
+    def set_link(self, link: Link | None) -> None:
+        """Show how far away a worker is; None where that was not measured."""
+        if link != self._link:
+            self._link = link
+            self._show_status()
+            self._show_tool_tip()
+
     def set_alert(self, alert: CardAlert) -> None:
         """Show what is wrong with the device in place of its readings; an empty alert takes that back."""
         if alert == self._alert:
@@ -170,7 +182,10 @@ class DeviceCard(QFrame):
 
     def _show_status(self) -> None:
         set_role(self._status_label, "error" if self._alert.words else "dim")
-        self._status_label.setText(self._alert.words or status_line(self._last))
+        is_away = self._device.is_rpc and not is_on_this_machine(self._device)
+        away = link_words(self._link) if is_away else ""
+        status = status_line(self._last)
+        self._status_label.setText(self._alert.words or (f"{status} · {away}" if away else status))
 
     def _show_total(self) -> None:
         text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
@@ -184,6 +199,8 @@ class DeviceCard(QFrame):
             "" if self._row is None else row_tool_tip(self._row),
             holdings_text(self._device.holdings),
             overhead_text(self._device),
+            margin_words(self._device),
+            link_text(self._device, self._link),
             faults_text(self._device),
         ]
         self.setToolTip(plain_tool_tip("\n".join(filter(None, lines))))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
@@ -12,7 +13,9 @@ from engine.units import format_bytes, format_share
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, text_width, ui_font
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.devices.device_card import DeviceCard
+
+if TYPE_CHECKING:
+    from widgets.devices.device_card import DeviceCard
 
 HEIGHT_PX = 26
 GAP_PX = 20.0

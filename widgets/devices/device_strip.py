@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtGui import QResizeEvent
@@ -19,15 +20,19 @@ from PySide6.QtWidgets import (
 
 from engine.devices.device import Device
 from engine.plan.report import DeviceRow
+from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
-from widgets.devices.device_card import DeviceCard
 from widgets.devices.device_line import HEIGHT_PX, DeviceLine
 from widgets.devices.limits import DeviceLimits
 from widgets.devices.limits_dialog import LimitsDialog
 from widgets.devices.readings import NO_ALERT, CardAlert
 
-EMPTY_HEIGHT_PX = 120
+if TYPE_CHECKING:
+    from widgets.devices.device_card import DeviceCard
+
+EMPTY_HEIGHT_PX = 128
+"""About that of a card: what is below stays where it is when the first one comes."""
 
 
 class DeviceStrip(QWidget):
@@ -43,6 +48,7 @@ class DeviceStrip(QWidget):
         self._palette = DARK
         self._cards: dict[str, DeviceCard] = {}
         self._is_compact = False
+        self._links: dict[str, Link] = {}
         self._row = QHBoxLayout()
         self._row.setContentsMargins(0, 0, 0, 0)
         self._row.setSpacing(8)
@@ -50,10 +56,12 @@ class DeviceStrip(QWidget):
         content = QWidget()
         content.setLayout(self._row)
         content.installEventFilter(self)
+        self._row.addStretch()
         self._row.addWidget(self.add_button)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
         self._scroll.setAccessibleName("Devices")
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its cards have buttons, and bring themselves into sight
         self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._scroll.setWidget(content)
@@ -115,6 +123,12 @@ class DeviceStrip(QWidget):
         for device_id, card in self._cards.items():
             card.set_row(by_id.get(device_id))
 
+    def set_links(self, links: Mapping[str, Link]) -> None:
+        """Show how far away workers are, by device id."""
+        self._links = dict(links)
+        for device_id, card in self._cards.items():
+            card.set_link(self._links.get(device_id))
+
     def set_alerts(self, alerts: Mapping[str, CardAlert]) -> None:
         """Show these alerts by device id, and none on the other cards."""
         for device_id, card in self._cards.items():
@@ -142,9 +156,13 @@ class DeviceStrip(QWidget):
         return dialog
 
     def _make_card(self, device: Device) -> DeviceCard:
+        # With the first device: the library that draws the graphs takes longer to read than the window to come up.
+        from widgets.devices.device_card import DeviceCard
+
         card = DeviceCard(device, self)
         card.apply_palette(self._palette)
         card.plot.setVisible(not self._is_compact)
+        card.set_link(self._links.get(device.id))
         card.limits_requested.connect(self._on_limits_requested)
         card.remove_requested.connect(self.remove_requested)
         return card

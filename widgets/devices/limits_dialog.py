@@ -6,6 +6,7 @@ from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLineEdit, QVBoxLayout, QWidget
 
 from engine.devices.device import Device
+from engine.devices.margins import margin_words
 from engine.units import GIB, KIB, MIB, format_bytes
 from widgets.common.roles import plain_label
 from widgets.devices.limits import DeviceLimits, parse_limits
@@ -35,6 +36,7 @@ class LimitsDialog(QDialog):
         layout.addWidget(plain_label("Sizes are written like 512MiB or 1.5GiB.", "dim"))
         layout.addLayout(form)
         layout.addWidget(plain_label(overhead_text(device), "dim", wrap=True))
+        layout.addWidget(plain_label(margin_words(device), "dim", wrap=True))
         layout.addWidget(self.error_label)
         layout.addWidget(buttons)
         self.setMinimumWidth(360)

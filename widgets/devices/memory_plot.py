@@ -41,6 +41,8 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self.setAcceptDrops(False)
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        for widget in (self, self.viewport()):
+            widget.setAccessibleName("Memory of the last minutes")
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(40)
         self.apply_palette(DARK)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from engine.devices.device import Device
 from engine.plan.report import DeviceRow
+from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes
 
@@ -69,6 +70,26 @@ def row_tool_tip(row: DeviceRow) -> str:
     if not lines:
         return "The layout puts nothing here."
     return "\n".join([f"The layout needs {format_bytes(row.need_bytes)} here ({row.grade.value}):", *lines])
+
+
+def link_words(link: Link | None) -> str:
+    """Return how far away a device is: round trip and throughput, as measured; empty where that was not."""
+    if link is None:
+        return ""
+    per_second = link.bytes_per_second
+    rate = f"{per_second / 1e9:.1f} GB/s" if per_second >= 1e9 else f"{per_second / 1e6:.3g} MB/s"
+    trip_ms = link.latency_s * 1e3
+    return f"{trip_ms:.0f} ms, {rate}" if trip_ms >= 10 else f"{trip_ms:.2g} ms, {rate}"
+
+
+def link_text(device: Device, link: Link | None) -> str:
+    """Return the same as a sentence for a worker, with the remedy where it is not known; empty for other devices."""
+    if not device.is_rpc:
+        return ""
+    if link is None:
+        return "How far away it is was not measured: Devices > Measure Speeds."
+    there, rate = link_words(link).split(", ")
+    return f"A question and its answer take {there}; weights go there at {rate}."
 
 
 def faults_text(device: Device) -> str:

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QSize, Qt, Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QStackedWidget, QVBoxLayout, QWidget
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
 from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
+from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor.keys import Command
 from widgets.layout_editor.legend import Legend
 from widgets.layout_editor.moves import BoundaryMove, OutputMove, PinToggle, RangeMove, Selection
 from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.pins import Pins
 from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.speeds import speed_text, speed_tool_tip
 from widgets.layout_editor.texts import EditState, edit_state, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
 
@@ -46,13 +48,14 @@ class LayoutEditor(QFrame):
         self._preview: Preview | None = None
         self._loaded: LoadedLayout | None = None
         self._state = ElidedLabel(role="dim")
+        self._speed = plain_label(role="strong")
         self._summary = plain_label(role="dim")
         self._view = EditorView()
         self._notes = Notes()
         self._legend = Legend()
-        self._empty = QLabel(EMPTY_TEXT)
-        self._empty.setProperty("role", "dim")
-        self._empty.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        invitation = plain_label(EMPTY_TEXT, "dim")
+        invitation.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._empty: QWidget = invitation
         self._pages = QStackedWidget()
         self._pages.addWidget(self._empty)
         self._pages.addWidget(self._view)
@@ -74,6 +77,7 @@ class LayoutEditor(QFrame):
         header.setSpacing(8)
         header.addWidget(plain_label("Layout", "title"))
         header.addWidget(self._state, 1)
+        header.addWidget(self._speed)
         header.addWidget(self._summary)
         column = QVBoxLayout(self)
         column.setContentsMargins(16, 12, 16, 12)
@@ -91,6 +95,11 @@ class LayoutEditor(QFrame):
     @property
     def is_dragging(self) -> bool:
         return self._view.interaction.drag is not None
+
+    @property
+    def speed_text(self) -> str:
+        """What the header says of speed."""
+        return self._speed.text()
 
     @property
     def shown(self) -> Shown | None:
@@ -115,6 +124,14 @@ class LayoutEditor(QFrame):
             )
         self._notes.set_lines(() if preview is None else note_lines(preview))
         self._update_header()
+
+    def show_while_empty(self, widget: QWidget) -> None:
+        """Show `widget` in place of the invitation while there is no preview."""
+        self._pages.addWidget(widget)
+        self._pages.removeWidget(self._empty)
+        self._empty = widget
+        if self._preview is None:
+            self._pages.setCurrentWidget(widget)
 
     def set_loaded(self, loaded: LoadedLayout | None) -> None:
         """Say whether the preview is what is loaded; measured bytes are shown beside the forecast where it is."""
@@ -142,14 +159,17 @@ class LayoutEditor(QFrame):
 
     def minimumSizeHint(self) -> QSize:
         """Room for one lane and the words around it."""
-        return QSize(480, 240)
+        return QSize(456, 240)
 
     def _update_header(self) -> None:
         preview = self._preview
         if preview is None:
             self._state.setText("")
+            self._speed.setText("")
             self._summary.setText("")
             return
         state = edit_state(preview, self._loaded)
         self._state.setText(f"{_STATE_SIGNS[state]} {state.value}")
+        self._speed.setText(speed_text(preview))
+        self._speed.setToolTip(plain_tool_tip(speed_tool_tip(preview)))
         self._summary.setText(summary_text(preview, self.selection))

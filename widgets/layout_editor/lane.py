@@ -29,6 +29,7 @@ class LaneValues:
     """Everything a lane shows. `forecast` is the forecast of the load that `row` was measured after, else None.
 
     `room` is the device as it is now, for a row that was measured some time ago. `holdings`: other loaded models.
+    `time`: the device's part of a token's time, in words.
     """
 
     content: LaneContent
@@ -36,6 +37,7 @@ class LaneValues:
     forecast: DeviceRow | None
     room: DeviceRow | None = None
     holdings: tuple[Holding, ...] = ()
+    time: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,10 @@ class LaneItem(QGraphicsItem):
         content, fonts, width = values.content, self._fonts, place.columns.label_width
         top = (place.lanes.pitch - 3 * _LINE) / 2
         id_name = palette.text if content.device.present else palette.bad
-        id_text = elide(content.device.id, fonts.bold, width)
+        time_width = text_width(values.time, fonts.small) + 8 if values.time else 0
+        id_text = elide(content.device.id, fonts.bold, width - time_width)
         self._text(painter, QRectF(0, top, width, _LINE), id_text, fonts.bold, id_name)
+        self._text(painter, QRectF(0, top, width, _LINE), values.time, fonts.small, palette.dim, right=True)
         name = elide(content.device.name, fonts.small, width)
         self._text(painter, QRectF(0, top + _LINE, width, _LINE), name, fonts.small, palette.dim)
         holds = fitting(lane_texts(content), fonts.small, width)

@@ -21,6 +21,7 @@ from widgets.layout_editor.lane import LaneItem, LanePlace, LaneValues
 from widgets.layout_editor.overlay import Marks, OverlayItem, PillItem
 from widgets.layout_editor.placement import LaneContent, lane_contents
 from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.speeds import lane_speed_text
 from widgets.layout_editor.texts import EditState, edit_state
 
 
@@ -112,8 +113,9 @@ def _lane_values(
     for content in contents:
         key = content.device.id
         room, held = rows.get(key), holdings.get(key, ())
+        time = "" if preview.speed is None else lane_speed_text(preview.speed.on(key))
         if key in measured and key in forecast:
-            values.append(LaneValues(content, measured[key], forecast[key], room, held))
+            values.append(LaneValues(content, measured[key], forecast[key], room, held, time))
         else:
-            values.append(LaneValues(content, room, None, room, held))
+            values.append(LaneValues(content, room, None, room, held, time))
     return tuple(values)

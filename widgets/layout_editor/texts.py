@@ -152,7 +152,8 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
     return tuple(lines)
 
 
-def _device_sentence(content: LaneContent, row: DeviceRow | None) -> str:
+def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
+    """Return what a lane holds and how much room it leaves."""
     holds = lane_texts(content)[0] if not content.is_empty else "empty"
     if row is None:
         return f"{content.device.id}: {holds}."
@@ -163,7 +164,7 @@ def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: Ed
     """Return the whole picture as sentences."""
     rows = {row.id: row for row in preview.report.rows}
     sentences = [f"{preview.model_name}, {len(preview.layers)} layers, {state.value}."]
-    sentences += [_device_sentence(content, rows.get(content.device.id)) for content in lanes]
+    sentences += [lane_sentence(content, rows.get(content.device.id)) for content in lanes]
     sentences.append(f"Output on {preview.layout.output_device}.")
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)

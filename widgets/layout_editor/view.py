@@ -18,7 +18,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWi
 from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.layout_editor import ruler
+from widgets.layout_editor import accessible, ruler
 from widgets.layout_editor.drag import BoundaryDrag
 from widgets.layout_editor.focus import BoundaryFocus
 from widgets.layout_editor.interaction import Interaction
@@ -61,6 +61,9 @@ class EditorView(QGraphicsView):
         self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
         self._scroll_timer.timeout.connect(self._on_scroll_tick)
         self._ruler = ruler.Ruler(self)
+        self.parts = accessible.Parts(self)
+        """What screen readers find of what is painted."""
+        accessible.install()
         self.setAccessibleName(_NAME)
         self.setAcceptDrops(False)  # A view takes every drag for its scene; dropped files are for the window.
         self.setFrameShape(QFrame.Shape.NoFrame)
@@ -88,6 +91,7 @@ class EditorView(QGraphicsView):
             self._show(preview)
         same_ground = before is not None and preview is not None and _same_ground(before.preview, preview)
         self.interaction.set_shown(self._scene.shown, same_ground=same_ground)
+        self.parts.tell_change(before, self._scene.shown)
         if self.interaction.hover is not None and self.interaction.drag is None:
             # What was under the pointer may have moved away from it.
             self._follow_pointer()
@@ -139,6 +143,8 @@ class EditorView(QGraphicsView):
         if name != self.accessibleName():
             # Screen readers say a name that changes while the widget has the keyboard.
             self.setAccessibleName(name)
+            if has_keyboard:
+                self.parts.tell_focus(state.focus)
 
     # Events
 

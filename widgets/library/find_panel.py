@@ -195,6 +195,7 @@ class FindPanel(QWidget):
         for widget in (self.order_box, self.search_button, self.more_button):
             heading.addWidget(widget)
         splitter = QSplitter(Qt.Orientation.Horizontal)
+        splitter.setAccessibleName("What is found and what it offers")
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self.results)
         splitter.addWidget(self._build_side())

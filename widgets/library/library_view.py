@@ -178,6 +178,7 @@ class LibraryView(QWidget):
         self._lists.addWidget(self.list_view)
         self._lists.addWidget(nothing)
         splitter = QSplitter(Qt.Orientation.Horizontal)
+        splitter.setAccessibleName("Models and details")
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self._lists)
         splitter.addWidget(self.details)

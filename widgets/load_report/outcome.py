@@ -43,15 +43,16 @@ class Outcome:
 def loaded_outcome(event: Loaded) -> Outcome:
     """Return the words for a load that went well; the sentence says how far the forecast was off."""
     rows = used_rows(event.devices)
+    forecast = tuple(row.without_overhead() for row in event.forecast)
     places = " + ".join(row.id for row in rows) or "no device"
     total = format_bytes(sum(row.need_bytes for row in rows))
     return Outcome(
         badge="LOADED",
         tone="good",
-        sentence=f"{total} on {places}. {_forecast_words(rows, event.forecast)}",
+        sentence=f"{total} on {places}. {_forecast_words(rows, forecast)}",
         detail=_mapped_words(event.devices),
         rows=rows,
-        forecast=event.forecast,
+        forecast=forecast,
         rows_title="Measured, with the forecast below",
     )
 

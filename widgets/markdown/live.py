@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from PySide6.QtCore import QObject, Qt, QTimer, Signal
+from PySide6.QtCore import QObject, QTimer, Signal
+from shiboken6 import isValid
 
 from widgets.markdown.stream import MarkdownStream, Parsed
 from widgets.markdown.typesetter import Typesetter
@@ -29,8 +30,6 @@ class LiveMarkdown(QObject):
 
     drawn = Signal()
 
-    _parsed = Signal(object)
-
     def __init__(self, typesetter: Typesetter, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self._typesetter = typesetter
@@ -42,7 +41,6 @@ class LiveMarkdown(QObject):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.timeout.connect(self._parse)
-        self._parsed.connect(self._on_parsed, Qt.ConnectionType.QueuedConnection)
         typesetter.restyled.connect(self._restyle)
 
     @property
@@ -88,20 +86,17 @@ class LiveMarkdown(QObject):
         self._waiting = []
         self._is_parsing = True
 
-        def work() -> None:
+        def work() -> _Answer:
             begun = time.perf_counter()
             stream.append(text)
             parsed = stream.parse()
-            try:
-                self._parsed.emit(_Answer(stream, parsed, time.perf_counter() - begun))
-            except RuntimeError:
-                return  # The message is no longer shown.
+            return _Answer(stream, parsed, time.perf_counter() - begun)
 
-        self._typesetter.parse(work)
+        self._typesetter.parse(work, self._on_parsed)
 
     def _on_parsed(self, answer: _Answer) -> None:
-        if answer.stream is not self._stream:
-            return
+        if answer.stream is not self._stream or not isValid(self):
+            return  # Another text is shown by now, or none.
         self._is_parsing = False
         if self._waiting:
             self._timer.start(max(DRAW_INTERVAL_MS, round(answer.seconds * 1000 * PARSE_SHARE)))

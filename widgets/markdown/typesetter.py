@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject, Signal
+from collections.abc import Callable
+from itertools import count
+from typing import Any, TypeVar
+
+from PySide6.QtCore import QObject, Qt, Signal
 
 from widgets.common.palette import DARK, Palette
 from widgets.markdown.document import MarkdownDocument
@@ -10,22 +14,51 @@ from widgets.markdown.formulas import Formulas, Submit
 from widgets.markdown.stream import parse_whole
 from widgets.markdown.styles import Styles
 
+_T = TypeVar("_T")
+
 
 class Typesetter(QObject):
     """Given the means to work in other threads: `parse` for what people wait for, `draw` for formulas."""
 
     restyled = Signal()
 
+    _parsed = Signal(object)
+
     def __init__(self, parse: Submit, draw: Submit, parent: QObject | None = None) -> None:
         super().__init__(parent)
-        self.parse = parse
+        self._submit = parse
+        self._waiting: dict[int, Callable[[Any], None]] = {}
+        self._tickets = count()
+        self._parsed.connect(self._on_parsed, Qt.ConnectionType.QueuedConnection)
         self.formulas = Formulas(draw, self)
         self._styles: Styles | None = None
         self._palette = DARK
 
     def warm_up(self) -> None:
         """Load what parsing needs, before anybody waits for it."""
-        self.parse(_parse_something)
+        self._submit(_parse_something)
+
+    def parse(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Do `work` in the other thread, and `then` with its answer in this one.
+
+        Answers come through this object, which lives as long as the window: a message may be deleted in the moment in
+        which the other thread would tell it something.
+        """
+        ticket = next(self._tickets)
+        self._waiting[ticket] = then
+
+        def answer() -> None:
+            found = work()
+            try:
+                self._parsed.emit((ticket, found))
+            except RuntimeError:
+                return  # The window closed in the meantime.
+
+        self._submit(answer)
+
+    def _on_parsed(self, answer: tuple[int, Any]) -> None:
+        ticket, found = answer
+        self._waiting.pop(ticket)(found)
 
     @property
     def palette(self) -> Palette:

@@ -18,6 +18,7 @@ from engine.fit.strategies.longest_context import longest_context
 from engine.fit.strategies.priority import priority
 from engine.fit.strategies.proportional import proportional
 from engine.gguf.model_file import ModelFile
+from engine.memory.effort import limited
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.context_length import context_lengths
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
@@ -31,6 +32,11 @@ STRATEGIES: Mapping[str, Strategy] = {
     "context": longest_context,
     "fastest": fastest,
 }
+
+
+SEARCH_SECONDS = 60.0
+"""Of the processor, for the forecasts of one search: then compute buffers are left to the engine. No model that is
+known takes a tenth of it."""
 
 
 def find_strategy(name: str) -> Strategy:
@@ -61,13 +67,14 @@ def auto_layout(
         ArgumentError: for a name that is none.
         CancelledError: `constraints.watch` says that nobody waits any more.
     """
-    strategy = find_strategy(name)
+    strategy, watch = find_strategy(name), constraints.watch
     memory = model if isinstance(model, ModelMemory) else ModelMemory(model)
     found = None
-    for n_ctx in context_lengths(memory.model, rig, context):
-        found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
-        if found.fits or name == "context":
-            break
+    with limited(SEARCH_SECONDS, lambda: watch is not None and watch.is_over):
+        for n_ctx in context_lengths(memory.model, rig, context):
+            found = strategy(memory, rig, msgspec.structs.replace(context, n_ctx=n_ctx), constraints)
+            if found.fits or name == "context":
+                break
     assert found is not None  # There is at least one length.
     if context.n_ctx == AUTO_CONTEXT and name != "context":
         found = replace(found, context=context)

@@ -6,12 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from engine.devices.device import Rig
-from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
 from engine.fit.strategies.watch import Watch
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import NO_SIDE_FILES, SideFiles
 from engine.settings.context_settings import ContextSettings, KvType
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,13 +12,15 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.experts import experts_candidates
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.filling import fill, whole_layouts
-from engine.fit.strategies.speed import Prediction, Work, bandwidth, link, predict
-from engine.fit.strategies.speeds import NO_MEASUREMENTS, Speeds
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs
 from engine.fit.strategies.workbench import Workbench, rank
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
+from engine.speed.known_cards import bandwidth, link
+from engine.speed.prediction import Prediction, predict
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds
+from engine.speed.work import Work
 
 _MAX_ORDERS = 24
 """All orders of four devices; of more, those of the four fastest, with the others behind them by speed."""
@@ -30,7 +32,8 @@ def fastest(
     """Return the layout with the least predicted time per token; what was measured counts, where anything was."""
     bench = Workbench(memory, rig, context, constraints)
     speeds = constraints.speeds
-    predicted = {layout: _predict(bench, layout, speeds) for layout in _layouts(bench, speeds)}
+    work, kv_bytes = Work(memory.model), tuple(layer.kv_bytes for layer in bench.layers)
+    predicted = {layout: predict(layout, work, kv_bytes, context, rig, speeds) for layout in _layouts(bench, speeds)}
     if constraints.split:
         predicted = {layout: each for layout, each in predicted.items() if _is_split(layout)} or predicted
     ordered = sorted(predicted, key=lambda layout: predicted[layout].middle_s)
@@ -52,11 +55,13 @@ def predict_layout(
     memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSettings, speeds: Speeds = NO_MEASUREMENTS
 ) -> Prediction:
     """Return the predicted time per token of any layout."""
-    return _predict(Workbench(memory, rig, context, NO_CONSTRAINTS), layout, speeds)
+    return predict(layout, Work(memory.model), _kv_bytes(memory, context), context, rig, speeds)
 
 
-def _predict(bench: Workbench, layout: Layout, speeds: Speeds) -> Prediction:
-    return predict(layout, Work(bench.memory.model, bench.layers, bench.output_bytes), bench.rig, speeds)
+def _kv_bytes(memory: ModelMemory, context: ContextSettings) -> tuple[int, ...]:
+    """Return what the full cache of each layer has; nothing where that is not known."""
+    tables = memory.for_context(context)
+    return (0,) * memory.model.n_layers if tables is None else tables.layers_kv_bytes
 
 
 def _layouts(bench: Workbench, speeds: Speeds) -> Iterator[Layout]:

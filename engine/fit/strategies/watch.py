@@ -16,13 +16,18 @@ class Watch:
         self._token = token
         self._tell = tell
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits any more; for who looks in the middle of trying a layout."""
+        return self._token is not None and self._token.cancelled
+
     def step(self) -> None:
         """Note that a layout is about to be tried.
 
         Raises:
             CancelledError: nobody waits for the answer any more.
         """
-        if self._token is not None and self._token.cancelled:
+        if self.is_over:
             raise CancelledError("The search for a layout was cancelled.")
         self.n_tried += 1
         if self._tell is not None:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import lru_cache
 
 from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
@@ -20,21 +21,24 @@ def backend_devices(placement: Placement) -> tuple[str, ...]:
 def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
     """Return the backends of entries, given what their memories are called."""
     traits = {name: found for name, found in entries if name != HOST}
-    return [_backend(name, traits) for name, _ in entries]
+    return [_backend(name, found, traits) for name, found in entries]
 
 
-def _backend(entry: str, traits: dict[str, BackendTraits]) -> Backend:
+def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits]) -> Backend:
     if entry == HOST:
-        return Backend(HOST, True, 32, None, frozenset(), False, _n_bytes)
-    found = traits[entry]
+        return Backend(HOST, True, found.size_rule.alignment_bytes, None, frozenset(), False, _n_bytes)
     rule = found.size_rule
     blind_to: frozenset[str] = frozenset()
     if found.converts_kv:
         # A CUDA device computes nothing that reads another's memory directly.
         blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
-    supports = _cuda_supports if found.converts_kv else None
+    supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
+    if rule.kernels.backend == "vulkan":
+        supports = _vulkan_supports(rule.kernels.largest_bytes)
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
-    return Backend(entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size)
+    return Backend(
+        entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size, reorders=found.reorders
+    )
 
 
 def _n_bytes(tensor: Tensor) -> int:
@@ -61,6 +65,40 @@ def _cuda_supports(node: Tensor) -> bool:
             return state.ne[0] in (96, 128, 256) and state.ne[1] % 16 == 0
         return state.ne[0] == 16 and state.ne[1] == 1 and state.ne[2] % 128 == 0 and matrix.ne[1] == 1
     return True
+
+
+@lru_cache(maxsize=64)
+def _vulkan_supports(largest_bytes: int | None) -> Callable[[Tensor], bool]:
+    """Return what tells whether a device that takes tensors up to this size computes a node."""
+
+    def supports(node: Tensor) -> bool:
+        too_large = largest_bytes is not None and any(each.n_bytes > largest_bytes for each in (node, *node.src))
+        return not too_large and _has_vulkan_kernel(node)
+
+    return supports
+
+
+def _has_vulkan_kernel(node: Tensor) -> bool:
+    """Return whether Vulkan has a kernel for `node` on every device (`ggml_backend_vk_device_supports_op`)."""
+    if node.op == "flash_attn":
+        k, v = node.src[1:3]
+        return k.ne[0] % 8 == 0 and v.ne[0] % 8 == 0 and (k.type == "bf16") == (v.type == "bf16")
+    if node.op == "mul_mat":
+        matrix = node.src[0]
+        return matrix.is_weight or TYPE_SIZES[matrix.type][0] == 1 or _has_whole_rows(matrix)
+    if node.op == "gated_delta_net":
+        return node.src[2].ne[0] in (16, 32, 64, 128)
+    if node.op == "ssm_scan":
+        state, decay = node.src[0], node.src[3]
+        return decay.ne[0] == 1 and state.ne[0] in (128, 256) and state.ne[1] % 16 == 0
+    return True
+
+
+def _has_whole_rows(tensor: Tensor) -> bool:
+    """Return whether rows follow each other, as quantised ones have to (`ggml_vk_dim01_contiguous`)."""
+    return tensor.nb[1] == row_size(tensor.type, tensor.ne[0]) and (
+        tensor.ne[3] == 1 or tensor.nb[3] == tensor.nb[2] * tensor.ne[2]
+    )
 
 
 def _cuda_bytes(tensor: Tensor) -> int:

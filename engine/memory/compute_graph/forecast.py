@@ -87,7 +87,7 @@ class ComputeForecast:
             placement = replace(placement, entries=(CPU_ID, *placement.entries))
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
-            placement.pipeline, tuple(placement.traits.items()),
+            placement.pipeline, tuple(placement.traits.items()), placement.host.compute,
         )  # fmt: skip
         found = self._found.get(key)
         if found is None:
@@ -114,6 +114,8 @@ class ComputeForecast:
             batches.append(_smallest(batch))
         sizes = [self._walk(placement, each, Walk.sizes) for each in batches]
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
+        host = found[HOST]
+        found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes))
         return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:

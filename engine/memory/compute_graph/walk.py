@@ -10,11 +10,11 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import TensorOverride
-from engine.memory.backends import CPU_TRAITS, BackendTraits
+from engine.memory.backends import CPU_TRAITS, BackendTraits, HostBuffer, SizeRule
 from engine.memory.compute_graph.building.chains import Chains
 from engine.memory.compute_graph.building.graph_tables import Sizes
 from engine.memory.compute_graph.building.homes import memory_of
@@ -81,7 +81,7 @@ class Walk:
         self._firsts = [first for first, _ in self._units]
         self._lasts = [last for _, last in self._units]
         self._steps: dict[tuple[tuple[str, BackendTraits], ...], Steps] = {}
-        self._rigs: dict[tuple[tuple[str, BackendTraits], ...], int] = {}
+        self._rigs: dict[tuple[tuple[tuple[str, BackendTraits], ...], HostBuffer], int] = {}
         self._windows: dict[tuple[int, tuple[str, ...], frozenset[str], frozenset[str]], _Window] = {}
         self._stops_of: dict[tuple[TensorOverride, ...], _Stops] = {}
         self._known: dict[tuple[SectionName | Section, tuple[Place, ...]], Stop] = {}
@@ -170,8 +170,8 @@ class Walk:
         return range(self._firsts[max(0, start - 2)], last + 1)
 
     def _rig(self, placement: Placement) -> int:
-        """Return a number that stands for the devices of the rig and their traits."""
-        return self._rigs.setdefault(tuple(placement.traits.items()), len(self._rigs))
+        """Return a number that stands for the devices of the rig, their traits and what the CPU computes with."""
+        return self._rigs.setdefault((tuple(placement.traits.items()), placement.host.compute), len(self._rigs))
 
     def _window(self, placement: Placement, rig: int, devices: tuple[str, ...], named: frozenset[str]) -> _Window:
         """Return the window of these devices, the CPU last: `named` keep their names, others go by their numbers."""
@@ -180,7 +180,8 @@ class Walk:
         unknown = frozenset(used - placement.traits.keys() - {CPU_ID})
         found = self._windows.get((rig, devices, named, unknown))
         if found is None:
-            traits = [CPU_TRAITS if device == CPU_ID else placement.traits[device] for device in devices]
+            host = replace(CPU_TRAITS, size_rule=SizeRule(placement.host.compute.alignment_bytes))
+            traits = [host if device == CPU_ID else placement.traits[device] for device in devices]
             found = self._windows[rig, devices, named, unknown] = self._make_window(devices, traits, named, unknown)
         return found
 

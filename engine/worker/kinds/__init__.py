@@ -35,7 +35,7 @@ KINDS: Mapping[type[ModelRequest], Callable[[LoadedContext, Slots, Any], Task | 
     Tokenise: lambda session, _slots, request: tokenise.answer(session, request),
     CountTokens: lambda session, _slots, request: count_tokens.answer(session, request),
     RenderTemplate: lambda session, _slots, request: render_template.answer(session, request),
-    SaveSequence: save_sequence.answer,
+    SaveSequence: save_sequence.begin,
     RestoreSequence: lambda session, _slots, request: restore_sequence.begin(session, request),
 }
 """What begins a request: it gives the answer at once, or work for the decode loop."""

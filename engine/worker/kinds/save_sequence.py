@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from pathlib import Path
+
+import msgspec
 
 from engine.protocol.messages import SaveSequence, SequenceSaved
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
 from engine.worker.saved_state import header_of
-from engine.worker.sequence_file import SequenceFileError, write_sequence
+from engine.worker.sequence_file import SequenceFileError, SequenceHeader, write_sequence
 from engine.worker.slots import Slots
+from engine.worker.tasks import TurnTask
+
+WAIT_S = 0.05
+"""How long a turn waits for the file where nobody else wants one."""
 
 
-def answer(session: LoadedContext, slots: Slots, request: SaveSequence) -> SequenceSaved:
-    """Write the sequence of an ended request to a file.
+def begin(session: LoadedContext, slots: Slots, request: SaveSequence) -> Saving:
+    """Take the sequence of an ended request out of the memory, and begin to write it.
 
     Raises:
-        EndOfRequest: with a `Failure`: it still runs, is not cached any more, or cannot be written.
+        EndOfRequest: with a `Failure`: it still runs, or is not cached any more.
     """
     slot = slots.holding(request.of)
     if slot is None:
@@ -29,13 +36,36 @@ def answer(session: LoadedContext, slots: Slots, request: SaveSequence) -> Seque
     state = (ctypes.c_uint8 * size_bytes)()
     if not size_bytes or int(low.llama_state_seq_get_data(context, state, size_bytes, slot.number)) != size_bytes:
         raise failure("internal", "llama.cpp did not give the state of the sequence.")
-    try:
-        written_bytes = write_sequence(
-            Path(request.path),
-            slot.tokens,
-            memoryview(state).cast("B"),
-            lambda digest: header_of(session, len(slot.tokens), size_bytes, digest),
-        )
-    except SequenceFileError as error:
-        raise failure("argument", str(error)) from None
-    return SequenceSaved(request=request.id, tokens=len(slot.tokens), size_bytes=written_bytes)
+    tokens = list(slot.tokens)
+    return Saving(request, tokens, memoryview(state).cast("B"), header_of(session, len(tokens), size_bytes, ""))
+
+
+class Saving(TurnTask):
+    """Digest and file are made in a thread of their own: answers go on meanwhile."""
+
+    def __init__(self, request: SaveSequence, tokens: list[int], state: memoryview, header: SequenceHeader) -> None:
+        super().__init__(request.id)
+        self._path, self._tokens, self._state, self._header = Path(request.path), tokens, state, header
+        self._written_bytes = 0
+        self._fault = ""
+        self._thread = threading.Thread(target=self._write, name="save a sequence", daemon=True)
+        self._thread.start()
+
+    def turn(self, slots: Slots) -> SequenceSaved | None:
+        self._thread.join(0 if any(slot.taken for slot in slots.all) else WAIT_S)
+        if self._thread.is_alive():
+            return None
+        if self._fault:
+            raise failure("argument", self._fault)
+        return SequenceSaved(request=self.id, tokens=len(self._tokens), size_bytes=self._written_bytes)
+
+    def _write(self) -> None:
+        try:
+            self._written_bytes = write_sequence(
+                self._path,
+                self._tokens,
+                self._state,
+                lambda digest: msgspec.structs.replace(self._header, digest=digest),
+            )
+        except SequenceFileError as error:
+            self._fault = str(error)

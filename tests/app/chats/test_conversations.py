@@ -7,12 +7,17 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from PySide6.QtGui import QTextCursor
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.chats.attacher import Attacher
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
 from app.paths import chats_path
 from app.settings import Settings
+from app.theme import Theme
+from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.message import Message
 from engine.devices.device import CPU_ID
@@ -203,11 +208,11 @@ def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench:
 
 def test_a_question_that_failed_is_asked_again_in_its_place(bench: Bench) -> None:
     bench.load(n_ctx=256)
-    returned: list[str] = []
+    returned: list[Message] = []
     bench.conversation.question_returned.connect(returned.append)
     bench.conversation.send("far too long " * 60)
     assert bench.answered().state == "failed"
-    assert returned == ["far too long " * 60]
+    assert [message.content for message in returned] == ["far too long " * 60]
     assert bench.say("short").state == "done"
     assert [message.content for message in bench.path if message.role == "user"] == ["short"]
 
@@ -228,3 +233,114 @@ def test_without_a_place_for_conversations_it_says_so_once_and_goes_on(
     assert bench.say("hello").content
     assert sum("not kept" in text for text in told) == 1
     desk.close()
+
+
+def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: Path) -> None:
+    attacher = Attacher(bench.desk.models.current, bench.desk.background)
+    refused: list[str] = []
+    attacher.refused.connect(refused.append)
+    bench.load(n_ctx=1024)
+    (tmp_path / "code.py").write_text("print('quay')\n" * 20)
+    (tmp_path / "picture.bin").write_bytes(b"\0\1\2")
+    attacher.add([tmp_path / "code.py", tmp_path / "picture.bin", tmp_path / "gone.txt"])
+    assert attacher.is_reading
+    bench.wait(lambda: not attacher.is_reading and attacher.tokens > 0)
+    assert [file.name for file in attacher.files] == ["code.py"]
+    assert any("not text" in text for text in refused)
+    assert any("gone.txt" in text for text in refused)
+    counted = attacher.tokens
+    bench.conversation.send("What is it?", attacher.take())
+    answer = bench.answered()
+    assert not attacher.files
+    assert answer.timings is not None
+    assert answer.timings.prompt_tokens > counted
+    (attachment,) = bench.path[0].attachments
+    assert attachment.text.startswith("print('quay')")
+    assert bench.reopened(bench.conversation.chat.id) == bench.path
+    bench.conversation.edit(bench.path[0].id, "What else?")
+    assert "quay" in bench.conversation.tree.path[0].attachments[0].text
+    bench.answered()
+    attacher.add([tmp_path / "code.py"])
+    bench.wait(lambda: not attacher.is_reading)
+    bench.desk.shelf.new()
+    assert not attacher.files
+    attacher.give_back((attachment,))
+    assert [file.name for file in attacher.files] == ["code.py"]
+    assert attacher.files[0].id != attachment.id
+
+
+def test_a_full_context_asks_first_and_leaves_out_no_pinned_turn(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    conversation = bench.conversation
+    bench.desk.shelf.ask_when_full(True)
+    asked: list[str] = []
+    conversation.overflow_asked.connect(asked.append)
+
+    def ask_until_full() -> None:
+        for number in range(9):
+            conversation.send(f"{number} " + "many words " * 6)
+            bench.wait(lambda: not conversation.is_answering or bool(asked))
+            if asked:
+                return
+        raise AssertionError("nobody asked")
+
+    bench.say("0 keep this " + "many words " * 4)
+    pinned = bench.path[0].id
+    conversation.toggle_pin(pinned)
+    assert bench.path[0].pinned
+    ask_until_full()
+    assert "context is full" in asked[0]
+    conversation.answer_overflow(False)
+    assert bench.answered().state == "failed"
+    assert asked.pop() == ""
+    asked.clear()
+    bench.conversation.send("many words " * 6)
+    bench.wait(lambda: bool(asked))
+    conversation.answer_overflow(True)
+    answer = bench.answered()
+    assert (answer.state, "context is full" in answer.note) == ("done", True)
+    assert pinned not in conversation.left_out
+    assert conversation.left_out
+
+
+def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
+    bench.load()
+    chat = bench.conversation.chat
+    words = "quay " * 40
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template=f"{words}{{{{ messages[0].content }}}}"))
+    answer = bench.say("hello")
+    assert answer.timings is not None
+    long = answer.timings.prompt_tokens
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template="{{ messages[0].content }}"))
+    bench.conversation.regenerate(answer.id)
+    short = bench.answered().timings
+    assert short is not None
+    assert short.prompt_tokens < long - 40
+
+
+def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot, qapp: QApplication) -> None:
+    window = QWidget()
+    qtbot.addWidget(window)
+    presenter = PromptPresenter(bench.desk.models, Theme(qapp, "light"), window)
+    presenter.show()
+    dialog = presenter.dialog
+    assert dialog is not None
+    assert "Nothing was said" in dialog.note_label.text()
+    bench.load()
+    answer = bench.say("hello quay \u202e")
+    assert answer.timings is not None
+    bench.conversation.change_chat(msgspec.structs.replace(bench.conversation.chat, draft="and then?"))
+    presenter.show()
+    bench.wait(lambda: "512" in dialog.count_label.text())
+    text = dialog.text_edit.toPlainText()
+    assert "quay" in text
+    assert "\u202e" not in text
+    assert text.index("hello") < text.index("and then?")
+    dialog.text_edit.moveCursor(QTextCursor.MoveOperation.End)
+    count = int(dialog.count_label.text().split(" of ")[0])
+    assert count > answer.timings.prompt_tokens
+    assert dialog.token_label.text().startswith(f"Token {count}: number ")
+    bench.desk.unloader.unload_current()
+    presenter.show()
+    assert "load" in dialog.note_label.text().lower()
+    dialog.close()

@@ -205,3 +205,4 @@ def test_speeds_are_measured_on_request_and_kept(tmp_path: Path, capsys: pytest.
     kept = read_speed_book(speeds_path())
     assert len(kept.devices) == 2
     assert all(each.read_bytes_per_second > 1e8 for each in kept.devices.values())
+    assert all(each.by_type["Q4_K"] > 1e7 and each.op_s for each in kept.devices.values())

@@ -203,8 +203,12 @@ def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBo
         prompt_tokens=4, generated_tokens=64, prompt_tokens_per_second=100.0, generation_tokens_per_second=7.0,
         stop_reason="end_of_text",
     )  # fmt: skip
+    assert window.main.editor.speed_text == "speed not measured"
     model.conversation.answer_finished.emit(answer)
-    qtbot.waitUntil(lambda: "layer cpu+gpu" in desk.speeds.book.ratios, timeout=20_000)
+    qtbot.waitUntil(lambda: bool(desk.speeds.book.answers), timeout=20_000)
+    assert desk.speeds.book.answers[-1].layout_class == "layer cpu+gpu"
+    qtbot.waitUntil(lambda: window.main.editor.speed_text.startswith("about "))
+    assert window.main.editor.speed_text.endswith(" tokens/s, 7.0 measured")
     qtbot.waitUntil(lambda: read_speed_book(speeds_path()) == desk.speeds.book)
     kept = desk.speeds.book
     with qtbot.waitSignal(desk.speeds.compared, timeout=20_000):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +17,10 @@ from app.rig.device_list import list_of_file
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, single_device, split_evenly
+from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
@@ -160,3 +163,24 @@ def test_a_layout_is_saved_and_opened_again(desk: Desk, qtbot: QtBot, tmp_path: 
     desk.layouts.open(tmp_path / "layout.json")
     qtbot.waitUntil(lambda: layout_of(desk) == saved, timeout=20_000)
     assert desk.document.undo_group.undoText() == "open layout.json"
+
+
+def test_a_model_is_planned_beside_the_gui_thread(
+    desk: Desk, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_header_only(tmp_path / "other.gguf", n_layers=8, n_embd=256, n_head=4, n_ff=512, n_vocab=512)
+    gui, made = threading.current_thread(), []
+
+    def note(memory: ModelMemory, model: ModelFile) -> None:
+        made.append(threading.current_thread())
+        make_tables(memory, model)
+
+    make_tables = ModelMemory.__init__
+    monkeypatch.setattr(ModelMemory, "__init__", note)
+    with answers(desk, qtbot):
+        desk.opener.open(path)
+    assert desk.document.model is not None
+    assert desk.document.model.paths == (path,)
+    assert desk.document.preview is not None
+    assert made, "a model has tables"
+    assert gui not in made

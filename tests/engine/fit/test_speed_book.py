@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices.device import CPU_ID, Rig, make_host
+from engine.devices.device import CPU_ID, Rig
 from engine.errors import PlacedError
 from engine.fit.speed_book import (
     EMPTY_BOOK,
-    KEPT_ANSWERS,
     MAX_FILE_BYTES,
     KeptDevice,
     SpeedBook,
@@ -21,11 +20,17 @@ from engine.fit.speed_book import (
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fastest import predict_layout
-from engine.fit.strategies.speeds import Link, Speeds, layout_class
 from engine.gguf.reader import read_model
-from engine.layout.layout import Override, make_layout, single_device
+from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.memory.model_memory import ModelMemory
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.plan.preview import plan_speed
 from engine.settings.context_settings import ContextSettings
+from engine.speed.answers import KEPT_ANSWERS, Answer
+from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
+from engine.speed.work import Work
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
 
@@ -55,7 +60,7 @@ def test_devices_are_known_by_where_they_are(tmp_path: Path) -> None:
     assert CPU_ID not in speeds.links
 
 
-@pytest.mark.parametrize("text", ["", "{}", '{"version": 9, "devices": {}, "ratios": {}}', "x" * (MAX_FILE_BYTES + 1)])
+@pytest.mark.parametrize("text", ["", "{}", '{"version": 9, "devices": {}}', "x" * (MAX_FILE_BYTES + 1)])
 def test_a_damaged_file_is_an_empty_book(text: str, tmp_path: Path) -> None:
     path = tmp_path / "speeds.json"
     path.write_text(text)
@@ -63,16 +68,26 @@ def test_a_damaged_file_is_an_empty_book(text: str, tmp_path: Path) -> None:
     assert read_speed_book(tmp_path / "missing.json") == EMPTY_BOOK
 
 
+def test_files_of_earlier_versions_keep_what_was_measured(tmp_path: Path) -> None:
+    path = tmp_path / "speeds.json"
+    kept = '{"read_bytes_per_second": 1e11, "round_trip_s": 1e-4, "sent_bytes_per_second": 1e9}'
+    path.write_text(f'{{"version": 1, "devices": {{"CUDA cuda0": {kept}}}, "ratios": {{"layer gpu": [1.5]}}}}')
+    assert read_speed_book(path) == SpeedBook({"CUDA cuda0": KeptDevice(1e11, 1e-4, 1e9)})
+
+
 def test_numbers_that_cannot_be_are_left_out(tmp_path: Path) -> None:
     path = tmp_path / "speeds.json"
     kept = '{"read_bytes_per_second": %s, "round_trip_s": 1e-4, "sent_bytes_per_second": 1e9}'
+    answer = '{"layout_class": "c", "parts": {"a": %s}, "seconds": %s}'
+    answers = ", ".join(answer % pair for pair in ((0.1, 1e9), (-1, 0.1), (0.1, 0), (0, 0), (0.1, 0.15)))
     path.write_text(
-        f'{{"version": 1, "devices": {{"a": {kept % "-1"}, "b": {kept % "1e11"}}}, "ratios": {{"c": [1e9, 1.5]}}}}'
+        f'{{"version": 1, "devices": {{"a": {kept % "-1"}, "b": {kept % "1e11"}}}, "answers": [{answers}]}}'
     )
     book = read_speed_book(path)
     assert list(book.devices) == ["b"]
-    assert book.ratios == {"c": (1.5,)}
+    assert book.answers == (Answer("c", {"a": 0.1}, 0.15),)
     assert EMPTY_BOOK.with_device(RIG.host, KeptDevice(float("nan"), 1, 1)) == EMPTY_BOOK
+    assert EMPTY_BOOK.with_device(RIG.host, KeptDevice(1.0, 1.0, 1.0, {"Q4_0": -1.0})) == EMPTY_BOOK
 
 
 def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
@@ -81,35 +96,67 @@ def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
         write_speed_book(tmp_path / "file" / "speeds.json", EMPTY_BOOK)
 
 
-def test_the_middle_of_the_last_answers_counts() -> None:
+def speed_of(memory: ModelMemory, layout: Layout, rig: Rig = RIG, speeds: Speeds = NO_MEASUREMENTS) -> SpeedForecast:
+    found = plan_speed(Work(memory.model), Plan(memory, rig, Edit(layout, CONTEXT)), speeds, 1000)
+    assert found is not None
+    return found
+
+
+def test_the_middle_of_the_last_answers_of_a_class_counts(memory: ModelMemory) -> None:
+    predicted = speed_of(memory, single_device(memory.model.n_layers, "CUDA0"))
     book = EMPTY_BOOK
     for ratio in (9.0, 1.0, 1.2, 1.1, 1.3, 1.25):
-        book = book.with_answer("layer gpu", 0.1, 100, 1 / (0.1 * ratio))
-    assert len(book.ratios["layer gpu"]) == KEPT_ANSWERS
-    assert book.speeds(RIG).ratios == {"layer gpu": pytest.approx(1.2)}
+        book = book.with_answer("layer gpu", RIG, predicted, 100, 1 / (predicted.token_s * ratio))
+    speeds = book.speeds(RIG)
+    assert speeds.ratios["layer gpu"] * speeds.factors["CUDA0"] == pytest.approx(1.2, rel=0.01)
 
 
-@pytest.mark.parametrize(("tokens", "rate"), [(3, 10.0), (100, 0.0), (100, 1e-9), (100, 1e9)])
-def test_odd_answers_say_nothing(tokens: int, rate: float) -> None:
-    assert EMPTY_BOOK.with_answer("layer gpu", 0.1, tokens, rate) == EMPTY_BOOK
+def test_odd_answers_say_nothing(memory: ModelMemory) -> None:
+    predicted = speed_of(memory, single_device(memory.model.n_layers, "CUDA0"))
+    for tokens, rate in ((3, 10.0), (100, 0.0), (100, 1e-9), (100, 1e9)):
+        assert EMPTY_BOOK.with_answer("layer gpu", RIG, predicted, tokens, rate) == EMPTY_BOOK
 
 
-def test_predictions_follow_what_was_measured(memory: ModelMemory) -> None:
+def test_one_answer_teaches_the_devices_it_used(memory: ModelMemory) -> None:
     layout = single_device(memory.model.n_layers, "CUDA0")
-    plain = predict_layout(memory, RIG, layout, CONTEXT)
-    assert plain.best_s < plain.middle_s < plain.worst_s
-    name = layout_class(layout, RIG)
-    rate = 1 / (1.5 * plain.middle_s)
-    corrected = predict_layout(
-        memory, RIG, layout, CONTEXT, EMPTY_BOOK.with_answer(name, plain.middle_s, 100, rate).speeds(RIG)
+    plain = speed_of(memory, layout)
+    book = EMPTY_BOOK.with_answer(layout_class(layout, RIG), RIG, plain, 100, 1 / (1.5 * plain.token_s))
+    learnt = book.speeds(RIG)
+    assert speed_of(memory, layout, speeds=learnt).token_s == pytest.approx(1.5 * plain.token_s, rel=1e-3)
+    both = make_layout(memory.model.n_layers, ["CUDA0"] * 16 + [CPU_ID] * (memory.model.n_layers - 16))
+    before, after = speed_of(memory, both), speed_of(memory, both, speeds=learnt)
+    card, host = (next(each for each in after.devices if each.id == key) for key in ("CUDA0", CPU_ID))
+    assert card.seconds == pytest.approx(1.5 * next(d for d in before.devices if d.id == "CUDA0").seconds, rel=0.01)
+    assert host == next(each for each in before.devices if each.id == CPU_ID), "nothing was learnt of the host"
+    assert (card.source, host.source, after.source) == ("answers", "guess", "guess")
+
+
+def test_answers_of_several_layouts_tell_their_devices_apart(memory: ModelMemory) -> None:
+    n_layers = memory.model.n_layers
+    layouts = [make_layout(n_layers, ["CUDA0"] * n + ["CUDA1"] * (n_layers - n)) for n in (4, 12, 20, 28)]
+    true = Speeds(factors={"CUDA0": 2.0, "CUDA1": 0.5})
+    book = EMPTY_BOOK
+    for layout in layouts[:3]:
+        rate = speed_of(memory, layout, speeds=true).tokens_per_second
+        book = book.with_answer(layout_class(layout, RIG), RIG, speed_of(memory, layout), 100, rate)
+    found = speed_of(memory, layouts[3], speeds=book.speeds(RIG))
+    assert found.token_s == pytest.approx(speed_of(memory, layouts[3], speeds=true).token_s, rel=0.1)
+
+
+def test_measuring_anew_forgets_what_answers_taught_of_it(memory: ModelMemory) -> None:
+    layout = single_device(memory.model.n_layers, "CUDA0")
+    book = EMPTY_BOOK.with_answer("layer gpu", RIG, speed_of(memory, layout), 100, 1.0)
+    assert book.with_device(RIG.host, SLOW).answers == book.answers
+    assert book.with_device(RIG.devices[0], FAST).answers == ()
+
+
+def test_workers_of_this_machine_are_alike() -> None:
+    worker = replace(RIG.devices[0], id="RPC0", backend="RPC", endpoint="127.0.0.1:50052")
+    book = EMPTY_BOOK.with_device(worker, SLOW)
+    others = Rig(
+        (replace(worker, endpoint="127.0.0.1:61000"), replace(worker, id="RPC1", endpoint="192.0.2.1:61000")), RIG.host
     )
-    assert corrected.middle_s == pytest.approx(1.5 * plain.middle_s)
-    assert corrected.worst_s - corrected.best_s < 1.5 * (plain.worst_s - plain.best_s)
-    other = predict_layout(memory, RIG, single_device(memory.model.n_layers, CPU_ID), CONTEXT)
-    assert layout_class(single_device(memory.model.n_layers, CPU_ID), RIG) != name
-    assert other == predict_layout(
-        memory, RIG, single_device(memory.model.n_layers, CPU_ID), CONTEXT, Speeds(ratios={name: 1.5})
-    )
+    assert book.speeds(others).bandwidths == {"RPC0": 3e10}
 
 
 def test_a_measured_bandwidth_narrows_the_range(memory: ModelMemory) -> None:
@@ -142,10 +189,11 @@ def test_classes_of_layouts() -> None:
 
 
 def test_a_full_book_forgets_the_oldest() -> None:
-    book = SpeedBook({}, {})
+    predicted = SpeedForecast(0.1, 0, (DeviceTime(CPU_ID, 0.1, 0.0, "guess"),), "guess")
+    book = EMPTY_BOOK
     for number in range(300):
-        book = book.with_device(make_host(f"host {number}", 1), FAST)
-        book = book.with_answer(f"class {number}", 0.1, 100, 10.0)
-    assert len(book.devices) == 1
-    assert list(book.ratios)[-1] == "class 299"
-    assert len(book.ratios) == 128
+        card = replace(RIG.devices[0], pci_bus_id=f"0000:{number:02x}:00.0")
+        book = book.with_device(card, FAST).with_answer(f"class {number}", RIG, predicted, 100, 10.0)
+    assert len(book.devices) == 128
+    assert book.answers[-1].layout_class == "class 299"
+    assert len(book.answers) == KEPT_ANSWERS

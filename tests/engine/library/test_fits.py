@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig, make_host
 from engine.fit.strategies.constraints import NO_CONSTRAINTS
-from engine.fit.strategies.speeds import Speeds
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.library.arranging import ALL, ORDERS, Order, Wanted, arrange
@@ -28,6 +27,7 @@ from engine.library.scan import scan
 from engine.library.settled import rig_key, settled_rig
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
+from engine.speed.speeds import Speeds
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.stores import model_bytes, put

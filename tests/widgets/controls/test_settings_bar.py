@@ -41,7 +41,7 @@ def test_it_shows_what_it_is_told(bar: SettingsBar) -> None:
     assert bar.context_editor.type_v_box.currentText() == "f16"
     assert bar.context_editor.flash_box.currentText() == "auto"
     bar.set_model_text("", "")
-    assert bar.model_button.name == "No model"
+    assert bar.model_button.name == "Open a model"
 
 
 def test_telling_it_is_not_an_edit(qtbot: QtBot, bar: SettingsBar) -> None:

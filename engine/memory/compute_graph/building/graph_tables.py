@@ -19,7 +19,7 @@ from engine.memory.compute_graph.building.placed import Placed
 from engine.memory.compute_graph.building.sketch import Batch, Sketch
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.memory.kernels import Kernels, find_unsupported
+from engine.memory.kernels import ALL_KERNELS, Kernels, find_unsupported
 from engine.memory.override_homes import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]
@@ -82,7 +82,7 @@ class GraphTables:
         self.architecture: Architecture = architecture
         self.left_out: list[frozenset[str]] = [frozenset()]
         """Names of the weights that devices of a sort have no kernel for; of sort 0 are those that have all."""
-        self._sorts: dict[Kernels, int] = {"all": 0}
+        self._sorts: dict[Kernels, int] = {ALL_KERNELS: 0}
         self.variants: list[Variant] = []
         """Found by the numbers that `alike` and `outside` give: the same for equal ones, whatever the overrides."""
         self._numbers: dict[object, int] = {}

@@ -6,10 +6,12 @@ copied before, and on nothing else, so that callers may remember it. Tensors go 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
+from engine.memory.compute_graph.ggml.reordering import Order, reorder
 from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Node, Section, is_alike, memory_at, pin_at
 
 PIPELINE_COPIES = 4
@@ -24,7 +26,7 @@ class Backend:
 
     `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read
     copies of; `offloads`: whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor
-    takes in its memory.
+    takes in its memory; `reorders`: whether it computes in an order of its own.
     """
 
     memory: str
@@ -34,6 +36,7 @@ class Backend:
     blind_to: frozenset[str]
     offloads: bool
     alloc_size: Callable[[Tensor], int]
+    reorders: bool = False
 
     def size_of(self, tensor: Tensor) -> int:
         """Return what `tensor` takes in the backend's memory, rounded up to its alignment."""
@@ -163,6 +166,7 @@ class Scheduler:
             for memory in backend.blind_to:
                 self._blind[memory] = self._blind.get(memory, 0) | 1 << index
         self._works: dict[tuple[Section, int], list[Work]] = {}
+        self._orders: dict[tuple[Section, int, int], Order] = {}
         self._holders: dict[str, list[int]] = {}
         for index, backend in enumerate(backends):
             self._holders.setdefault(HOST if backend.is_cpu else backend.memory, []).append(index)
@@ -321,7 +325,7 @@ class Scheduler:
         current, has_inputs = before.backend, before.has_inputs
         made = set(before.copies)
         slot_of = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
-        spans, reads = [Span(current, is_new=False)], [*section.reads]
+        spans, reads, starts = [Span(current, is_new=False)], [*section.reads], [0]
         rows, work = self._work(section, current), spans[-1].work
         for number, node in enumerate(section.nodes):
             if node.is_view:
@@ -334,6 +338,7 @@ class Scheduler:
                 or (has_inputs and node.weights and self._wants_other_weights(node.weights, current, assigned))
             ):
                 spans.append(Span(backend, is_new=True))
+                starts.append(number)
                 current, has_inputs = backend, False
                 rows, work = self._work(section, current), spans[-1].work
             slots: list[int] | None = None
@@ -355,11 +360,37 @@ class Scheduler:
                 reads[slot] += 1
                 slots[place] = slot
             work.append(rows[number] if slots is None else (*rows[number][:2], _alike(section, node, slots), (*slots,)))
+        for span, start in zip(spans, starts, strict=True):
+            if span.work and self.backends[span.backend].reorders:
+                self._reorder(section, start, span.work, reads)
         copies = (section.pass_on(key) for key in made if section.is_known_behind(key))
         return (
             _piece(section, spans, reads, slot_of),
             Cut(current, has_inputs, frozenset([key for key in copies if key is not None])),
         )
+
+    def _reorder(self, section: Section, start: int, work: list[Work], reads: list[int]) -> None:
+        """Put nodes of a section from `start` on into the order of a backend that has one of its own.
+
+        A split may go on in the next section. Layers hand on one tensor that all of the next one needs, so that hardly
+        anything is taken from there.
+        """
+        key = (section, start, len(work))
+        found = self._orders.get(key)
+        if found is None:
+            tensors = section.tensors
+            uses = Counter(tensors[source] for node in section.nodes for source in node.sources)
+            nodes = [tensors[node.number] for node in section.nodes[start : start + len(work)]]
+            found = self._orders[key] = reorder(nodes, uses)
+        kept = {until: tuple(work[place][3][number] for place, number in readings) for until, readings in found.kept}
+        ordered: list[Work] = []
+        for place in found.places:
+            ordered.append(work[place])
+            if place in kept:
+                ordered.append((-1, 0, (), kept[place]))
+                for slot in kept[place]:
+                    reads[slot] += 1
+        work[:] = ordered
 
     def _work(self, section: Section, backend: int) -> list[Work]:
         """Return the work of each node on a backend that needs no copies for it."""

@@ -19,15 +19,24 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """What counts instead of the tables: by device id the bytes per second that its memory is read with, and its link;
-    by class of layout (`layout_class`) how much longer a token took than was predicted."""
+    """What counts instead of the tables, by device id: the bytes per second that F16 weights are read with, those of
+    other types where they were measured, the seconds that a computation without weights takes, and the link.
+
+    Learnt from answers: `factors`, how many times longer than predicted a device takes, under `LINKS` what goes between
+    devices; and `ratios` by class of layout (`layout_class`), what is left of the difference then.
+    """
 
     bandwidths: Mapping[str, float] = field(default_factory=dict)
     links: Mapping[str, Link] = field(default_factory=dict)
     ratios: Mapping[str, float] = field(default_factory=dict)
+    by_type: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    op_seconds: Mapping[str, float] = field(default_factory=dict)
+    factors: Mapping[str, float] = field(default_factory=dict)
 
 
 NO_MEASUREMENTS = Speeds()
+LINKS = "links"
+"""No device has this id where devices are known by backend and place."""
 
 
 def layout_class(layout: Layout, rig: Rig) -> str:

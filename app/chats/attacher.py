@@ -1,0 +1,145 @@
+"""Files that go with the next question of a conversation: read beside the GUI thread, counted by the loaded model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+from PySide6.QtCore import QObject, Signal
+
+from app.background import Background
+from app.models.loading import Loading, ModelState
+from app.models.open_model import OpenModel
+from engine.chats.asking import attachment_text
+from engine.chats.attachments import read_attachment
+from engine.chats.message import Attachment, new_id
+from engine.errors import EngineError
+from engine.protocol.messages import Counted, CountTokens
+from engine.session.events import Answered
+from engine.texts import show
+
+MAX_FILES = 16
+MAX_NAME_CHARACTERS = 80
+
+
+@dataclass(slots=True)
+class Attached:
+    """A file. `attachment` None: it is being read; `data` None: its bytes are kept already; `tokens` None: nobody
+    counted them."""
+
+    id: str
+    name: str
+    attachment: Attachment | None = None
+    data: bytes | None = None
+    tokens: int | None = None
+
+
+class Attacher(QObject):
+    """One model's. Each conversation has files of its own while the window is open."""
+
+    changed = Signal()
+    refused = Signal(str)
+    """Why a file was not taken."""
+
+    def __init__(self, model: OpenModel, background: Background, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._conversation = model.conversation
+        self._loading: Loading = model.loading
+        self._background = background
+        self._files: dict[str, list[Attached]] = {}
+        self._counting: dict[int, Attached] = {}
+        model.loading.bridge.answered.connect(self._on_answered)
+        model.loading.loaded_changed.connect(self._on_loaded_changed)
+
+    @property
+    def files(self) -> tuple[Attached, ...]:
+        """Those of the conversation that is shown."""
+        return tuple(self._files.get(self._conversation.chat.id, ()))
+
+    @property
+    def is_reading(self) -> bool:
+        """Whether one of them is not there yet."""
+        return any(each.attachment is None for each in self.files)
+
+    @property
+    def tokens(self) -> int:
+        """What those that were counted take."""
+        return sum(each.tokens or 0 for each in self.files)
+
+    def add(self, paths: Sequence[Path]) -> None:
+        """Read files, to go with the next question."""
+        self.refused.emit("")
+        for path in paths:
+            if len(self.files) >= MAX_FILES:
+                self.refused.emit(f"{MAX_FILES} files go with one question; leave one out, or ask in two steps.")
+                break
+            self._read(path)
+        self.changed.emit()
+
+    def remove(self, file: str) -> None:
+        """Leave a file out."""
+        files = self._files.get(self._conversation.chat.id, [])
+        files[:] = [each for each in files if each.id != file]
+        self.refused.emit("")
+        self.changed.emit()
+
+    def take(self) -> tuple[tuple[Attachment, bytes | None], ...]:
+        """Return the files, which go now."""
+        files = self._files.pop(self._conversation.chat.id, [])
+        self.refused.emit("")
+        self.changed.emit()
+        return tuple((each.attachment, each.data) for each in files if each.attachment is not None)
+
+    def give_back(self, attachments: Sequence[Attachment]) -> None:
+        """Take files again that went with a question which was not answered."""
+        if attachments and not self.files:
+            back = [Attached(new_id(), each.name, msgspec.structs.replace(each, id=new_id())) for each in attachments]
+            self._files[self._conversation.chat.id] = back
+            for each in back:
+                self._count(each)
+            self.changed.emit()
+
+    def _read(self, path: Path) -> None:
+        files = self._files.setdefault(self._conversation.chat.id, [])
+        file = Attached(new_id(), show(path.name, MAX_NAME_CHARACTERS))
+        files.append(file)
+
+        def take(found: tuple[Attachment, bytes]) -> None:
+            file.attachment, file.data = found
+            self._count(file)
+            self.changed.emit()
+
+        def refuse(error: EngineError) -> None:
+            if file in files:
+                files.remove(file)
+                self.refused.emit(error.summary())
+                self.changed.emit()
+
+        self._background.run(f"Reading {file.name}", lambda: read_attachment(path), take, refuse)
+
+    # ------------------------------------------------------------------ tokens
+
+    def _count(self, file: Attached) -> None:
+        if file.attachment is None or self._loading.state not in (ModelState.READY, ModelState.GENERATING):
+            return
+        try:
+            number = self._loading.ask(CountTokens(texts=(attachment_text(file.attachment),)))
+        except EngineError:
+            return  # Lost a moment ago; counted when a model is loaded again.
+        self._counting[number] = file
+
+    def _on_answered(self, event: Answered) -> None:
+        file = self._counting.pop(event.request, None)
+        if file is not None and isinstance(event.answer, Counted):
+            file.tokens = event.answer.texts[0]
+            self.changed.emit()
+
+    def _on_loaded_changed(self) -> None:
+        self._counting.clear()
+        for files in self._files.values():
+            for file in files:
+                file.tokens = None
+                self._count(file)
+        self.changed.emit()

@@ -1,0 +1,125 @@
+"""Conversations as files of other forms, and back: written and read beside the GUI thread."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+
+from app.chats.archive import ChatArchive
+from app.notices import Notices
+from engine.chats.conversation import Conversation as Chat
+from engine.chats.exports import as_html, as_json, as_markdown
+from engine.chats.imports import read_conversations
+from engine.chats.llama_ui import as_jsonl
+from engine.chats.store import ChatStore
+from engine.chats.tree import MessageTree
+from engine.errors import ChatError
+from engine.files import write_whole
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A form of file. `holds_many`: several conversations, each with all its branches, fit into one."""
+
+    words: str
+    ending: str
+    holds_many: bool = False
+
+    @property
+    def filter(self) -> str:
+        """What a file dialog calls it."""
+        return f"{self.words} (*{self.ending})"
+
+
+FORMS = (
+    Form("Markdown, what is shown", ".md"),
+    Form("Web page, what is shown", ".html"),
+    Form("Layerdeck JSON, all branches and files", ".json", holds_many=True),
+    Form("llama.cpp JSON lines, all branches", ".jsonl", holds_many=True),
+)
+READABLE = "Exported conversations (*.json *.jsonl);;All files (*)"
+
+
+class ChatTransfer(QObject):
+    """Says what it has done."""
+
+    def __init__(self, archive: ChatArchive, notices: Notices, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._archive = archive
+        self._notices = notices
+
+    def export(self, chats: Sequence[str], path: Path, form: Form) -> None:
+        """Write conversations to a file."""
+
+        def work(store: ChatStore) -> int:
+            found = [(chat, store.tree(chat.id)) for each in chats if (chat := store.conversation(each)) is not None]
+            if not found:
+                raise ChatError("This conversation is not kept: nothing was said in it.")
+            try:
+                write_whole(path, encoded(found, form, store))
+            except (OSError, ValueError) as error:
+                reason = getattr(error, "strerror", None) or str(error)
+                raise ChatError(f"{path.name} cannot be written ({reason}); choose another place.") from None
+            return len(found)
+
+        def tell(count: int) -> None:
+            self._notices.say(f"{_counted(count)} exported to {path.name}")
+
+        self._archive.work(f"Exporting {path.name}", work, tell)
+
+    def import_file(self, path: Path) -> None:
+        """Take the conversations of a file in, beside those that are there."""
+
+        def work(store: ChatStore) -> tuple[Chat, ...]:
+            found = read_conversations(path)
+            for each in found:
+                for data in each.files.values():
+                    store.keep_file(data)
+                store.save(each.conversation)
+                last = store.apply(each.conversation.id, MessageTree(), each.tree)
+            last.result()
+            return tuple(each.conversation for each in found)
+
+        def tell(chats: tuple[Chat, ...]) -> None:
+            self._archive.take_in(chats)
+            self._notices.say(f"{_counted(len(chats))} imported from {path.name}")
+
+        self._archive.work(f"Importing {path.name}", work, tell)
+
+
+def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
+    """Return conversations in this form; of those that hold one it is the first.
+
+    Raises:
+        ChatError: the bytes of an attachment cannot be read.
+    """
+    chat, tree = found[0]
+    match form.ending:
+        case ".md":
+            text = as_markdown(chat, tree.path)
+        case ".html":
+            text = as_html(chat, tree.path)
+        case ".jsonl":
+            return as_jsonl(found)
+        case _:
+            messages = [message for _, tree in found for message in tree.messages.values()]
+            names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
+            files = {name: data for name in sorted(names) if (data := store.file(name)) is not None}
+            return as_json(found, files)
+    return text.encode("utf-8", "replace")
+
+
+def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
+    """Return where to write and in which form: the name's ending says so, else the filter that was chosen."""
+    by_name = next((form for form in forms if form.ending == path.suffix.lower()), None)
+    if by_name is not None:
+        return path, by_name
+    form = next((form for form in forms if form.filter == chosen), forms[0])
+    return path.with_name(path.name + form.ending), form
+
+
+def _counted(count: int) -> str:
+    return "The conversation is" if count == 1 else f"{count} conversations are"

@@ -1,0 +1,76 @@
+"""Carries files between a model's chat pane and what goes with its next question."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from PySide6.QtCore import QObject
+from PySide6.QtWidgets import QFileDialog, QWidget
+
+from app.background import Background
+from app.chats.attacher import Attached, Attacher
+from app.models.open_model import OpenModel
+from engine.chats.message import Message
+from engine.units import format_bytes
+from widgets.chat.attachment_row import AttachedFile
+from widgets.chat.chat_pane import ChatPane
+from widgets.common.counts import format_count
+
+ATTACH_FILTER = "Text, code and PDF (*)"
+
+
+class AttachPresenter(QObject):
+    """One model's. A question goes with the files that were there when it was sent."""
+
+    def __init__(self, model: OpenModel, background: Background, pane: ChatPane, window: QWidget) -> None:
+        super().__init__(window)
+        self._conversation = model.conversation
+        self._loading = model.loading
+        self._pane = pane
+        self._window = window
+        self.attacher = Attacher(model, background, self)
+        self.attacher.changed.connect(self._show)
+        self.attacher.refused.connect(pane.attachments.show_fault)
+        model.conversation.chat_changed.connect(self._show)
+        model.conversation.question_returned.connect(self._on_returned)
+        pane.files_given.connect(self._on_files)
+        pane.attach_requested.connect(self._on_attach)
+        pane.file_removed.connect(self.attacher.remove)
+        pane.send_requested.connect(self._on_send)
+
+    def _on_send(self, text: str) -> None:
+        if self._conversation.can_ask:
+            self._conversation.send(text, self.attacher.take())
+
+    def _on_returned(self, question: Message) -> None:
+        self._pane.return_question(question.content)
+        self.attacher.give_back(question.attachments)
+
+    def _on_files(self, files: Sequence[Path]) -> None:
+        self.attacher.add(files)
+
+    def _on_attach(self) -> None:
+        dialog = QFileDialog(self._window, "Attach files")
+        dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
+        dialog.setNameFilter(ATTACH_FILTER)
+        dialog.filesSelected.connect(lambda names: self.attacher.add([Path(name) for name in names]))
+        dialog.open()
+
+    def _show(self) -> None:
+        room = self._loading.snapshot.context_size
+        self._pane.show_files([_shown(each, room) for each in self.attacher.files], is_reading=self.attacher.is_reading)
+        self._pane.context_meter.show_pending(self.attacher.tokens)
+
+
+def _shown(file: Attached, room: int | None) -> AttachedFile:
+    if file.attachment is None:
+        return AttachedFile(file.id, file.name, "reading…")
+    size = format_bytes(file.attachment.size_bytes)
+    if file.tokens is None:
+        return AttachedFile(file.id, file.name, size)
+    words = f"{size}, {format_count(file.tokens)} tokens"
+    if room is not None and file.tokens > room:
+        words = f"{format_count(file.tokens)} tokens, the context has {format_count(room)}"
+        return AttachedFile(file.id, file.name, words, is_bad=True)
+    return AttachedFile(file.id, file.name, words)

@@ -1,0 +1,168 @@
+"""After a window that ended without closing: says so, opens what was open, and offers the report."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, QTimer
+from PySide6.QtWidgets import QMessageBox, QWidget
+
+from app.background import Background
+from app.models.document import LayoutDocument
+from app.models.layouts import Layouts
+from app.models.open_models import OpenModels
+from app.models.opener import ModelOpener
+from app.notices import Notices
+from app.run_marks import EndedRun, OpenedModel, RunMarks
+from app.window import dialogs
+from app.worker import Worker
+from engine.errors import ArgumentError
+from engine.files import write_whole
+from engine.gguf.model_file import ModelFile
+from engine.layout.layout_file import LayoutFile, encode_layout
+from engine.plan.edit import Edit
+
+REPORT_FILTER = "Reports (*.txt);;All files (*)"
+OPENED = "What was open is opened again; conversations are as they were written last."
+NOT_OPENED = "What was open is not opened again, as that had ended like this before. It is in the list of models."
+_KEEP_AFTER_MS = 1000
+_log = logging.getLogger("layerdeck.recovery")
+
+
+class Recovery(QObject):
+    """Keeps the mark of this window up to date, and looks after marks of others once, at the start."""
+
+    def __init__(
+        self,
+        window: QWidget,
+        marks: RunMarks,
+        *,
+        opener: ModelOpener,
+        layouts: Layouts,
+        models: OpenModels,
+        document: LayoutDocument,
+        background: Background,
+        notices: Notices,
+    ) -> None:
+        super().__init__(window)
+        self._window, self._marks = window, marks
+        self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
+        self._background, self._notices = background, notices
+        self._waiting: list[OpenedModel] = []
+        """What is to be opened again, the next one first."""
+        self._restores = False
+        self._writer = Worker("run mark")
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.setInterval(_KEEP_AFTER_MS)
+        self._timer.timeout.connect(self._keep)
+        models.changed.connect(self._timer.start)
+        models.current_changed.connect(self._timer.start)
+        document.edit_settled.connect(self._timer.start)
+        opener.model_changed.connect(self._on_model_changed)
+        self.box: QMessageBox | None = None
+
+    def begin(self) -> None:
+        """Mark this window as running, and look for one that ended without closing."""
+
+        def look() -> tuple[EndedRun, ...]:
+            try:
+                self._marks.begin()
+                return self._marks.take_ended()
+            except OSError as error:  # a folder that cannot be written costs the mark and nothing else
+                _log.warning("no mark of this window: %s", error)
+                return ()
+
+        self._background.run("Looking at the last run", look, self._on_ended, self._notices.tell, quiet=True)
+
+    def _on_ended(self, ended: tuple[EndedRun, ...]) -> None:
+        if not ended:
+            return
+        last = ended[0]
+        again = bool(last.mark.models) and not last.mark.restored
+        if again:
+            self._restores = True
+            self._waiting = list(last.mark.models)
+            self._open_next()
+        self._tell(last.report, OPENED if again else NOT_OPENED if last.mark.models else "")
+
+    def _tell(self, report: str, what: str) -> None:
+        box = self.box = QMessageBox(self._window)
+        box.setIcon(QMessageBox.Icon.Information)
+        box.setWindowTitle("Layerdeck did not close")
+        box.setText("The last time, Layerdeck ended without being closed: it crashed, or it was killed.")
+        box.setInformativeText(
+            f"{what} A report says what is known; it has no words of yours, and nothing sends it by itself.".strip()
+        )
+        box.setDetailedText(report)
+        save = box.addButton("Save Report…", QMessageBox.ButtonRole.ActionRole)
+        box.addButton(QMessageBox.StandardButton.Close)
+        save.clicked.connect(partial(self._save, report))
+        box.setModal(False)
+        box.show()
+
+    def _save(self, report: str) -> None:
+        path = dialogs.ask_save(self._window, "Save the Report", REPORT_FILTER, "layerdeck-report.txt")
+        if path is not None:
+            self._background.run(
+                f"Saving {path.name}",
+                partial(_write_report, path, report),
+                lambda _: self._notices.say(f"Saved {path.name}"),
+                self._notices.tell,
+            )
+
+    # ------------------------------------------------------------------ opening again
+
+    def _open_next(self) -> None:
+        if self._waiting:
+            self._opener.open(Path(self._waiting[0].path))
+
+    def _on_model_changed(self, file: ModelFile | None) -> None:
+        if file is None or not self._waiting or str(file.paths[0]) != self._waiting[0].path:
+            return
+        opened = self._waiting.pop(0)
+        if opened.layout:
+            self._layouts.use("what was open", opened.layout)
+        QTimer.singleShot(0, self._open_next)
+
+    # ------------------------------------------------------------------ the mark of this window
+
+    def _keep(self) -> None:
+        opened = self._opened()
+        self._writer.submit(partial(_keep_quietly, self._marks, opened, self._restores))
+
+    def _opened(self) -> tuple[OpenedModel, ...]:
+        """Return what is open, the model that is shown last."""
+        current = self._models.current
+        others = [
+            OpenedModel(str(model.file.paths[0]), _layout_text(model.file, model.sheet.edit) if model.sheet else "")
+            for model in self._models.all
+            if model.file is not None and model is not current
+        ]
+        if current.file is not None:
+            text = "" if self._document.is_untouched else self._layouts.text() or ""
+            others.append(OpenedModel(str(current.file.paths[0]), text))
+        return tuple(others)
+
+
+def _keep_quietly(marks: RunMarks, opened: Sequence[OpenedModel], restored: bool) -> None:
+    try:
+        marks.keep(tuple(opened), restored=restored)
+    except OSError as error:
+        _log.warning("the mark of this window could not be written: %s", error)
+
+
+def _write_report(path: Path, report: str) -> None:
+    try:
+        write_whole(path, report.encode())
+    except OSError as error:
+        raise ArgumentError(
+            f"The report cannot be written to {path} ({error.strerror}); choose another place."
+        ) from None
+
+
+def _layout_text(file: ModelFile, edit: Edit) -> str:
+    return encode_layout(LayoutFile(model_name=file.name, layout=edit.layout, context=edit.context)).decode()

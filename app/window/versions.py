@@ -1,0 +1,118 @@
+"""What this program is made of: versions, folders, licences. Read from the disk, so not for the GUI thread."""
+
+from __future__ import annotations
+
+import platform
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from PySide6.QtCore import qVersion
+
+from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
+from engine.devices.device import Rig
+from engine.doctor.installed import backends_built
+from engine.rigs.check_book import engine_build
+from resources.loader import folder
+
+NOTICES = "THIRD-PARTY-NOTICES.txt"
+"""Beside the bundle's executable, made when it was."""
+NO_LICENCE = "The licence file is missing. Layerdeck is under the licence of its repository."
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What About shows: rows of (what, which), folders, the own licence, and those of what is used."""
+
+    versions: tuple[tuple[str, str], ...]
+    folders: tuple[tuple[str, str], ...]
+    licence: str
+    notices: str
+
+    @property
+    def text(self) -> str:
+        """Versions and folders as lines to copy."""
+        return "\n".join(f"{name}: {value}" for name, value in (*self.versions, *self.folders))
+
+
+def gather_facts(rig: Rig) -> Facts:
+    """Return what is true of this program here, on the devices of `rig`. Blocks."""
+    return Facts(
+        versions=(
+            ("Layerdeck", _version(APPLICATION)),
+            ("Engine", engine_build()),
+            ("Backends in it", ", ".join(backends_built()) or "not known"),
+            ("Devices", ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
+            ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
+            ("Qt", f"{qVersion()}, PySide6 {_version('PySide6_Essentials')}"),
+            ("System", platform.platform()),
+        ),
+        folders=(
+            ("Settings", str(settings_path().parent)),
+            ("Conversations and library", str(chats_path().parent)),
+            ("Models that the set-up fetched", str(fetched_models_path())),
+            ("What models hold of conversations", str(kept_states_path())),
+            ("Log", str(log_path().parent)),
+        ),
+        licence=_first_text((folder().parent / "LICENSE", _beside_program("LICENSE"))) or NO_LICENCE,
+        notices=_first_text((_beside_program(NOTICES),)) or listed_licences(),
+    )
+
+
+def listed_licences() -> str:
+    """Return a line for each library that the program asks for, directly or not: name, version, licence."""
+    lines = []
+    for distribution in sorted(_used_distributions(), key=lambda each: each.name.lower()):
+        fields = distribution.metadata.json
+        said = str(fields.get("license_expression") or fields.get("license") or "")
+        classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
+        licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
+        lines.append(f"{distribution.name} {distribution.version}: {licence or 'see its own files'}")
+    return "\n".join(["Used under the licences of their authors, which each of them ships with:", "", *lines])
+
+
+def _used_distributions() -> list[metadata.Distribution]:
+    found: dict[str, metadata.Distribution] = {}
+    waiting = [APPLICATION]
+    while waiting:
+        name = waiting.pop()
+        key = _plain(name)
+        if key in found:
+            continue
+        try:
+            found[key] = metadata.distribution(name)
+        except metadata.PackageNotFoundError:  # for another system, or within the bundle's executable
+            continue
+        asked = (line for line in found[key].requires or () if "extra ==" not in line)
+        waiting += [match.group() for line in asked if (match := _NAME.match(line))]
+    return [each for key, each in found.items() if key != APPLICATION]
+
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"
+
+
+def _beside_program(name: str) -> Path:
+    return Path(sys.executable).parent / name
+
+
+def _first_text(paths: Iterable[Path]) -> str:
+    for path in paths:
+        try:
+            return path.read_text(encoding="utf-8", errors="replace")
+        except OSError:
+            continue
+    return ""

@@ -1,0 +1,275 @@
+"""The order in which ggml's Vulkan backend computes the nodes of a split: it decides how long results have to be kept.
+
+Before a graph is allocated the backend moves nodes forward that need nothing which is not computed by then, so that
+they can run side by side, and keeps together what it fuses (`ggml_vk_graph_optimize`). Nothing here depends on the
+device: the backend asks for kernels only when it computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from engine.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor, is_contiguous
+
+_AHEAD = 20
+"""`NUM_TO_CHECK`: how far behind the first node that is left another may stand to be taken along."""
+_PULLED = 15
+"""How far behind a node the one may stand that is fused with it."""
+
+_EARLY_SOFTMAX = ("soft_max", "reshape", "argsort", "view", "get_rows")
+_WEIGHTS = ("reshape", "sum_rows", "clamp", "div", "reshape")
+_EXPERTS: tuple[tuple[str, ...], ...] = (
+    (*_EARLY_SOFTMAX, *_WEIGHTS),
+    ("unary", "reshape", "add", "argsort", "view", "get_rows", *_WEIGHTS),
+    ("unary", "sqrt", "reshape", "add", "argsort", "view", "get_rows", *_WEIGHTS),
+    _EARLY_SOFTMAX,
+    ("argsort", "view", "get_rows", "reshape", "soft_max", "reshape"),
+)
+"""Choosing experts as one operation: what it reads stays until it is done (`keep_topk_moe_pattern`)."""
+_BLOCK_SCORES = ("get_rows", "permute", "cont", "cpy", "reshape", "add", "top_k")
+_GATED_STREAMS = ("scale", "unary", "scale", "hc_post")
+_KEPT: tuple[tuple[str, ...], ...] = (
+    ("mul", "sin", "sqr", "mul", "add"),
+    _BLOCK_SCORES,
+    ("rms_norm", "mul", "add", "mul"),
+    ("rms_norm", "mul", "add"),
+    ("rms_norm", "mul", "rope", "view", "set_rows"),
+    ("rms_norm", "view", "set_rows"),
+    ("rope", "view", "set_rows"),
+)
+"""What stays together as it is."""
+_APART = (*_EXPERTS, *_KEPT, _GATED_STREAMS)
+_FUSED_NEXT = frozenset(
+    {("mul_mat", "add"), ("mul_mat_id", "add_id"), ("mul_mat_id", "mul"), ("add", "add"), ("ssm_conv", "add"),
+     ("ssm_conv", "unary")}
+)  # fmt: skip
+"""Two neighbours of which the second may be taken with the first although it reads it."""
+_FUSED_BEHIND = frozenset({("rms_norm", "mul"), ("unary", "mul")})
+"""The same, with nothing but views and what is taken already between them."""
+
+
+Reading = tuple[int, int]
+"""One of the sources of a node: the place of the node, and which of its sources."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """`places`: of the nodes as they were, in the order in which they are computed; `kept`: what is needed until a
+    node, by the place that it had, is done."""
+
+    places: tuple[int, ...]
+    kept: tuple[tuple[int, tuple[Reading, ...]], ...]
+
+
+def reorder(nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> Order:
+    """Return the order of the nodes of a split; `uses`: how many nodes of the graph read a tensor."""
+    return _Reordering(nodes, uses).run()
+
+
+class _Reordering:
+    def __init__(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> None:
+        self._nodes = nodes
+        self._ops = [node.op for node in nodes]
+        self._uses = uses
+        self._empty = [op in VIEW_OPS or op == "none" for op in self._ops]
+        self._needs = [
+            {before for before in range(max(0, place - _AHEAD), place) if _needs(nodes[place], nodes[before])}
+            for place in range(len(nodes))
+        ]
+        self._used = [False] * len(nodes)
+        self._done: set[Tensor] = set()
+        self._first = 0
+        self._order: list[int] = []
+        self._kept: list[tuple[int, tuple[Reading, ...]]] = []
+
+    def run(self) -> Order:
+        while self._first < len(self._nodes):
+            if not self._keep_together():
+                self._take(self._gather())
+        return Order(tuple(self._order), tuple(self._kept))
+
+    def _take(self, places: Sequence[int]) -> None:
+        for place in places:
+            self._order.append(place)
+            self._done.add(self._nodes[place])
+            self._used[place] = True
+        while self._first < len(self._nodes) and self._used[self._first]:
+            self._first += 1
+
+    def _matches(self, pattern: Sequence[str], start: int) -> bool:
+        end = start + len(pattern)
+        return end <= len(self._ops) and tuple(self._ops[start:end]) == pattern and not any(self._used[start:end])
+
+    # ------------------------------------------------------------------ what stays together
+
+    def _keep_together(self) -> bool:
+        """Take what is fused from the first node on; return whether there is such a thing."""
+        first = self._first
+        for pattern in _EXPERTS:
+            if self._matches(pattern, first):
+                last = first + len(pattern) - 1
+                follows = last + 1 < len(self._ops) and self._ops[last + 1] == "scale"
+                self._keep_alive(pattern, last + 1 if follows else last)
+                self._take(range(first, first + len(pattern)))
+                return True
+        for pattern in (*_KEPT, _GATED_STREAMS):
+            if self._matches(pattern, first):
+                if pattern is _GATED_STREAMS:
+                    self._keep_alive(pattern, first + len(pattern) - 1)
+                self._take(range(first, first + len(pattern)))
+                return True
+        return False
+
+    def _keep_alive(self, pattern: Sequence[str], until: int) -> None:
+        """Note that what the fused nodes read from outside is needed until the last of them."""
+        seen: set[Tensor] = set()
+        found: list[Reading] = []
+        for place in range(self._first, self._first + len(pattern)):
+            for number, source in enumerate(self._nodes[place].src):
+                if source not in seen:
+                    found.append((place, number))
+                    seen.add(source)
+            seen.add(self._nodes[place])
+        self._kept.append((until, tuple(found)))
+
+    # ------------------------------------------------------------------ what is taken along
+
+    def _gather(self) -> list[int]:
+        """Return the first node that is left and those that can be computed with it, then views of them."""
+        first, end = self._first, min(self._first + _AHEAD, len(self._nodes))
+        taken = [first]
+        for place in range(first + 1, end):
+            if self._used[place] or self._empty[place] or self._stands_apart(place):
+                continue
+            if self._is_ready(place, taken):
+                taken.append(place)
+                self._pull(place, taken)
+        if self._ops[taken[-1]] != "add":
+            for place in range(first + 1, end):
+                if self._used[place] or not self._empty[place]:
+                    continue
+                waits = (each for each in self._needs[place] if each >= first)
+                if all(self._used[each] or each in taken for each in waits):
+                    taken.append(place)
+        return taken
+
+    def _stands_apart(self, place: int) -> bool:
+        if any(self._matches(pattern, place) for pattern in _APART):
+            return True
+        starts = range(max(0, place - len(_BLOCK_SCORES) + 1), place)
+        return any(self._matches(_BLOCK_SCORES, start) for start in starts)
+
+    def _is_ready(self, place: int, taken: Sequence[int]) -> bool:
+        waits = (each for each in self._needs[place] if each >= self._first and not self._used[each])
+        return all(each == taken[-1] and self._is_fused(each, place) for each in waits)
+
+    def _is_fused(self, before: int, place: int) -> bool:
+        pair = (self._ops[before], self._ops[place])
+        if pair in _FUSED_BEHIND:
+            return all(self._used[between] or self._empty[between] for between in range(before + 1, place))
+        return place == before + 1 and pair in _FUSED_NEXT
+
+    def _pull(self, place: int, taken: list[int]) -> None:
+        """Take what is fused with a node from further behind."""
+        ops, nodes = self._ops, self._nodes
+        pair = (ops[place - 1], ops[place])
+        stored = place
+        if pair == ("rms_norm", "mul"):
+            found = self._next(place, "rope", lambda node: node.src[0] is nodes[place] and _are_leafs(node.src[1:3]))
+            if found is not None:
+                stored = found
+                self._mark(found, taken)
+        if ops[stored] in ("rope", "rms_norm"):
+            self._pull_store(stored, taken)
+        partner = {
+            ("mul_mat_id", "add_id"): "mul", ("mul_mat", "add"): "add", ("ssm_conv", "add"): "unary",
+        }.get(pair)  # fmt: skip
+        if partner is not None:
+            alone = partner == "unary"
+            found = self._next(
+                place, partner, lambda node: node.src[0] is nodes[place] and (alone or self._is_there(node.src[1]))
+            )
+            if found is not None:
+                self._mark(found, taken)
+        if ops[place] == "unary":
+            found = self._next(place, "mul", lambda node: self._can_gate(nodes[place], node))
+            if found is not None:
+                self._mark(found, taken)
+
+    def _next(self, place: int, op: str, suits: Callable[[Tensor], bool]) -> int | None:
+        """Return the first node behind `place` that has this operation and suits."""
+        places = range(place + 1, min(place + _PULLED, len(self._nodes)))
+        return next((each for each in places if self._ops[each] == op and suits(self._nodes[each])), None)
+
+    def _mark(self, place: int, taken: list[int]) -> None:
+        taken.append(place)
+        self._used[place] = True
+
+    def _is_there(self, tensor: Tensor) -> bool:
+        return tensor.op == "none" or tensor in self._done
+
+    def _can_gate(self, unary: Tensor, product: Tensor) -> bool:
+        """Return whether a product is computed with the activation that it reads (`ggml_vk_can_fuse_unary_mul`)."""
+        if unary not in product.src:
+            return False
+        other = product.src[1] if product.src[0] is unary else product.src[0]
+        if not self._is_there(other) or not (unary.type == product.type == other.type):
+            return False
+        if not _is_gapless(other) or not _is_gapless(unary.src[0]):
+            return False
+        small, large = (other, unary) if product.src[0] is unary else (unary, product.src[0])
+        return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
+
+    def _pull_store(self, place: int, taken: list[int]) -> None:
+        """Take the view of a node and the operation that stores it in a cache, if nothing else reads them."""
+        nodes, view, stores = self._nodes, -1, -1
+        for each in range(place + 1, min(place + _PULLED, len(nodes))):
+            if self._used[each]:
+                continue
+            if view < 0 and self._ops[each] == "view" and nodes[each].src[0] is nodes[place]:
+                view = each
+            elif view >= 0 and self._ops[each] == "set_rows" and nodes[each].src[0] is nodes[view]:
+                stores = each
+                break
+        if stores < 0 or self._uses[nodes[place]] != 1 or self._uses[nodes[view]] != 1:
+            return
+        if nodes[place].root is not None or nodes[view].root is not nodes[place]:
+            return
+        between = (each for each in range(place + 1, stores) if not (self._used[each] or self._empty[each]))
+        if not any(_needs(nodes[stores], nodes[each]) for each in between):
+            self._mark(view, taken)
+            self._mark(stores, taken)
+
+
+def _base(tensor: Tensor) -> Tensor:
+    return tensor if tensor.root is None else tensor.root
+
+
+def _needs(node: Tensor, before: Tensor) -> bool:
+    """Return whether a node has to be computed behind one before it: it reads it, what it views, or writes over what
+    that reads."""
+    if any(source is before for source in node.src) or _base(node) is _base(before):
+        return True
+    if _is_empty(node) or _is_empty(before):
+        return False
+    base, base_before = _base(node), _base(before)
+    return any(_base(source) is base_before for source in node.src) or any(
+        _base(source) is base for source in before.src
+    )
+
+
+def _is_empty(node: Tensor) -> bool:
+    return node.op in VIEW_OPS or node.op == "none"
+
+
+def _are_leafs(tensors: Sequence[Tensor]) -> bool:
+    return all(tensor.op == "none" for tensor in tensors)
+
+
+def _is_gapless(tensor: Tensor) -> bool:
+    """Return whether matrices follow each other without gaps; rows may be apart (`ggml_is_contiguous_1`)."""
+    if is_contiguous(tensor):
+        return True
+    ne, nb = tensor.ne, tensor.nb
+    return (ne[2] == 1 or nb[2] == nb[1] * ne[1]) and (ne[3] == 1 or nb[3] == nb[2] * ne[2])

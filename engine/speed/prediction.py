@@ -1,0 +1,301 @@
+"""How long a token takes on a layout, and how much of it on each device.
+
+A token reads every active weight and its part of the KV cache once, so bandwidth decides; beside it stand the
+computations that read next to nothing, and the hops between devices. Devices work one after another, in modes tensor
+and row at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from engine.devices.device import CPU_ID, Device, Rig
+from engine.layout.layout import Layout, Run
+from engine.settings.context_settings import ContextSettings
+from engine.speed.known_cards import (
+    SOURCES,
+    Source,
+    bandwidth,
+    bandwidth_of_type,
+    efficiency,
+    hop_seconds,
+    link,
+    op_seconds,
+    source,
+)
+from engine.speed.speeds import LINKS, NO_MEASUREMENTS, Speeds, layout_class
+from engine.speed.work import Moved, Work
+
+USUAL_FILL = 2048
+"""Tokens in the context that a speed is told for, where the context has room for more than twice as many."""
+_OUTPUT_OPS = 4
+_HOPS_PER_LAYER = 2
+"""In modes tensor and row the members put their parts together behind attention and behind feed-forward."""
+_SMALL_SHARE = 0.02
+"""A device with less of a token's time than this does not make the whole less sure."""
+
+
+@dataclass(frozen=True, slots=True)
+class Prediction:
+    """Seconds per token: `best_s` with an empty cache and full bandwidth, `worst_s` with a full one and little."""
+
+    best_s: float
+    worst_s: float
+
+    @property
+    def middle_s(self) -> float:
+        return (self.best_s + self.worst_s) / 2
+
+    def text(self) -> str:
+        """Return tokens per second for people."""
+        return f"{rate_text(1 / max(self.worst_s, 1e-9))} to {rate_text(1 / max(self.best_s, 1e-9))} tokens per second"
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTime:
+    """What a token costs on one device, in seconds, its link included, and where its speed is from."""
+
+    id: str
+    seconds: float
+    link_s: float
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class SpeedForecast:
+    """Seconds of a token with `fill_tokens` in the context, the devices that have a part in it, and the least sure of
+    their sources. `is_learnt`: answers of such layouts have corrected it."""
+
+    token_s: float
+    fill_tokens: int
+    devices: tuple[DeviceTime, ...]
+    source: Source
+    is_learnt: bool = False
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / max(self.token_s, 1e-9)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it rests on more than what is usual for devices of a kind."""
+        return self.source != "guess"
+
+    def on(self, device_id: str) -> DeviceTime | None:
+        """Return the part of a device, None where it has none."""
+        return next((each for each in self.devices if each.id == device_id), None)
+
+
+def usual_fill(context: ContextSettings) -> int:
+    """Return how many tokens are in the context when a speed is told for it."""
+    return min(USUAL_FILL, context.n_ctx_each // 2)
+
+
+def predict(
+    layout: Layout,
+    work: Work,
+    kv_bytes: Sequence[int],
+    context: ContextSettings,
+    rig: Rig,
+    speeds: Speeds = NO_MEASUREMENTS,
+) -> Prediction:
+    """Return the range of the time per token. `kv_bytes`: of each layer's full cache."""
+    costs = _costs(layout, work, kv_bytes, context, rig, speeds)
+    ratio = speeds.ratios.get(layout_class(layout, rig), 1.0)
+    # What was learnt is surer than what was computed: the range is half as wide.
+    known = 0.5 if layout_class(layout, rig) in speeds.ratios else 1.0
+    best_s = _whole_s(layout, {key: cost.best_s for key, cost in costs.items()}) * ratio
+    worst_s = _whole_s(layout, {key: cost.worst_s for key, cost in costs.items()}) * ratio
+    middle_s, half_s = (best_s + worst_s) / 2, (worst_s - best_s) / 2 * known
+    return Prediction(middle_s - half_s, middle_s + half_s)
+
+
+def forecast_speed(
+    layout: Layout,
+    work: Work,
+    kv_bytes: Sequence[int],
+    context: ContextSettings,
+    rig: Rig,
+    speeds: Speeds = NO_MEASUREMENTS,
+    fill_tokens: int | None = None,
+) -> SpeedForecast:
+    """Return the time of a token with `fill_tokens` in the context, or as many as usual; well under a millisecond."""
+    fill = usual_fill(context) if fill_tokens is None else fill_tokens
+    costs = _costs(layout, work, kv_bytes, context, rig, speeds)
+    name = layout_class(layout, rig)
+    ratio = speeds.ratios.get(name, 1.0)
+    # The caches of all requests are `n_ctx` long; one answer reads its own.
+    seconds = {key: cost.seconds(fill / max(1, context.n_ctx)) * ratio for key, cost in costs.items()}
+    token_s = _whole_s(layout, seconds)
+    devices = {device.id: device for device in rig.all_devices}
+    times = tuple(
+        DeviceTime(key, seconds[key], costs[key].away_s * ratio, source(devices[key], speeds))
+        for key in devices
+        if key in seconds
+    )
+    weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
+    worst: Source = max(weighty, key=SOURCES.index, default="guess")
+    return SpeedForecast(token_s, fill, times, worst, is_learnt=name in speeds.ratios)
+
+
+@dataclass(slots=True)
+class _Cost:
+    """What a token costs on a device, in seconds at its whole bandwidth; `cache_s` is for full caches."""
+
+    device: Device
+    weights_s: float = 0.0
+    cache_s: float = 0.0
+    ops_s: float = 0.0
+    link_s: float = 0.0
+    factor: float = 1.0
+    links: float = 1.0
+    reached: tuple[float, float] = field(default=(1.0, 1.0))
+
+    @property
+    def best_s(self) -> float:
+        return (self.weights_s / self.reached[1] + self.ops_s) * self.factor + self.away_s
+
+    @property
+    def worst_s(self) -> float:
+        return ((self.weights_s + self.cache_s) / self.reached[0] + self.ops_s) * self.factor + self.away_s
+
+    @property
+    def away_s(self) -> float:
+        """What goes between devices, as learnt."""
+        return self.link_s * self.links
+
+    def seconds(self, fill: float) -> float:
+        """Return the time with this part of the cache in use, in the middle of what bandwidth may be reached."""
+        slowness = (1 / self.reached[0] + 1 / self.reached[1]) / 2
+        return ((self.weights_s + self.cache_s * fill) * slowness + self.ops_s) * self.factor + self.away_s
+
+
+def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
+    """Return the time of a token: members of a split layer work at the same time, all others one after another."""
+    members = {device_id for device_id, _ in _shares(layout)}
+    together = max((each for key, each in seconds.items() if key in members), default=0.0)
+    return together + sum(each for key, each in seconds.items() if key not in members)
+
+
+def _shares(layout: Layout) -> tuple[tuple[str, float], ...]:
+    """Return the members of modes tensor and row with their parts of a layer; none in other modes."""
+    if layout.split_mode not in ("tensor", "row"):
+        return ()
+    total = sum(share for _, share in layout.tensor_split)
+    return tuple((key, share / total) for key, share in layout.tensor_split if share > 0) if total > 0 else ()
+
+
+def _costs(
+    layout: Layout, work: Work, kv_bytes: Sequence[int], context: ContextSettings, rig: Rig, speeds: Speeds
+) -> dict[str, _Cost]:
+    """Return what a token costs on each device that has a part in it. Devices that the rig lacks have none."""
+    devices = {device.id: device for device in rig.all_devices}
+    costs: dict[str, _Cost] = {}
+
+    def cost(device_id: str) -> _Cost | None:
+        found = costs.get(device_id)
+        if found is None and device_id in devices:
+            device = devices[device_id]
+            factor = speeds.factors.get(device_id, 1.0)
+            links = speeds.factors.get(LINKS, 1.0)
+            found = costs[device_id] = _Cost(device, factor=factor, links=links, reached=efficiency(device, speeds))
+        return found
+
+    def read(device_id: str, weights: Iterable[tuple[str, float]], part: float = 1.0) -> None:
+        found = cost(device_id)
+        if found is not None:
+            found.weights_s += sum(
+                part * size / bandwidth_of_type(found.device, name, speeds) for name, size in weights
+            )
+
+    shares = _shares(layout)
+    for run in layout.runs:
+        for device_id, part in shares if shares and run.device != CPU_ID else ((run.device, 1.0),):
+            read(device_id, work.weights(run.first, run.last), part)
+            found = cost(device_id)
+            if found is not None:
+                found.ops_s += work.ops(run.first, run.last) * op_seconds(found.device, speeds)
+            keeper = cost(device_id if context.offload_kqv else CPU_ID)
+            if keeper is not None:
+                size = part * work.caches(kv_bytes, run.first, run.last)
+                keeper.cache_s += size / bandwidth(keeper.device, speeds)
+    for run, moved in _moves(layout, work):
+        taken = tuple(moved.between(run.first, run.last))
+        read(run.device, ((name, -size) for name, size in taken))
+        read(moved.device, taken)
+    read(layout.output_device, work.output.items())
+    output = cost(layout.output_device)
+    if output is not None:
+        output.ops_s += _OUTPUT_OPS * op_seconds(output.device, speeds)
+    for device_id, size_bytes, times in _hops(layout, work):
+        found = cost(device_id)
+        if found is not None:
+            away = link(found.device, speeds)
+            found.link_s += times * (hop_seconds(found.device) + away.latency_s + size_bytes / away.bytes_per_second)
+    return costs
+
+
+def _moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
+    """Yield each run with what overrides take from it to another device."""
+    for moved in work.moved(layout):
+        for run in layout.runs:
+            if run.device != moved.device and moved.count(run.first, run.last):
+                yield run, moved
+
+
+def _hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
+    """Yield a device, bytes, and how often as many of a token cross its link; the CPU has none.
+
+    Behind the output layer its numbers for every word go to the host.
+    """
+    size = work.hop_bytes
+    shares = _shares(layout)
+    if shares:
+        split = [run for run in layout.runs if run.device != CPU_ID]
+        count = _HOPS_PER_LAYER * sum(run.length for run in split)
+        for device_id, _ in shares:
+            yield device_id, size, count
+    runs = () if shares else layout.runs
+    route = [CPU_ID, *(run.device for run in runs), layout.output_device]
+    crossings = [pair for pair in pairwise(route) if pair[0] != pair[1]]
+    for pair in crossings:
+        yield from ((device_id, size, 1) for device_id in pair if device_id != CPU_ID)
+    for run, moved in _moves(layout, work):
+        times = 2 * moved.count(run.first, run.last)
+        yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
+    if layout.output_device != CPU_ID:
+        yield layout.output_device, work.logits_bytes, 1
+
+
+_SOURCE_WORDS: Mapping[Source, str] = {
+    "measured": "measured here",
+    "answers": "learnt from answers",
+    "card": "by the card's figures",
+    "guess": "not measured",
+}
+
+
+def source_words(where: Source) -> str:
+    """Return what a speed rests on."""
+    return _SOURCE_WORDS[where]
+
+
+def speed_words(speed: SpeedForecast) -> str:
+    """Return a sentence on how fast a layout is, and what that rests on."""
+    if not speed.is_known:
+        unknown = ", ".join(each.id for each in speed.devices if each.source == "guess")
+        return f"How fast {unknown} is was not measured, so nobody knows how long a token takes."
+    learnt = "; corrected by answers" if speed.is_learnt else ""
+    return (
+        f"About {rate_text(speed.tokens_per_second)} tokens per second with {speed.fill_tokens} tokens in the context "
+        f"({source_words(speed.source)}{learnt})."
+    )
+
+
+def rate_text(rate: float) -> str:
+    """Return tokens per second as people read them: no more digits than are known."""
+    if rate < 1:
+        return f"{rate:.2g}"
+    return f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}"

@@ -1,0 +1,31 @@
+"""SQLite files that may be damaged: what is raised for them, and how one is kept aside."""
+
+from __future__ import annotations
+
+import sqlite3
+from pathlib import Path
+
+FAULTS = (sqlite3.Error, UnicodeDecodeError)
+"""What is raised by a connection; the second where SQLite's own message quotes a damaged page."""
+_DAMAGE = ("malformed", "no such table", "no such column", "already exists")
+
+
+def is_damage(error: Exception) -> bool:
+    """Return whether the file is at fault, not another program that holds it or a disk that is full."""
+    return not isinstance(error, sqlite3.OperationalError) or any(words in str(error) for words in _DAMAGE)
+
+
+def put_aside(path: Path) -> Path:
+    """Move a database, with what belongs to it, to a name that is free; return where it is now.
+
+    Raises:
+        OSError: it cannot be moved.
+    """
+    number = 1
+    while (aside := path.with_name(f"{path.stem}-kept-{number}{path.suffix}")).exists():
+        number += 1
+    for ending in ("-wal", "-shm", ""):
+        part = Path(f"{path}{ending}")
+        if part.exists():
+            part.rename(f"{aside}{ending}")
+    return aside

@@ -1,0 +1,1 @@
+"""What an engine with the Vulkan backend is built with."""

@@ -1,0 +1,98 @@
+"""Conversations leave the window as files and come back beside those that are there."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from pytestqt.qtbot import QtBot
+
+from app.chats.archive import ChatArchive
+from app.chats.transfer import FORMS, ChatTransfer, form_of
+from app.notices import Notice
+from app.settings import Settings
+from app.window.transfer_presenter import file_name
+from app.wiring import Desk, make_desk
+from engine.chats.conversation import Conversation
+from engine.chats.message import Attachment, Message
+from engine.chats.tree import MessageTree, edited, tree_of
+
+DATA = b"print('quay')"
+FILE = Attachment(
+    id="f",
+    kind="text",
+    name="quay.py",
+    mime="text/x-python",
+    sha256=hashlib.sha256(DATA).hexdigest(),
+    size_bytes=len(DATA),
+    text=DATA.decode(),
+)
+CHAT = Conversation(id="aa", title="Ships: a/b", created_ms=5, updated_ms=9)
+
+
+def tree() -> MessageTree:
+    question = Message(id="q", role="user", content="What is it?", attachments=(FILE,), created_ms=6)
+    answer = Message(id="a", role="assistant", parent="q", content="A **quay**.", created_ms=7)
+    return edited(tree_of((question, answer), "a"), "q", "What else?", created_ms=8)
+
+
+@pytest.fixture
+def desk(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Desk]:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    desk = make_desk(Settings(tmp_path / "settings.ini"))
+    with qtbot.waitSignal(desk.archive.is_open_now):
+        desk.archive.start()
+    desk.archive.keep_file(DATA)
+    desk.archive.save(CHAT, None)
+    desk.archive.apply(CHAT.id, MessageTree(), tree())
+    yield desk
+    desk.close()
+
+
+def read(archive: ChatArchive, chat: str, wait: Callable[[Callable[[], bool]], None]) -> MessageTree:
+    found: list[MessageTree] = []
+    archive.read(chat, lambda _chat, tree: found.append(tree))
+    wait(lambda: bool(found))
+    return found[0]
+
+
+def test_each_form_is_written_and_what_holds_branches_comes_back(desk: Desk, qtbot: QtBot, tmp_path: Path) -> None:
+    notices: list[Notice] = []
+    desk.notices.given.connect(notices.append)
+    transfer = ChatTransfer(desk.archive, desk.notices)
+    for form in FORMS:
+        path = tmp_path / f"out{form.ending}"
+        transfer.export((CHAT.id,), path, form)
+        qtbot.waitUntil(path.exists)
+        assert "What else?" in path.read_text("utf-8")
+        assert ("A **quay**." in path.read_text("utf-8")) is form.holds_many
+        if not form.holds_many:
+            continue
+        before = {chat.id for chat in desk.archive.chats}
+        transfer.import_file(path)
+        qtbot.waitUntil(lambda before=before: len(desk.archive.chats) == len(before) + 1)  # type: ignore[misc]
+        (new,) = {chat.id for chat in desk.archive.chats} - before
+        back = read(desk.archive, new, qtbot.waitUntil)
+        assert [message.content for message in back.path] == ["What else?"]
+        assert len(back.messages) == len(tree().messages)
+        assert "quay" in back.path[0].attachments[0].text
+    (tmp_path / "bad.json").write_text("{}")
+    transfer.import_file(tmp_path / "bad.json")
+    qtbot.waitUntil(lambda: any("bad.json" in notice.text and notice.bad for notice in notices))
+    transfer.export((CHAT.id,), tmp_path / "no" / "out.md", FORMS[0])
+    qtbot.waitUntil(lambda: any("cannot be written" in notice.text for notice in notices))
+    transfer.export(("nobody",), tmp_path / "none.md", FORMS[0])
+    qtbot.waitUntil(lambda: any("nothing was said" in notice.text for notice in notices))
+    assert len(desk.archive.chats) == 3
+
+
+def test_the_ending_says_the_form_and_titles_make_names() -> None:
+    markdown, page, ours, lines = FORMS
+    assert form_of(Path("a.HTML"), markdown.filter) == (Path("a.HTML"), page)
+    assert form_of(Path("a"), ours.filter) == (Path("a.json"), ours)
+    assert form_of(Path("v1.2"), "") == (Path("v1.2.md"), markdown)
+    assert form_of(Path("a.md"), "", (ours, lines)) == (Path("a.md.json"), ours)
+    assert file_name(CHAT.title) == "Ships a b"
+    assert file_name("../..") == "conversation"

@@ -1,0 +1,236 @@
+"""The whole window as screen readers find it, and by keyboard alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import QRect, QSize, Qt
+from PySide6.QtGui import QAccessible, QImage
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QDialog, QLabel, QPushButton, QScrollArea, QWidget
+from pytestqt.qtbot import QtBot
+
+from app.settings import Settings
+from app.theme import Theme
+from app.window.main_window import SCREEN_ROOM
+from app.wiring import WindowParts, make_window
+from engine.demo.speaking import SAMPLE_QUESTIONS
+from engine.devices.rig_file import encode_rig
+from tests.support.accessibility import interface_of, name_of, nameless, walk
+from tests.support.models import write_tiny_llama
+from tests.support.previews import make_gpu, make_rig
+from widgets.chat.context_meter import ContextPart
+from widgets.common.elided_label import ElidedLabel
+from widgets.controls.model_button import ModelButton
+
+LONG_MS = 20_000
+DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
+"""Commands that open one."""
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[WindowParts]:
+    """A window with two cards and a model."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "HF_HOME", "HF_HUB_CACHE"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    for name in ("LLAMA_CACHE", "OLLAMA_MODELS", "HF_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    (tmp_path / "rig.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))))
+    model = write_tiny_llama(tmp_path / "m.gguf", n_layers=4)
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed, timeout=LONG_MS):
+        opened.desk.rig.files.open(tmp_path / "rig.json")
+    with qtbot.waitSignal(opened.desk.opener.model_changed, timeout=LONG_MS):
+        opened.desk.opener.open(model)
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+def show_library(window: WindowParts) -> None:
+    window.actions["library"].trigger()
+
+
+def show_find(window: WindowParts) -> None:
+    window.actions["library"].trigger()
+    window.desk.finder.access.set_offline(True)
+    window.library_presenter.page.view.show_find()
+
+
+def show_chat(window: WindowParts) -> None:
+    window.actions["arrange_chat"].trigger()
+    window.views.current.chat.settings_button.click()
+
+
+PLACES: dict[str, Callable[[WindowParts], None]] = {
+    "layers": lambda window: window.actions["arrange_place"].trigger(),
+    "both": lambda window: window.actions["arrange_both"].trigger(),
+    "chat": show_chat,
+    "library": show_library,
+    "find": show_find,
+}
+
+
+def dialog_of(window: WindowParts, name: str) -> QWidget:
+    """Return the dialog that a command opens, or a presenter."""
+    if name == "settings":
+        window.settings_presenter.show()
+    else:
+        window.actions[name].trigger()
+    return next(dialog for dialog in window.main.findChildren(QDialog) if dialog.isVisible())
+
+
+def test_every_control_says_what_it_is(window: WindowParts) -> None:
+    found = {}
+    for place, show in PLACES.items():
+        show(window)
+        roles = {each.role() for each in walk(interface_of(window.main))}
+        assert {QAccessible.Role.MenuItem, QAccessible.Role.Button} <= roles
+        found[place] = nameless(window.main)
+    window.actions["library"].trigger()
+    for name in DIALOGS:
+        dialog = dialog_of(window, name)
+        assert name_of(interface_of(dialog))
+        found[name] = nameless(dialog)
+        dialog.close()
+    lines = [f"{place}: {each}" for place, names in found.items() for each in names]
+    assert lines == [], "\n".join(lines)
+
+
+def focusable(window: WindowParts) -> list[QWidget]:
+    """Return what Tab reaches, as people see it now."""
+    return [
+        widget
+        for widget in window.main.findChildren(QWidget)
+        if widget.focusPolicy() & Qt.FocusPolicy.TabFocus
+        and widget.focusProxy() is None
+        and widget.isVisibleTo(window.main)
+        and widget.isEnabled()
+        and widget.window() is window.main
+    ]
+
+
+def picture(widget: QWidget, frame: QRect) -> QImage:
+    """Return how the window looks at `widget`, with its surroundings."""
+    return widget.window().grab(frame).toImage()
+
+
+def changed_pixels(before: QImage, after: QImage) -> int:
+    return sum(
+        before.pixel(x, y) != after.pixel(x, y)
+        for x in range(min(before.width(), after.width()))
+        for y in range(min(before.height(), after.height()))
+    )
+
+
+def scroll_to(widget: QWidget) -> None:
+    """Do what the Tab key does where something is out of sight."""
+    around = widget.parentWidget()
+    while around is not None:
+        if isinstance(around, QScrollArea):
+            around.ensureWidgetVisible(widget)
+        around = around.parentWidget()
+
+
+LEAST_CHANGE = 40
+"""Pixels: more than a blinking cursor, less than the frame of the smallest button."""
+
+
+def test_what_has_the_keyboard_is_seen(window: WindowParts, qapp: QApplication, qtbot: QtBot) -> None:
+    main = window.main
+    main.activateWindow()
+    qtbot.waitUntil(main.isActiveWindow, timeout=LONG_MS)
+    unseen = []
+    for widget in focusable(window):
+        elsewhere = main.statusBar()
+        elsewhere.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        elsewhere.setFocus()
+        scroll_to(widget)
+        qapp.processEvents()
+        corner = widget.mapTo(main, widget.rect().topLeft())
+        frame = QRect(corner, widget.size()).adjusted(-3, -3, 3, 3)
+        before = picture(widget, frame)
+        widget.setFocus(Qt.FocusReason.TabFocusReason)
+        qapp.processEvents()
+        if widget.hasFocus() and changed_pixels(before, picture(widget, frame)) < LEAST_CHANGE:
+            unseen.append(f"{type(widget).__name__} {name_of(interface_of(widget))!r}")
+    assert unseen == []
+
+
+def test_a_layout_is_made_by_keyboard_alone(window: WindowParts, qapp: QApplication) -> None:
+    """From wherever the keyboard is, Tab leads to the editor; keys give layers away and Load is a key."""
+    main = window.main
+    main.model_panel.search_edit.setFocus()
+    for _ in range(100):
+        focus = main.focusWidget()
+        assert focus is not None
+        if focus is main.editor.view:
+            break
+        QTest.keyClick(focus, Qt.Key.Key_Tab)
+    assert main.focusWidget() is main.editor.view
+    view = main.editor.view
+    before = window.desk.document.edit
+    assert before is not None
+    QTest.keyClick(view, Qt.Key.Key_Home)
+    QTest.keyClick(view, Qt.Key.Key_Right, Qt.KeyboardModifier.ShiftModifier)
+    source = before.layout.device_of(0)
+    keys = (Qt.Key.Key_Down,) if source == "CUDA0" else (Qt.Key.Key_Up,)
+    for key in keys:
+        QTest.keyClick(view, key, Qt.KeyboardModifier.ControlModifier)
+    after = window.desk.document.edit
+    assert after is not None
+    assert after.layout.device_of(0) == after.layout.device_of(1) != source
+    assert "layers 0–1 on" in view.accessibleName()
+    for _ in range(100):
+        focus = main.focusWidget()
+        assert focus is not None
+        if focus is main.settings_bar.load_buttons.load_button:
+            break
+        QTest.keyClick(focus, Qt.Key.Key_Tab)
+    assert main.focusWidget() is main.settings_bar.load_buttons.load_button
+
+
+SMALL_SCREEN = QSize(1024, 700)
+"""The smallest that is promised, with the frame of the window."""
+
+
+def cut_texts(window: WindowParts) -> list[str]:
+    """Return texts in sight that have less room than they need; what is elided says all of it in a tooltip."""
+    found = []
+    for widget in window.main.findChildren(QWidget):
+        if not widget.isVisibleTo(window.main) or widget.visibleRegion().isEmpty():
+            continue
+        if isinstance(widget, QLabel) and not isinstance(widget, ElidedLabel) and not widget.wordWrap():
+            needed = widget.fontMetrics().horizontalAdvance(widget.text())
+            is_cut = widget.contentsRect().width() < needed
+        elif isinstance(widget, QLabel) and not isinstance(widget, ElidedLabel):
+            is_cut = widget.heightForWidth(widget.width()) > widget.height()
+        elif isinstance(widget, QPushButton) and not isinstance(widget, ModelButton):
+            is_cut = widget.width() < widget.minimumSizeHint().width()
+        else:
+            continue
+        if is_cut:
+            found.append(f"{type(widget).__name__} in {type(widget.parent()).__name__}: {widget.text()!r}")
+    return found
+
+
+def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
+    main, chat = window.main, window.views.current.chat
+    chat.set_sample_questions(SAMPLE_QUESTIONS)
+    chat.show_context((ContextPart("conversation", 4096),), 8192)
+    main.open_report()
+    room = SMALL_SCREEN - SCREEN_ROOM
+    for place, show in PLACES.items():
+        show(window)
+        main.resize(room)
+
+        def nothing_is_cut(place: str = place) -> None:
+            assert main.width() <= room.width(), place
+            assert main.height() <= room.height(), place
+            assert cut_texts(window) == [], place
+
+        qtbot.waitUntil(nothing_is_cut, timeout=LONG_MS)

@@ -1,0 +1,196 @@
+"""First page, About, F1, and a window after one that ended without closing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from importlib import metadata
+from pathlib import Path
+
+import msgspec
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication
+from pytestqt.qtbot import QtBot
+
+from app.paths import runs_path
+from app.run_marks import OpenedModel, RunMark, RunMarks
+from app.settings import Settings
+from app.theme import Theme
+from app.window.about_dialog import AboutDialog
+from app.window.handbook import HandbookWindow, page_about
+from app.window.recovery import Recovery
+from app.window.welcome_presenter import WelcomePresenter
+from app.wiring import WindowParts, make_window
+from engine.devices.rig_file import encode_rig
+from engine.layout.layout import Layout, split_evenly
+from engine.layout.layout_file import LayoutFile, encode_layout
+from engine.settings.context_settings import ContextSettings
+from tests.support.accessibility import nameless
+from tests.support.models import write_tiny_llama
+from tests.support.previews import make_gpu, make_rig
+
+LONG_MS = 20_000
+N_LAYERS = 4
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a model and two cards; home and data of the program are in it."""
+    for name in ("HOME", "XDG_CACHE_HOME", "XDG_DATA_HOME", "XDG_CONFIG_HOME"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    write_tiny_llama(tmp_path / "m.gguf", n_layers=N_LAYERS)
+    (tmp_path / "rig.json").write_bytes(encode_rig(make_rig(make_gpu("CUDA0", 12), make_gpu("CUDA1", 16))))
+    return tmp_path
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(folder / "settings.ini"), Theme(qapp, "dark"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    with qtbot.waitSignal(opened.desk.rig.live.rig_changed, timeout=LONG_MS):
+        opened.desk.rig.files.open(folder / "rig.json")
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
+    presenter = window.main.findChild(WelcomePresenter)
+    assert presenter is not None
+    panel = presenter.panel
+    assert panel.isVisible()
+    assert "RTX 3090" in panel.text
+    assert "16.00 GiB" in panel.text
+    assert "made-up" in panel.talk_button.text(), "nothing was fetched into this home"
+    assert nameless(panel) == []
+    panel.library_button.click()
+    assert window.library_presenter.page.is_shown
+    window.library_presenter.page.hide()
+    with qtbot.waitSignal(window.desk.opener.model_changed, timeout=LONG_MS):
+        window.desk.opener.open(folder / "m.gguf")
+    assert not panel.isVisible()
+    assert window.main.editor.view.isVisible()
+    again = make_window(window.desk.settings, window.theme)
+    assert again.main.findChild(WelcomePresenter) is None, "a model was opened before"
+    again.main.close()
+
+
+def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: QtBot, qapp: QApplication) -> None:
+    window.actions["about"].trigger()
+    qtbot.waitUntil(lambda: window.main.findChild(AboutDialog) is not None, timeout=LONG_MS)
+    dialog = window.main.findChild(AboutDialog)
+    assert dialog is not None
+    facts = dialog.facts
+    for name in ("layerdeck", "llama-cpp-python", "PySide6-Essentials"):
+        assert metadata.version(name) in facts.text
+    assert "CUDA0 (CUDA)" in facts.text
+    assert str(runs_path().parent) in facts.text
+    assert "Permission is hereby granted" in facts.licence or len(facts.licence) > 500
+    for name in ("numpy", "msgspec", "pyqtgraph"):
+        assert f"{name} {metadata.version(name)}: " in facts.notices
+    assert "pytest" not in facts.notices
+    assert nameless(dialog) == []
+    dialog.copy_button.click()
+    assert qapp.clipboard().text() == facts.text
+    dialog.close()
+
+
+def test_f1_opens_the_page_about_what_has_the_keyboard(window: WindowParts, qtbot: QtBot) -> None:
+    main = window.main
+    assert page_about(main, None) == "README"
+    assert page_about(main, window.views.current.chat.prompt_edit) == "chat"
+    assert page_about(main, main.settings_bar.context_editor.n_ctx_box) == "context"
+    assert page_about(main, main.device_strip.add_button) == "devices"
+    assert page_about(main, window.library_presenter.page.view.filters.search_edit) == "library"
+    window.actions["arrange_chat"].trigger()
+    window.actions["handbook"].trigger()
+    book = main.findChild(HandbookWindow)
+    assert book is not None
+    assert book.page == "chat"
+    qtbot.waitUntil(book.isActiveWindow, timeout=LONG_MS)
+    QTest.keyClick(book, Qt.Key.Key_Escape)
+    assert not book.isVisible()
+
+
+def leave_mark(folder: Path, *, restored: bool = False) -> Layout:
+    """Leave what a window leaves that was killed with the model open, split over both cards; return its layout."""
+    layout = split_evenly(N_LAYERS, ("CUDA0", "CUDA1"))
+    text = encode_layout(LayoutFile(model_name="m", layout=layout, context=ContextSettings(n_ctx=512))).decode()
+    mark = RunMark(1, "1:1.00", (OpenedModel(str(folder / "m.gguf"), text),), restored)
+    runs_path().mkdir(parents=True)
+    (runs_path() / "1.json").write_bytes(msgspec.json.encode(mark))
+    return layout
+
+
+def follow(window: WindowParts, qtbot: QtBot) -> tuple[RunMarks, Recovery]:
+    """Begin a run as the program does, and wait until it has looked."""
+    marks = RunMarks(runs_path())
+    window.follow_run(marks)
+    recovery = window.main.findChild(Recovery)
+    assert recovery is not None
+    qtbot.waitUntil(lambda: recovery.box is not None, timeout=LONG_MS)
+    return marks, recovery
+
+
+@pytest.fixture
+def faults_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave the tests' own record of crashes as it is."""
+    monkeypatch.setattr("app.run_marks.faulthandler.enable", lambda _file: None)
+    monkeypatch.setattr("app.run_marks.faulthandler.disable", lambda: None)
+
+
+@pytest.mark.usefixtures("faults_stay")
+def test_what_was_open_is_opened_again_and_told(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
+    layout = leave_mark(folder)
+    marks, recovery = follow(window, qtbot)
+    qtbot.waitUntil(
+        lambda: window.desk.document.edit is not None and window.desk.document.edit.layout == layout, timeout=LONG_MS
+    )
+    assert window.desk.document.edit is not None
+    assert window.desk.document.edit.context.n_ctx == 512
+    box = recovery.box
+    assert box is not None
+    assert "opened again" in box.informativeText()
+    assert "1 model" in box.detailedText()
+    assert str(folder) not in box.detailedText()
+    assert nameless(box) == []
+    box.close()
+
+    def noted() -> None:
+        mark = msgspec.json.decode((runs_path() / f"{os.getpid()}.json").read_bytes(), type=RunMark)
+        assert mark.restored
+        assert [each.path for each in mark.models] == [str(folder / "m.gguf")]
+
+    qtbot.waitUntil(noted, timeout=LONG_MS)
+    marks.end()
+    assert list(runs_path().iterdir()) == []
+
+
+@pytest.mark.usefixtures("faults_stay")
+def test_what_ended_twice_is_not_opened_a_third_time(window: WindowParts, folder: Path, qtbot: QtBot) -> None:
+    leave_mark(folder, restored=True)
+    marks, recovery = follow(window, qtbot)
+    assert recovery.box is not None
+    assert "not opened again" in recovery.box.informativeText()
+    assert window.desk.document.model is None
+    recovery.box.close()
+    marks.end()
+
+
+@pytest.mark.usefixtures("faults_stay")
+def test_the_report_is_written_where_people_say(
+    window: WindowParts, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    leave_mark(folder, restored=True)
+    marks, recovery = follow(window, qtbot)
+    monkeypatch.setattr("app.window.dialogs.ask_save", lambda *_words: folder / "report.txt")
+    assert recovery.box is not None
+    save = next(each for each in recovery.box.buttons() if each.text().startswith("Save"))
+    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS):
+        save.click()
+    assert "Layerdeck" in (folder / "report.txt").read_text(encoding="utf-8")
+    recovery.box.close()
+    marks.end()

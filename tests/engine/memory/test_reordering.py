@@ -1,0 +1,98 @@
+"""The order in which the Vulkan backend computes: what it may move, and what it keeps together."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.memory.compute_graph.ggml.graph import Graph, Tensor
+from engine.memory.compute_graph.ggml.reordering import Order, reorder
+
+OPS = ("mul_mat", "add", "mul", "rms_norm", "unary", "rope", "scale", "view", "reshape", "set_rows", "soft_max")
+
+
+def _reorder(nodes: Sequence[Tensor]) -> Order:
+    return reorder(nodes, Counter(source for node in nodes for source in node.src))
+
+
+def _words(graph: Graph) -> list[str]:
+    return [graph.nodes[place].op for place in _reorder(graph.nodes).places]
+
+
+@st.composite
+def _graphs(draw: st.DrawFn) -> list[Tensor]:
+    """Draw nodes of one shape, each reading one or two of those before it."""
+    graph = Graph()
+    made = [graph.new_input("f32", 64, 4), graph.new_input("f32", 64, 4)]
+    for _ in range(draw(st.integers(1, 40))):
+        op = draw(st.sampled_from(OPS))
+        first, second = (draw(st.sampled_from(made)) for _ in range(2))
+        if op in ("view", "reshape"):
+            made.append(graph.view(first, first.ne, op=op))
+        elif op == "set_rows":
+            made.append(graph.write(op, second, first, made[0]))
+        else:
+            made.append(graph.like(op, first, second))
+    return made[2:]
+
+
+@given(nodes=_graphs())
+def test_every_node_is_computed_once_and_behind_what_it_reads(nodes: list[Tensor]) -> None:
+    order = _reorder(nodes)
+    assert sorted(order.places) == list(range(len(nodes)))
+    turn = {id(nodes[place]): number for number, place in enumerate(order.places)}
+    for node in nodes:
+        assert all(turn[id(source)] < turn[id(node)] for source in node.src if id(source) in turn)
+
+
+@given(nodes=_graphs())
+def test_what_writes_over_a_tensor_stays_behind_those_that_read_it(nodes: list[Tensor]) -> None:
+    order = _reorder(nodes)
+    turn = {id(nodes[place]): number for number, place in enumerate(order.places)}
+    for number, node in enumerate(nodes):
+        if node.op != "set_rows":
+            continue
+        target = node.root or node
+        for before in nodes[:number]:
+            reads = before.op not in ("view", "reshape") and any((each.root or each) is target for each in before.src)
+            assert not reads or turn[id(before)] < turn[id(node)]
+
+
+def test_products_that_need_nothing_of_each_other_are_computed_side_by_side() -> None:
+    graph = Graph()
+    source = graph.new_input("f32", 64, 4)
+    query, key, value = (graph.mul_mat(graph.new_input("f32", 64, 64), source) for _ in range(3))
+    for each in (query, key):
+        graph.expand(graph.like("rope", graph.reshape(each, 16, 4, 4), graph.new_input("i32", 4)))
+    graph.expand(graph.scale(value))
+    assert _words(graph) == ["mul_mat", "mul_mat", "mul_mat", "reshape", "reshape", "rope", "rope", "scale"]
+
+
+def test_a_norm_is_computed_with_its_weights_though_something_else_could_come_between() -> None:
+    graph = Graph()
+    source = graph.new_input("f32", 64, 4)
+    normed = graph.mul(graph.like("rms_norm", source), graph.new_input("f32", 64))
+    graph.expand(normed)
+    graph.expand(graph.scale(source))
+    assert _words(graph) == ["rms_norm", "mul", "scale"]
+
+
+def test_what_the_choice_of_experts_reads_is_kept_until_it_is_done() -> None:
+    graph = Graph()
+    logits = graph.mul_mat(graph.new_input("f32", 64, 8), graph.new_input("f32", 64, 4))
+    chances = graph.like("soft_max", logits)
+    chosen = graph.top_k(chances, 2)
+    weights = graph.reshape(chances, 1, 8, 4)
+    graph.expand(chances)
+    graph.expand(weights)
+    graph.expand(chosen)
+    graph.expand(graph.get_rows(weights, chosen))
+    ops = [node.op for node in graph.nodes]
+    assert ops[1:] == ["soft_max", "reshape", "argsort", "view", "get_rows"]
+    order = _reorder(graph.nodes)
+    ((until, readings),) = order.kept
+    assert graph.nodes[until].op == "get_rows"
+    assert [graph.nodes[place].src[number] for place, number in readings] == [logits]

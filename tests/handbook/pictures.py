@@ -1,0 +1,142 @@
+"""`python -m tests.handbook.pictures`: makes the handbook's pictures anew, from the real window with the demo model.
+
+The window has a home of its own in a temporary folder and is not seen: Qt's offscreen platform draws it. Needs the demo
+model that the set-up fetches. Takes a minute or two: a lab rig starts, a model is loaded, and it answers.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from PySide6.QtCore import QPoint, QRect, QSize
+from PySide6.QtGui import QImage
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QApplication, QDialog, QWidget
+
+from app.demo import fetched_demo
+from app.models.loading import ModelState
+from app.settings import Settings
+from app.theme import Theme
+from app.wiring import WindowParts, make_window
+from engine.layout.layout import single_device
+from engine.memory.estimate import Grade
+from resources.loader import handbook
+
+SIZE = QSize(1280, 860)
+DEADLINE_S = 300.0
+
+
+def wait_for(what: str, condition: Callable[[], bool]) -> None:
+    """Let the window live until `condition` holds."""
+    ends_s = time.monotonic() + DEADLINE_S
+    while not condition():
+        if time.monotonic() > ends_s:
+            raise SystemExit(f"{what} did not come")
+        QTest.qWait(50)
+    QTest.qWait(300)
+
+
+def save(widget: QWidget, name: str, part: QRect | None = None) -> None:
+    """Save how `widget` looks as a picture of the handbook."""
+    image = (widget.grab() if part is None else widget.grab(part)).toImage()
+    image = image.convertToFormat(QImage.Format.Format_RGB888)
+    path = handbook() / "pictures" / f"{name}.png"
+    image.save(str(path), quality=0)
+    sys.stdout.write(f"{path.name}: {path.stat().st_size // 1000} kB\n")
+
+
+def part_of(main: QWidget, widget: QWidget) -> QRect:
+    """Return where `widget` is in the window."""
+    return QRect(widget.mapTo(main, QPoint(0, 0)), widget.size())
+
+
+def dialog_of(main: QWidget) -> QDialog:
+    QTest.qWait(500)
+    return next(each for each in main.findChildren(QDialog) if each.isVisible())
+
+
+def is_probed(window: WindowParts) -> bool:
+    plan = window.desk.document.plan
+    return plan is not None and all(row.grade is Grade.PROBED for row in plan.report.rows if row.need_bytes)
+
+
+def take_pictures(window: WindowParts) -> None:
+    """Go through the window as the handbook does."""
+    main, desk = window.main, window.desk
+    wait_for("the first page", main.editor.isVisible)
+    QTest.qWait(2000)
+    save(main, "start")
+    desk.opener.try_demo()
+    wait_for("the proposal", lambda: desk.document.edit is not None and len(desk.rig.live.rig.devices) == 3)
+    wait_for("the probe", lambda: is_probed(window))
+    save(main, "layout", part_of(main, main.editor))
+    save(main, "devices", part_of(main, main.device_strip))
+    save(main, "settings", part_of(main, main.settings_bar))
+    desk.loader.load()
+    wait_for("the load", lambda: desk.loading.state is ModelState.READY)
+    chat = window.views.current.chat
+    chat.sample_questions.buttons[0].click()
+    wait_for("the answer", lambda: desk.loading.state is not ModelState.READY)
+    wait_for("its end", lambda: desk.loading.state is ModelState.READY)
+    save(main, "window")
+    window.actions["arrange_chat"].trigger()
+    QTest.qWait(800)
+    save(main, "chat")
+    window.actions["arrange_both"].trigger()
+    edit = desk.document.edit
+    assert edit is not None
+    desk.document.set_layout(single_device(edit.layout.n_layers, "RPC0"), "all on one")
+    QTest.qWait(1000)
+    desk.loader.load()
+    wait_for("the question", main.load_question.isVisible)
+    wait_for("its proposal", main.load_question.proposal_button.isVisible)
+    save(main, "no-room")
+    main.load_question.cancel_button.click()
+    window.actions["add_remote"].trigger()
+    warning = dialog_of(main)
+    save(warning, "remote")
+    warning.close()
+    desk.library.keeper.add_folder(Path(os.environ["HOME"]) / "models")
+    window.actions["library"].trigger()
+    wait_for("the library", lambda: bool(window.library_presenter.page.view.visible_titles()))
+    QTest.qWait(3000)
+    save(main, "library")
+
+
+def main() -> int:
+    """Make all pictures; return the exit code."""
+    fetched = fetched_demo()
+    if fetched is None:
+        raise SystemExit("The demo model is missing: `python3 make.py setup` fetches it.")
+    os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    with tempfile.TemporaryDirectory(prefix="layerdeck-pictures-") as home:
+        # Names of folders are seen in some pictures.
+        for name, folder in (("HOME", ""), ("XDG_CACHE_HOME", "cache"), ("XDG_DATA_HOME", "data")):
+            os.environ[name] = str(Path(home, folder))
+        models = Path(home, "cache", "layerdeck", "models")
+        models.mkdir(parents=True)
+        shutil.copy2(fetched, models)
+        shelf = Path(home, "models", "SmolLM2")
+        shelf.mkdir(parents=True)
+        shutil.copy2(fetched, shelf)
+        (handbook() / "pictures").mkdir(exist_ok=True)
+        application = QApplication(sys.argv[:1])
+        window = make_window(Settings(Path(home, "settings.ini")), Theme(application, "light"))
+        window.main.show()
+        window.main.resize(SIZE)
+        window.start(files=(), rig=None)
+        try:
+            take_pictures(window)
+        finally:
+            window.main.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

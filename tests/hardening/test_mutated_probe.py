@@ -1,0 +1,61 @@
+"""Headers with anything changed, put to the engine itself: it answers or ends, and either is told in a sentence."""
+
+from __future__ import annotations
+
+import gzip
+import random
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from engine.devices.device import CPU_ID, Rig
+from engine.errors import EngineError
+from engine.gguf.reader import read_model
+from engine.layout.layout import single_device
+from engine.memory.model_memory import ModelMemory
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.probing.probe import probe
+from engine.rigs.host import host_device
+from engine.settings.context_settings import ContextSettings
+from engine.texts import MAX_SENTENCE
+from tests.support.headers import write_with_hole
+from tests.support.mutation import Header, mutate_header
+from tests.support.selection import examples
+
+HEADERS = Path(__file__).parents[1] / "zoo" / "headers"
+NAMES = ("llama-dense", "mamba-dense", "gemma3-dense", "qwen2moe-moe", "bert-dense", "rwkv7-dense")
+CONTEXT = ContextSettings(n_ctx=256, n_batch=64, n_ubatch=64)
+PROBE_SECONDS = 20.0
+
+
+def probed(path: Path) -> str:
+    """Return how a probe of the model at `path` ended: `probed`, or the kind of error."""
+    try:
+        model = read_model(path)
+        plan = Plan(ModelMemory(model), Rig((), host_device()), Edit(single_device(model.n_layers, CPU_ID), CONTEXT))
+        rows = probe(plan, timeout_s=PROBE_SECONDS).probed
+    except EngineError as error:
+        sentence = error.summary()
+        assert sentence.isprintable()
+        assert 0 < len(sentence) <= MAX_SENTENCE
+        return error.kind
+    assert rows is not None
+    assert all(row.need_bytes >= 0 for row in rows)
+    return "probed"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_engine_is_asked_about_a_changed_header(tmp_path: Path, name: str) -> None:
+    data = gzip.decompress((HEADERS / f"{name}.gguf.head.gz").read_bytes())
+    ends: Counter[str] = Counter()
+    for seed in range(examples(40)):
+        numbers, header = random.Random(seed), Header(data)
+        for _ in range(seed and numbers.choice((1, 1, 2))):
+            mutate_header(header, numbers)
+        encoded = header.encode()
+        ends[
+            probed(write_with_hole(tmp_path / "m.gguf", encoded, len(encoded) + 64 + header.size_bytes % (1 << 43)))
+        ] += 1
+    assert ends["probed"], "what was not changed is probed"

@@ -1,0 +1,100 @@
+"""The files that go with the next question: a chip for each above the input, with what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from PySide6.QtCore import Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
+
+from widgets.common.elided_label import ElidedLabel
+from widgets.common.roles import plain_label, set_role
+from widgets.common.wrap_layout import WrapLayout
+
+CHIP_WIDTH_PX = 260
+
+
+@dataclass(frozen=True, slots=True)
+class AttachedFile:
+    """A file. `detail`: size and tokens, or that it is being read; `is_bad`: it is too large for the context."""
+
+    id: str
+    name: str
+    detail: str
+    is_bad: bool = False
+
+
+class AttachmentRow(QWidget):
+    """Chips, and below them why a file was not taken."""
+
+    removed = Signal(str)
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._files: tuple[AttachedFile, ...] = ()
+        self._chips = QWidget()
+        self._flow = WrapLayout(self._chips, spacing=6)
+        self.fault_label = plain_label("", "error", wrap=True)
+        self.remove_buttons: dict[str, QToolButton] = {}
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.setSpacing(4)
+        column.addWidget(self._chips)
+        column.addWidget(self.fault_label)
+        self._refresh()
+
+    @property
+    def files(self) -> tuple[AttachedFile, ...]:
+        """What is shown."""
+        return self._files
+
+    def show_files(self, files: Sequence[AttachedFile]) -> None:
+        """Show a chip for each."""
+        if tuple(files) == self._files:
+            return
+        self._files = tuple(files)
+        self.remove_buttons.clear()
+        while (item := self._flow.takeAt(0)) is not None:
+            chip = item.widget()
+            if chip is not None:
+                chip.hide()
+                chip.deleteLater()
+        for file in self._files:
+            self._flow.addWidget(self._make_chip(file))
+        self._refresh()
+
+    def show_fault(self, sentence: str) -> None:
+        """Say why a file was not taken; empty: nothing."""
+        self.fault_label.setText(sentence)
+        self._refresh()
+
+    def _make_chip(self, file: AttachedFile) -> QFrame:
+        chip = QFrame()
+        chip.setProperty("role", "card")
+        chip.setMaximumWidth(CHIP_WIDTH_PX)
+        chip.setAccessibleName(f"Attached: {file.name}, {file.detail}")
+        name = ElidedLabel(file.name)
+        name.setMaximumWidth(CHIP_WIDTH_PX // 2)
+        detail = plain_label(file.detail, "dim")
+        if file.is_bad:
+            set_role(detail, "error")
+        button = QToolButton()
+        button.setText("×")
+        button.setProperty("role", "quiet")
+        button.setToolTip("Leave this file out")
+        button.setAccessibleName(f"Leave {file.name} out")
+        button.clicked.connect(partial(self.removed.emit, file.id))
+        self.remove_buttons[file.id] = button
+        row = QHBoxLayout(chip)
+        row.setContentsMargins(8, 2, 2, 2)
+        row.setSpacing(6)
+        for widget in (name, detail, button):
+            row.addWidget(widget)
+        return chip
+
+    def _refresh(self) -> None:
+        self._chips.setVisible(bool(self._files))
+        self.fault_label.setVisible(bool(self.fault_label.text()))
+        self.setVisible(bool(self._files) or bool(self.fault_label.text()))

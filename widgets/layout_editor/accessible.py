@@ -1,0 +1,303 @@
+"""The editor as screen readers find it: lanes with their layers, the output and the boundaries, over what is painted.
+
+Qt asks for an interface by the class of an object. So everything that is painted has an `EditorPart`, made when it is
+first asked for; `EditorInterface` and `PartInterface` read what the view shows at that moment, so that a drag costs
+nothing.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from functools import cache
+from typing import TYPE_CHECKING, cast
+
+from PySide6.QtCore import QObject, QPoint, QRect, QRectF
+from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, QAccessibleObject, QWindow
+
+from engine.units import format_bytes
+from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.shown import Shown
+from widgets.layout_editor.texts import boundary_text, lane_sentence
+
+if TYPE_CHECKING:
+    from widgets.layout_editor.view import EditorView
+
+_HANDLE_REACH = 9.0
+_MOVE_BOUNDARY = "Ctrl+Left and Ctrl+Right move it by one layer"
+_MOVE_LAYERS = "Ctrl+Up and Ctrl+Down move it to the next device"
+
+
+class Kind(StrEnum):
+    """What a part stands for."""
+
+    LANE = "lane"
+    LAYER = "layer"
+    OUTPUT = "output"
+    BOUNDARY = "boundary"
+
+
+Place = tuple[Kind, int]
+"""What it is, and which one: the lane, the layer, the boundary after run i; 0 for the output."""
+
+
+class EditorPart(QObject):
+    """Stands for something that is painted, for as long as the view is there; what it is now says its interface."""
+
+    def __init__(self, view: EditorView, place: Place) -> None:
+        super().__init__(view)
+        self.view = view
+        self.place = place
+
+
+class Parts:
+    """The parts of one view that somebody has asked for."""
+
+    def __init__(self, view: EditorView) -> None:
+        self._view = view
+        self._made: dict[Place, EditorPart] = {}
+
+    def __getitem__(self, place: Place) -> EditorPart:
+        part = self._made.get(place)
+        if part is None:
+            part = self._made[place] = EditorPart(self._view, place)
+        return part
+
+    def tell_focus(self, focus: Focus | None) -> None:
+        """Tell screen readers what has the keyboard now."""
+        if focus is not None and QAccessible.isActive():
+            QAccessible.updateAccessibility(QAccessibleEvent(self[place_of(focus)], QAccessible.Event.Focus))
+
+    def tell_change(self, before: Shown | None, after: Shown | None) -> None:
+        """Tell screen readers to look again, where another layout is shown."""
+        if not QAccessible.isActive() or after is None:
+            return
+        if before is None or before.preview.layout != after.preview.layout or before.contents != after.contents:
+            QAccessible.updateAccessibility(QAccessibleEvent(self._view, QAccessible.Event.ObjectReorder))
+
+
+def place_of(focus: Focus) -> Place:
+    """Return which part has the keyboard."""
+    match focus:
+        case BoundaryFocus(index):
+            return Kind.BOUNDARY, index
+        case LayerFocus(layer):
+            return Kind.LAYER, layer
+        case OutputFocus():
+            return Kind.OUTPUT, 0
+
+
+def children_of_view(shown: Shown | None) -> list[Place]:
+    """Return the lanes from top to bottom, then the boundaries from left to right."""
+    if shown is None:
+        return []
+    lanes = [(Kind.LANE, lane) for lane in range(len(shown.contents))]
+    return lanes + [(Kind.BOUNDARY, place.index) for place in shown.handles]
+
+
+def children_of_lane(shown: Shown, lane: int) -> list[Place]:
+    """Return the layers of a lane, and the output where it is there."""
+    content = shown.contents[lane]
+    layers = [(Kind.LAYER, layer) for first, last in content.ranges for layer in range(first, last + 1)]
+    return layers + ([(Kind.OUTPUT, 0)] if content.has_output else [])
+
+
+def is_shown(shown: Shown | None, place: Place) -> bool:
+    """Return whether there is such a part now."""
+    if shown is None:
+        return False
+    kind, index = place
+    counts = {
+        Kind.LANE: len(shown.contents),
+        Kind.LAYER: shown.preview.layout.n_layers,
+        Kind.OUTPUT: 1,
+        Kind.BOUNDARY: len(shown.handles),
+    }
+    return index < counts[kind]
+
+
+def name_of(shown: Shown, place: Place) -> str:
+    """Return what a screen reader says of a part."""
+    preview = shown.preview
+    match place:
+        case Kind.LANE, lane:
+            rows = {row.id: row for row in preview.report.rows}
+            content = shown.contents[lane]
+            return f"Lane {lane_sentence(content, rows.get(content.device.id))}"
+        case Kind.LAYER, index:
+            layer = preview.layers[index]
+            size = format_bytes(layer.weights_bytes + layer.kv_bytes)
+            return f"layer {index} on {preview.layout.device_of(index)}, {size}"
+        case Kind.BOUNDARY, index:
+            return f"boundary {boundary_text(preview.layout, index)}"
+    return f"output on {preview.layout.output_device}, {format_bytes(preview.output_weights_bytes)}"
+
+
+def rect_of(shown: Shown, place: Place) -> QRectF:
+    """Return where a part is painted, in scene coordinates."""
+    match place:
+        case Kind.LANE, lane:
+            right = shown.columns.bar_left + shown.columns.bar_width
+            return QRectF(0, shown.lanes.track_top(lane), right, shown.lanes.track_height)
+        case Kind.LAYER, layer:
+            return shown.block_rect(shown.lane_of_layer(layer), layer, layer)
+        case Kind.BOUNDARY, index:
+            handle = shown.handles[index]
+            return QRectF(handle.x - _HANDLE_REACH, handle.top, 2 * _HANDLE_REACH, handle.bottom - handle.top)
+    return shown.output_rect()
+
+
+_ROLES = {
+    Kind.LANE: QAccessible.Role.List,
+    Kind.LAYER: QAccessible.Role.ListItem,
+    Kind.OUTPUT: QAccessible.Role.ListItem,
+    Kind.BOUNDARY: QAccessible.Role.Splitter,
+}
+
+
+class EditorInterface(QAccessibleObject):
+    """The view: a group of lanes and boundaries."""
+
+    def __init__(self, view: EditorView) -> None:
+        super().__init__(view)
+        self._view = view
+
+    def role(self) -> QAccessible.Role:
+        return QAccessible.Role.Grouping
+
+    def state(self) -> QAccessible.State:
+        state = QAccessible.State()
+        state.focusable = True
+        state.focused = self._view.hasFocus() and self._view.interaction.focus is None
+        state.invisible = not self._view.isVisible()
+        return state
+
+    def text(self, kind: QAccessible.Text) -> str:
+        if kind is QAccessible.Text.Name:
+            return self._view.accessibleName()
+        return self._view.accessibleDescription() if kind is QAccessible.Text.Description else ""
+
+    def rect(self) -> QRect:
+        return QRect(self._view.mapToGlobal(QPoint(0, 0)), self._view.size())
+
+    def window(self) -> QWindow | None:  # type: ignore[override]
+        return self._view.window().windowHandle()
+
+    def parent(self) -> QAccessibleInterface | None:  # type: ignore[override]
+        around = self._view.parentWidget()
+        return None if around is None else QAccessible.queryAccessibleInterface(around)
+
+    def childCount(self) -> int:
+        return len(children_of_view(self._view.shown))
+
+    def child(self, index: int) -> QAccessibleInterface | None:  # type: ignore[override]
+        return _child(self._view, children_of_view(self._view.shown), index)
+
+    def indexOfChild(self, child: QAccessibleInterface) -> int:
+        return _index(children_of_view(self._view.shown), child)
+
+    def focusChild(self) -> QAccessibleInterface | None:  # type: ignore[override]
+        focus = self._view.interaction.focus
+        if focus is None or not self._view.hasFocus():
+            return None
+        return QAccessible.queryAccessibleInterface(self._view.parts[place_of(focus)])
+
+
+class PartInterface(QAccessibleObject):
+    """Something painted, as it is at this moment."""
+
+    def __init__(self, part: EditorPart) -> None:
+        super().__init__(part)
+        self._part = part
+
+    @property
+    def _shown(self) -> Shown | None:
+        shown = self._part.view.shown
+        return shown if is_shown(shown, self._part.place) else None
+
+    @property
+    def _children(self) -> list[Place]:
+        kind, index = self._part.place
+        return children_of_lane(self._shown, index) if self._shown is not None and kind is Kind.LANE else []
+
+    def role(self) -> QAccessible.Role:
+        return _ROLES[self._part.place[0]]
+
+    def state(self) -> QAccessible.State:
+        state, view, place = QAccessible.State(), self._part.view, self._part.place
+        if self._shown is None:
+            state.invalid = True
+            return state
+        kind, index = place
+        state.focusable = kind is not Kind.LANE
+        state.selectable = kind is Kind.LAYER
+        state.selected = kind is Kind.LAYER and view.interaction.selection.contains(index)
+        focus = view.interaction.focus
+        state.focused = view.hasFocus() and focus is not None and place_of(focus) == place
+        state.offscreen = not view.viewport().rect().intersects(self._place_in_view())
+        state.invisible = not view.isVisible()
+        return state
+
+    def text(self, kind: QAccessible.Text) -> str:
+        shown = self._shown
+        if shown is None:
+            return ""
+        if kind is QAccessible.Text.Name:
+            return name_of(shown, self._part.place)
+        if kind is not QAccessible.Text.Description or self._part.place[0] is Kind.LANE:
+            return ""
+        return _MOVE_BOUNDARY if self._part.place[0] is Kind.BOUNDARY else _MOVE_LAYERS
+
+    def rect(self) -> QRect:
+        if self._shown is None:
+            return QRect()
+        place = self._place_in_view()
+        return QRect(self._part.view.viewport().mapToGlobal(place.topLeft()), place.size())
+
+    def window(self) -> QWindow | None:  # type: ignore[override]
+        return self._part.view.window().windowHandle()
+
+    def parent(self) -> QAccessibleInterface | None:  # type: ignore[override]
+        shown, view = self._shown, self._part.view
+        match self._part.place:
+            case Kind.LAYER, layer if shown is not None:
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, shown.lane_of_layer(layer)])
+            case Kind.OUTPUT, _ if shown is not None:
+                lane = shown.lane_of[shown.preview.layout.output_device]
+                return QAccessible.queryAccessibleInterface(view.parts[Kind.LANE, lane])
+        return QAccessible.queryAccessibleInterface(view)
+
+    def childCount(self) -> int:
+        return len(self._children)
+
+    def child(self, index: int) -> QAccessibleInterface | None:  # type: ignore[override]
+        return _child(self._part.view, self._children, index)
+
+    def indexOfChild(self, child: QAccessibleInterface) -> int:
+        return _index(self._children, child)
+
+    def _place_in_view(self) -> QRect:
+        shown = self._part.view.shown
+        assert shown is not None
+        return self._part.view.mapFromScene(rect_of(shown, self._part.place)).boundingRect()
+
+
+def _child(view: EditorView, places: list[Place], index: int) -> QAccessibleInterface | None:
+    return QAccessible.queryAccessibleInterface(view.parts[places[index]]) if 0 <= index < len(places) else None
+
+
+def _index(places: list[Place], child: QAccessibleInterface) -> int:
+    part = child.object()
+    return places.index(part.place) if isinstance(part, EditorPart) and part.place in places else -1
+
+
+def _interface_of(name: str, thing: QObject) -> QAccessibleInterface | None:
+    """Return the interface of an object of ours; Qt asks with the names of its class and of those above it."""
+    if name == "EditorPart" and isinstance(thing, EditorPart):
+        return PartInterface(thing)
+    return EditorInterface(cast("EditorView", thing)) if name == "EditorView" else None
+
+
+@cache
+def install() -> None:
+    """Give Qt our interfaces, once for the process."""
+    QAccessible.installFactory(_interface_of)

@@ -1,0 +1,79 @@
+"""What a newcomer sees first in the middle: what this computer has, one click to a model that speaks, what is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
+
+from widgets.common.roles import plain_label
+
+NOTHING_SENT = "No account, no telemetry. Nothing is asked of the network unless you ask for it."
+_TALKS = "A small model that is here already, on workers that stand for three cards."
+_BABBLES = "A made-up model shows how layers are placed; it babbles. The library offers small ones that answer."
+
+
+class WelcomePanel(QScrollArea):
+    """Says what it is told, and what people want."""
+
+    talk_requested = Signal()
+    open_requested = Signal()
+    library_requested = Signal()
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setWidgetResizable(True)
+        self.setFrameShape(QFrame.Shape.NoFrame)
+        self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
+        self.setAccessibleName("Welcome")
+        self.talk_button = QPushButton()
+        self.talk_button.setProperty("role", "primary")
+        self.open_button = QPushButton("Open a model…")
+        self.library_button = QPushButton("Library…")
+        self.talk_button.clicked.connect(self.talk_requested)
+        self.open_button.clicked.connect(self.open_requested)
+        self.library_button.clicked.connect(self.library_requested)
+        self._machine = plain_label(wrap=True)
+        self._demo = plain_label(role="dim", wrap=True)
+        self._places = plain_label(role="dim", wrap=True)
+        self._build()
+        self.show_demo(speaks=False)
+
+    @property
+    def text(self) -> str:
+        """What is said, a line for each label."""
+        return "\n".join(label.text() for label in (self._machine, self._demo, self._places))
+
+    def show_machine(self, lines: Sequence[str]) -> None:
+        """Say what this computer has."""
+        self._machine.setText("\n".join(lines))
+
+    def show_demo(self, *, speaks: bool) -> None:
+        """Say what the first button opens: a model that answers, or the one that is made up."""
+        self.talk_button.setText("Talk to a small model" if speaks else "Try the made-up model")
+        self._demo.setText(_TALKS if speaks else _BABBLES)
+
+    def show_places(self, text: str) -> None:
+        """Say where models and conversations are kept."""
+        self._places.setText(text)
+
+    def _build(self) -> None:
+        buttons = QHBoxLayout()
+        buttons.setSpacing(8)
+        for button in (self.talk_button, self.open_button, self.library_button):
+            buttons.addWidget(button)
+        buttons.addStretch(1)
+        content = QWidget()
+        column = QVBoxLayout(content)
+        column.setContentsMargins(0, 0, 8, 0)
+        column.setSpacing(8)
+        column.addWidget(plain_label("Welcome to Layerdeck", "title"))
+        column.addWidget(self._machine)
+        column.addLayout(buttons)
+        column.addWidget(self._demo)
+        column.addSpacing(4)
+        column.addWidget(self._places)
+        column.addWidget(plain_label(NOTHING_SENT, "dim", wrap=True))
+        column.addStretch(1)
+        self.setWidget(content)

@@ -157,7 +157,8 @@ def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
     """Connect the Find tab of the library."""
-    FindPresenter(desk.finder, desk.library, library.page, desk.typesetter, main)
+    code = CodeSaver(main, desk.background, desk.notices)
+    FindPresenter(desk.finder, desk.library, library.page, typesetter=desk.typesetter, code=code, main=main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:

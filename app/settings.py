@@ -12,7 +12,6 @@ from PySide6.QtCore import QByteArray, QSettings
 
 from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
-from engine.chats.kept_state import DEFAULT_QUOTA_BYTES
 from engine.json_file import UNREADABLE
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
@@ -216,14 +215,23 @@ class Settings:
         self._store.setValue("chat/drop_oldest", "true" if wanted else "false")
 
     @property
-    def kept_states_bytes(self) -> int:
-        """How much of the disk may hold what models hold of conversations."""
+    def asks_when_full(self) -> bool:
+        """Whether people are asked before a full context leaves out the oldest turns."""
+        return self._store.value("chat/ask_when_full", "false") == "true"
+
+    def ask_when_full(self, wanted: bool) -> None:
+        """Keep whether people are asked before a full context leaves out the oldest turns."""
+        self._store.setValue("chat/ask_when_full", "true" if wanted else "false")
+
+    @property
+    def kept_states_bytes(self) -> int | None:
+        """How much of the disk may hold what models hold of conversations; None: nobody said."""
         kept = str(self._store.value("chat/kept_states_bytes", ""))
-        return int(kept) if kept.isascii() and kept.isdecimal() and len(kept) < MAX_DIGITS else DEFAULT_QUOTA_BYTES
+        return int(kept) if kept.isascii() and kept.isdecimal() and len(kept) < MAX_DIGITS else None
 
     @kept_states_bytes.setter
-    def kept_states_bytes(self, quota_bytes: int) -> None:
-        self._store.setValue("chat/kept_states_bytes", str(quota_bytes))
+    def kept_states_bytes(self, quota_bytes: int | None) -> None:
+        self._store.setValue("chat/kept_states_bytes", "" if quota_bytes is None else str(quota_bytes))
 
     @property
     def last_chat(self) -> str:

@@ -5,8 +5,9 @@
 Models of several shapes (dense F16, Q8_0, Q4_0, experts, and the real one where it is kept) answer on several layouts
 each. The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds
 counts. `--clock cpu` counts the processor's time of all processes in place of the clock's: with one thread each they
-work one after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer in turn is what was learnt, and all other layouts of the model are predicted with it. `noise`
-is how far single answers are from their layout's median, in the middle: no prediction can be nearer than that.
+work one after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer
+in turn is what was learnt, and all other layouts of the model are predicted with it. `noise` is how far single answers
+are from their layout's median, in the middle: no prediction can be nearer than that.
 The last line is one JSON object.
 """
 
@@ -17,6 +18,7 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
@@ -25,7 +27,7 @@ import gguf
 import numpy as np
 import psutil
 
-from benchmarks._children import our_child
+from benchmarks._children import OurChild, our_child
 from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
 from engine.devices.device import CPU_ID, Rig
@@ -154,27 +156,42 @@ def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None =
         while not isinstance(message := child.message(), LoadedModel):
             if not isinstance(message, Hello | StageProgress):
                 raise RuntimeError(f"no load: {message}")
-        for number, n_tokens in ((1, 2), (2, tokens)):
-            child.send(Generate(id=number, prompt=f"{number} {PROMPT}", max_tokens=n_tokens, temperature=0.0))
-            begun_s, first = 0.0, True
-            while not isinstance(message := child.message(), Generated):
-                if not isinstance(message, Piece | Reading):
-                    raise RuntimeError(f"no answer: {message}")
-                if isinstance(message, Piece) and first and workers is not None:
-                    begun_s, first = processor_s([*workers, psutil.Process(child.pid)]), False
-        seconds = message.generation_seconds / message.generated_tokens
-        if workers is not None:
-            # The first token is there when this clock starts.
-            seconds = (processor_s([*workers, psutil.Process(child.pid)]) - begun_s) / (message.generated_tokens - 1)
-    trial.seconds.append(seconds)
-    trial.tokens = message.generated_tokens
-    trial.fill_tokens = message.prompt_tokens + message.generated_tokens // 2
+        ask(child, 1, 2)
+        answered, processor_time_s = ask(child, 2, tokens, workers)
+    # The first token is there when the processor's clock starts.
+    wall_s = answered.generation_seconds / answered.generated_tokens
+    trial.seconds.append(wall_s if workers is None else processor_time_s / (answered.generated_tokens - 1))
+    trial.tokens = answered.generated_tokens
+    trial.fill_tokens = answered.prompt_tokens + answered.generated_tokens // 2
+
+
+def ask(
+    child: OurChild, number: int, tokens: int, workers: Sequence[psutil.Process] | None = None
+) -> tuple[Generated, float]:
+    """Have an answer; return its end and the processor time from its first token on, where `workers` are given."""
+    processes = [] if workers is None else [*workers, psutil.Process(child.pid)]
+    child.send(Generate(id=number, prompt=f"{number} {PROMPT}", max_tokens=tokens, temperature=0.0))
+    begun_s = None
+    while True:
+        match child.message():
+            case Generated() as message:
+                return message, processor_s(processes) - (begun_s or 0.0)
+            case Piece():
+                begun_s = processor_s(processes) if begun_s is None else begun_s
+            case Reading():
+                pass
+            case message:
+                raise RuntimeError(f"no answer: {message}")
 
 
 def processor_s(processes: Sequence[psutil.Process]) -> float:
-    """Return the processor time that these have had."""
-    times = [process.cpu_times() for process in processes]
-    return sum(each.user + each.system for each in times)
+    """Return the processor time that the threads of these have had, from Linux's finest clock of it."""
+    folders = [Path(f"/proc/{process.pid}/task") for process in processes]
+    spent_ns = 0
+    for thread in (thread for folder in folders for thread in folder.iterdir()):
+        with suppress(FileNotFoundError):  # it has ended
+            spent_ns += int((thread / "schedstat").read_text().split()[0])
+    return spent_ns / 1e9
 
 
 def predicted(trial: Trial, speeds: Speeds) -> SpeedForecast:

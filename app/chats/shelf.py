@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import msgspec
 from PySide6.QtCore import QObject, Signal
 
@@ -9,6 +11,7 @@ from app.chats.archive import ChatArchive
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.settings import Settings
+from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.tree import MessageTree
 
@@ -26,12 +29,18 @@ class ChatShelf(QObject):
     """The title of what was deleted and can be brought back; empty: no more."""
 
     def __init__(
-        self, archive: ChatArchive, models: OpenModels, settings: Settings, parent: QObject | None = None
+        self,
+        archive: ChatArchive,
+        models: OpenModels,
+        settings: Settings,
+        show_model: Callable[[OpenModel], None],
+        parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
         self._archive = archive
         self._models = models
         self._settings = settings
+        self._show_model = show_model
         self._last_deleted: Chat | None = None
         self._last_shown = settings.last_chat
         for model in models.all:
@@ -53,7 +62,7 @@ class ChatShelf(QObject):
         if shown is not None and shown is not self._models.current:
             # One conversation is never written to from two places.
             if shown.file is not None:
-                self._models.make_current(shown)
+                self._show_model(shown)
             else:
                 shown.conversation.begin()
                 shown = None
@@ -109,12 +118,26 @@ class ChatShelf(QObject):
     def drop_oldest_turns(self, wanted: bool) -> None:
         """Say whether a full context leaves out the oldest turns, rather than to refuse the question."""
         self._settings.drop_oldest_turns(wanted)
+        self._tell_overflow()
+
+    def ask_when_full(self, wanted: bool) -> None:
+        """Say whether people are asked before turns are left out."""
+        self._settings.ask_when_full(wanted)
+        self._tell_overflow()
+
+    def _tell_overflow(self) -> None:
         for model in self._models.all:
-            model.conversation.overflow = "drop" if wanted else "stop"
+            model.conversation.overflow = self._overflow
+
+    @property
+    def _overflow(self) -> Overflow:
+        if not self._settings.drops_oldest_turns:
+            return "stop"
+        return "ask" if self._settings.asks_when_full else "drop"
 
     def _follow(self, model: OpenModel) -> None:
         model.conversation.keeper = self._archive
-        model.conversation.overflow = "drop" if self._settings.drops_oldest_turns else "stop"
+        model.conversation.overflow = self._overflow
         model.conversation.chat_changed.connect(self._tell_current)
 
     def _tell_current(self) -> None:

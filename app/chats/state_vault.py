@@ -12,7 +12,7 @@ from PySide6.QtCore import QObject
 from app.background import Background
 from app.notices import Notices
 from app.settings import Settings
-from engine.chats.kept_state import KeptStates, StateKey, key_of, model_identity
+from engine.chats.kept_state import DEFAULT_QUOTA_BYTES, KeptStates, StateKey, key_of, model_identity
 from engine.errors import EngineError
 from engine.plan.plan import Plan
 
@@ -40,7 +40,8 @@ class StateVault(QObject):
         parent: QObject | None = None,
     ) -> None:
         super().__init__(parent)
-        self._states = KeptStates(folder, settings.kept_states_bytes)
+        quota_bytes = settings.kept_states_bytes
+        self._states = KeptStates(folder, DEFAULT_QUOTA_BYTES if quota_bytes is None else quota_bytes)
         self._settings = settings
         self._background = background
         self._notices = notices

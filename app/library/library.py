@@ -54,4 +54,4 @@ def make_library(
     shown = ShownLibrary(Stock(path), background, notices, parent)
     looker = Looker(shown, parent)
     planner = Planner(shown, looker, models=models, live=live, auto_layouts=auto_layouts, speeds=speeds, parent=parent)
-    return Library(shown, looker, planner, LibraryKeeper(shown, looker, parent), UsageNotes(shown))
+    return Library(shown, looker, planner, LibraryKeeper(shown, looker, parent), UsageNotes(shown, models))

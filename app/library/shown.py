@@ -62,9 +62,13 @@ class ShownLibrary(QObject):
         self._background.run(what, work, done, failed or self.notices.tell, quiet=quiet)
 
     def change(
-        self, what: str, change: Callable[[], None], failed: Callable[[EngineError], None] | None = None
+        self,
+        what: str,
+        change: Callable[[], None],
+        failed: Callable[[EngineError], None] | None = None,
+        then: Callable[[], None] = lambda: None,
     ) -> None:
-        """Change something, and show the list anew where anybody looks at it."""
+        """Change something, and show the list anew where anybody looks at it; `then` is called after that."""
 
         def changed() -> Shelf | None:
             change()
@@ -73,6 +77,7 @@ class ShownLibrary(QObject):
         def show(shelf: Shelf | None) -> None:
             if shelf is not None:
                 self.show(shelf)
+            then()
 
         self.run(what, changed, show, failed)
 

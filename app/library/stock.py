@@ -23,7 +23,7 @@ from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
 from engine.library.index import LibraryIndex
 from engine.library.looking import current_facts, list_models, look, read_facts_of, unread
-from engine.library.notes import NO_NOTES, KeptDocument
+from engine.library.notes import NO_NOTES, KeptDocument, Notes
 from engine.library.planning import jobs
 from engine.library.scan import is_stale
 from engine.library.settled import rig_key
@@ -174,11 +174,12 @@ class Stock:
         for mark in marks:
             index.keep_notes((mark,), msgspec.structs.replace(known.get(mark, NO_NOTES), **change))
 
-    def note_opened(self, path: Path, at_s: float) -> None:
-        """Note that the model at `path`, which is its first part, was opened, in seconds since 1970."""
+    def note_opened(self, path: Path, at_s: float) -> Notes:
+        """Note when the model at `path`, its first part, was opened, in seconds since 1970; return its notes."""
         if is_text(str(path)):
             self.index.keep_opened(path, at_s)
         self.note_use(path, {"last_used": at_s})
+        return self.index.notes().get(fingerprint(path), NO_NOTES)
 
     def note_use(self, path: Path, change: Mapping[str, object]) -> None:
         """Change fields of the notes of the model at `path`."""

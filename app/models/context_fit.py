@@ -31,12 +31,14 @@ class ContextQuestion:
     system: str
     path: tuple[Message, ...]
     left_out: frozenset[str]
+    template: str = ""
 
     @property
     def request(self) -> CountTokens:
         """What the model is asked."""
         shown = shown_path(self.path, self.left_out)
-        return CountTokens(messages=chat_messages(self.system, shown), texts=tuple(map(message_text, shown)))
+        messages = chat_messages(self.system, shown)
+        return CountTokens(messages=messages, texts=tuple(map(message_text, shown)), template=self.template)
 
     def fit(self, counted: Counted, policy: Overflow, max_tokens: int | None) -> Fit:
         """Return what is shown."""

@@ -26,8 +26,9 @@ from engine.chats.thinking import Splitter, Told, begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.errors import EngineError
 from engine.plan.preview import LoadedLayout
-from engine.protocol.messages import Counted
+from engine.protocol.messages import ChatMessage, Counted
 from engine.session.events import Answered, Done, Token
+from engine.settings.sampling_settings import SamplingSettings
 from engine.settings.sampling_sources import Sampling, changed_settings, model_sampling, sampling_of
 
 KEEP_INTERVAL_MS = 30
@@ -61,15 +62,24 @@ class Piece:
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer under way: the conversation that it is of, as that stands, and what came of it."""
+    """An answer under way: the conversation that it is of, as that stands, and what came of it.
+
+    `system`, `template` and `settings` are those of when it was asked for: another conversation may be shown since.
+    """
 
     chat: str
     tree: MessageTree
     message: Message
+    system: str
+    template: str
+    settings: SamplingSettings
+    left_out: frozenset[str]
     begun: str = ""
     """What it goes on from."""
     counting: tuple[int, ContextQuestion] | None = None
     """The number under which the model counts what it would read, before it is asked."""
+    asking: tuple[ContextQuestion, Counted] | None = None
+    """What a person is asked about: the context is full."""
     note: str = ""
     waits: bool = False
     """Whether the model does not yet hold what is kept of the conversation."""
@@ -117,6 +127,8 @@ class Conversation(QObject):
     answer_finished = Signal(Done)
     answer_failed = Signal(str)
     context_use_changed = Signal(ContextUse)
+    overflow_asked = Signal(str)
+    """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
     restored = Signal(Restored)
     """What was kept of the shown conversation is in the model again, or is of no use."""
     shown_changed = Signal()
@@ -191,6 +203,18 @@ class Conversation(QObject):
         """The answer that is being written in what is shown."""
         answer = self._answer
         return answer.message.id if answer is not None and answer.chat == self.chat.id else None
+
+    @property
+    def left_out(self) -> frozenset[str]:
+        """Messages of what is shown that the model is not shown any more."""
+        return self._left_out
+
+    def prompt_messages(self) -> tuple[ChatMessage, ...]:
+        """Return what a model would be shown of this conversation, with what is typed as the next question."""
+        path = shown_path(self.tree.path, self._left_out)
+        if self.chat.draft.strip():
+            path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
+        return chat_messages(self.system, path)
 
     @property
     def asked_request(self) -> int | None:
@@ -282,10 +306,30 @@ class Conversation(QObject):
     def stop(self) -> None:
         """End the answer that is being written; what is there stays."""
         answer = self._answer
-        if answer is not None and (answer.waits or answer.counting is not None):
+        if answer is not None and answer.asking is not None:
+            self.answer_overflow(False)
+        elif answer is not None and (answer.waits or answer.counting is not None):
             self._fail("It was stopped before the model was asked.")
         else:
             self._loading.stop_answer()
+
+    def answer_overflow(self, leave_out: bool) -> None:
+        """Go on with a question that the context has no room for, without the oldest turns; or do not ask it."""
+        answer = self._answer
+        if answer is None or answer.asking is None:
+            return
+        asking, answer.asking = answer.asking, None
+        self.overflow_asked.emit("")
+        if leave_out:
+            self._take_count(answer, *asking, "drop")
+        else:
+            self._fail("It was not asked: the context is full.")
+
+    def toggle_pin(self, message: str) -> None:
+        """Have a turn stay in the context when others are left out, or no more."""
+        known = self.tree.messages.get(message)
+        if known is not None and self.open_message is None:
+            self._apply(changed(self.tree, msgspec.structs.replace(known, pinned=not known.pinned)))
 
     def answer_now(self) -> None:
         """End the thought of the answer that is being written, and have it answer with what there is."""
@@ -377,7 +421,17 @@ class Conversation(QObject):
 
     def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
         before, self.tree = self.tree, tree
-        answer = self._answer = _Answer(self.chat.id, tree, message, begun, asked_s=time.monotonic())
+        answer = self._answer = _Answer(
+            self.chat.id,
+            tree,
+            message,
+            self.system,
+            self.chat.template,
+            self.sampling.settings,
+            self._left_out,
+            begun,
+            asked_s=time.monotonic(),
+        )
         answer.splitter.add(begun)
         answer.content.append(message.content)
         answer.reasoning.append(message.reasoning)
@@ -394,13 +448,13 @@ class Conversation(QObject):
             self._ask_model(answer, path)
 
     def _ask_model(self, answer: _Answer, path: tuple[Message, ...], *, is_counted: bool = False) -> None:
-        question = ContextQuestion(self.system, path, self._left_out)
-        asked = chat_messages(self.system, shown_path(path, self._left_out))
+        question = ContextQuestion(answer.system, path, answer.left_out, answer.template)
+        asked = chat_messages(answer.system, shown_path(path, answer.left_out))
         try:
             if not is_counted and may_be_too_long(asked, self._context_size):
                 answer.counting = self._loading.ask(question.request), question
             else:
-                request = answer_request(asked, self.sampling.settings, begun=answer.begun)
+                request = answer_request(asked, answer.settings, begun=answer.begun, template=answer.template)
                 answer.request = self._loading.generate(request)
                 self.states.asked(answer.chat, answer.request)
         except EngineError as error:
@@ -414,13 +468,21 @@ class Conversation(QObject):
         if not isinstance(event.answer, Counted):
             self._fail("The conversation could not be counted; send it again.")
             return
-        fit = question.fit(event.answer, self.overflow, self.sampling.settings.max_tokens)
-        if fit.decision != "fits":
-            self._fail(f"{fit.sentence()} The context has {event.answer.n_ctx} tokens.")
-            return
-        self._left_out = frozenset(fit.left_out)
-        answer.note = fit.sentence()
-        self._ask_model(answer, question.path, is_counted=True)
+        self._take_count(answer, question, event.answer, self.overflow)
+
+    def _take_count(self, answer: _Answer, question: ContextQuestion, counted: Counted, overflow: Overflow) -> None:
+        fit = question.fit(counted, overflow, answer.settings.max_tokens)
+        if fit.decision == "ask":
+            answer.asking = question, counted
+            self.overflow_asked.emit(fit.sentence())
+        elif fit.decision != "fits":
+            self._fail(f"{fit.sentence()} The context has {counted.n_ctx} tokens.")
+        else:
+            answer.left_out = frozenset(fit.left_out)
+            if answer.chat == self.chat.id:
+                self._left_out = answer.left_out
+            answer.note = fit.sentence()
+            self._ask_model(answer, question.path, is_counted=True)
 
     # ------------------------------------------------------------------ what comes
 

@@ -43,6 +43,8 @@ class ChatPresenter(QObject):
         conversation.answer_finished.connect(self._on_answer_finished)
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
+        conversation.overflow_asked.connect(pane.overflow_banner.ask)
+        pane.overflow_banner.answered.connect(conversation.answer_overflow)
         pane.stop_requested.connect(conversation.stop)
         pane.draft_changed.connect(self._on_draft)
         pane.acted.connect(self._on_action)
@@ -147,6 +149,8 @@ class ChatPresenter(QObject):
                 conversation.answer_now()
             case "branch":
                 conversation.branch(action.message)
+            case "pin":
+                conversation.toggle_pin(action.message)
             case "older":
                 conversation.step_version(action.message, -1)
             case "newer":

@@ -36,6 +36,7 @@ class ChatSettingsPresenter(QObject):
         panel.preset_save_requested.connect(self._on_save)
         panel.preset_delete_requested.connect(self._on_delete)
         panel.value_changed.connect(self._on_value)
+        panel.template_changed.connect(self._on_template)
         self._show()
 
     def _show(self) -> None:
@@ -44,6 +45,7 @@ class ChatSettingsPresenter(QObject):
             return
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
+        panel.template_field.show_template(chat.template)
         panel.show_presets(list(self._book.presets), chat.preset)
         panel.show_values(
             {
@@ -60,6 +62,11 @@ class ChatSettingsPresenter(QObject):
         chat = self._conversation.chat
         if text != chat.system:
             self._conversation.change_chat(msgspec.structs.replace(chat, system=text))
+
+    def _on_template(self, text: str) -> None:
+        chat = self._conversation.chat
+        if text != chat.template:
+            self._conversation.change_chat(msgspec.structs.replace(chat, template=text))
 
     def _on_preset(self, name: str) -> None:
         chat = self._conversation.chat

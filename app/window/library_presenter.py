@@ -9,6 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import QObject, Qt
 from PySide6.QtWidgets import QFileDialog, QMenu, QMessageBox
 
+from app.chats.preset_book import PresetBook
 from app.library.library import Library
 from app.library.shelf import Shelf
 from app.models.document import LayoutDocument
@@ -42,6 +43,7 @@ class LibraryPresenter(QObject):
         layouts: Layouts,
         live: LiveRig,
         settings: Settings,
+        presets: PresetBook,
         open_file: Callable[[], None],
         main: MainWindow,
     ) -> None:
@@ -73,6 +75,7 @@ class LibraryPresenter(QObject):
         details.notes_changed.connect(self._note)
         details.removal_requested.connect(self._plan_removal)
         details.forget_requested.connect(keeper.forget)
+        presets.changed.connect(lambda: details.preset_box.show_presets(list(presets.presets)))
         details.layouts.use_requested.connect(self._open_with)
         details.layouts.forget_requested.connect(self._forget_layout)
         details.layouts.keep_requested.connect(self._keep_layout)

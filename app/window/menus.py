@@ -148,12 +148,15 @@ def chat_menu(
     search: _Do,
     delete: _Do,
     show_kept: _Do,
+    show_prompt: _Do,
+    show_beside: _Do,
 ) -> Menu:
     """Conversations."""
     return "Chat", (
         Command("new_chat", "&New Conversation", shelf.new, _Key.New),
         Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
         Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
+        Command("side_by_side", "&Two Models Side by Side", show_beside, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",
@@ -162,6 +165,13 @@ def chat_menu(
             shelf.drop_oldest_turns,
             tip="They stay in the conversation; the model is not shown them any more",
         ),
+        Switch(
+            "ask_when_full",
+            "Ask &before Turns Are Left Out",
+            settings.asks_when_full,
+            shelf.ask_when_full,
+            tip="Nothing is left out of a full context before you have said so",
+        ),
         Command(
             "kept_caches",
             "&Kept Caches…",
@@ -169,6 +179,7 @@ def chat_menu(
             tip="What models hold of conversations is kept on disk, so that nothing is read again",
         ),
         SEPARATOR,
+        Command("show_prompt", "Show What the &Model Reads…", show_prompt, "Ctrl+Shift+P"),
         Command("export_chat", "&Export This Conversation…", transfer.export_current),
         Command("export_all_chats", "Export &All Conversations…", transfer.export_all),
         Command("import_chats", "&Import Conversations…", transfer.import_file),

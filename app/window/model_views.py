@@ -47,6 +47,10 @@ class ModelViews(QObject):
         self._present = present
         self._typesetter = typesetter
         self._palette = DARK
+        self.left = models.current
+        """The model whose chat is shown; where two are, that at the left."""
+        self.beside: OpenModel | None = None
+        """The model whose chat is shown at the right, None where one is shown."""
         self._views: dict[OpenModel, ModelView] = {}
         for model in models.all:
             self._add(model)
@@ -60,6 +64,22 @@ class ModelViews(QObject):
     @property
     def current(self) -> ModelView:
         return self._views[self._models.current]
+
+    def of(self, model: OpenModel) -> ModelView:
+        """Return what is shown of a model."""
+        return self._views[model]
+
+    def show_beside(self, model: OpenModel | None, stack: QStackedWidget) -> None:
+        """Show another model's chat in `stack`; None: that of the current model alone."""
+        before, self.beside = self.beside, model
+        if before is not None:
+            self._chats.addWidget(self._views[before].chat)
+        if model is not None:
+            stack.addWidget(self._views[model].chat)
+            stack.setCurrentWidget(self._views[model].chat)
+        if model is None or model is self.left:
+            self.left = self._models.current
+        self._chats.setCurrentWidget(self._views[self.left].chat)
 
     def copy_report(self) -> None:
         """Copy the report on the current model's last load."""
@@ -84,5 +104,7 @@ class ModelViews(QObject):
         self.added.emit(view)
 
     def _show(self, model: OpenModel) -> None:
-        self._chats.setCurrentWidget(self._views[model].chat)
+        if model is not self.beside:
+            self.left = model
+            self._chats.setCurrentWidget(self._views[model].chat)
         self._reports.setCurrentWidget(self._views[model].report)

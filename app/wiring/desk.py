@@ -122,6 +122,7 @@ def make_desk(
     examiner.learnt.connect(lambda learnt: calibrator.learn(learnt.calibration))
     examiner.learnt.connect(lambda learnt: speeds.learn(learnt.speeds))
     access = HubAccess(settings, notices)
+    opener = ModelOpener(models, document, live, rig.lab, settings, background, notices, parent)
     archive = ChatArchive(chats_path(), background, notices, parent)
     desk = Desk(
         settings=settings,
@@ -136,7 +137,7 @@ def make_desk(
         prober=Prober(document, background, lambda: held_memory.may_probe(document), parent),
         watchman=watchman,
         held_memory=held_memory,
-        opener=ModelOpener(models, document, live, rig.lab, settings, background, notices, parent),
+        opener=opener,
         layouts=Layouts(document, models, live, background, notices, parent),
         auto_layouts=auto_layouts,
         side_files=SideFileKeeper(document, background, settings, notices, parent),
@@ -166,7 +167,7 @@ def make_desk(
             parent=parent,
         ),
         archive=archive,
-        shelf=ChatShelf(archive, models, settings, parent),
+        shelf=ChatShelf(archive, models, settings, opener.show, parent),
         states=StateVault(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),

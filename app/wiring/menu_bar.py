@@ -25,7 +25,9 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
+from app.window.side_by_side import SideBySide
 from app.window.transfer_presenter import TransferPresenter
 from app.wiring.desk import Desk
 
@@ -79,6 +81,8 @@ def make_actions(
                 toggle_list=arranger.toggle_list,
                 search=search_chats,
                 delete=delete_chat,
+                show_beside=SideBySide(models, desk.opener, views, main.chat_view, arranger, notices, main).toggle,
+                show_prompt=PromptPresenter(models, theme, main).show,
                 show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
             view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),

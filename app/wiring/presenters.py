@@ -118,6 +118,7 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
         layouts=desk.layouts,
         live=desk.rig.live,
         settings=desk.settings,
+        presets=desk.presets,
         open_file=questions.open_model,
         main=main,
     )

@@ -9,6 +9,8 @@ from engine.units import MIB
 
 WORTH_BYTES = 64 * MIB
 """Less than this is not worth a second connection."""
+MAX_SPAN_BYTES = 32 << 30
+"""Of one request. The hub gives files above 50 GB, which lie in pieces (Xet), in parts only."""
 _GAIN = 1.15
 
 
@@ -50,7 +52,7 @@ class SpanPlan:
         if gap is None:
             return None
         first, end = gap
-        return self._hand_out(first, end if wanted == 1 else min(end, first + self._segment_bytes))
+        return self._hand_out(first, min(end, first + (MAX_SPAN_BYTES if wanted == 1 else self._segment_bytes)))
 
     def release(self, span: Span) -> None:
         """Take a span back, fetched or not."""

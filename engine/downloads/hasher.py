@@ -1,4 +1,9 @@
-"""SHA-256 of a file while it grows: what is here in order is hashed, what was here before as well."""
+"""SHA-256 of a file while it grows: what is here in order is hashed, what was here before as well.
+
+As long as bytes come, hashing takes what processor time nobody else wants: it costs four times as much of it as
+fetching. Once all are here people wait for it, and the rest is hashed by a thread like any other; a thread cannot get
+back the priority that it gave up.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ from contextlib import suppress
 from engine.units import MIB
 
 _READ_BYTES = MIB
-_NICENESS = 5
+_NICENESS = 19
 
 
 class Hasher:
@@ -30,7 +35,8 @@ class Hasher:
         self._last = False
         self.hashed_bytes = 0
         self.error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="hash", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(self._follow,), name="hash", daemon=True)
+        self._rest = threading.Thread(target=self._run, args=(self._finish,), name="hash rest", daemon=True)
         self._thread.start()
 
     def wake(self) -> None:
@@ -45,10 +51,12 @@ class Hasher:
             Exception: what reading raised.
         """
         with self._condition:
-            self._last = True
+            is_first, self._last = not self._last, True
             self._condition.notify()
-        self._thread.join(timeout_s)
-        if self._thread.is_alive():
+        if is_first:
+            self._rest.start()
+        self._rest.join(timeout_s)
+        if self._rest.is_alive():
             return None
         if self.error is not None:
             raise self.error
@@ -59,24 +67,32 @@ class Hasher:
         with self._condition:
             self._closing = True
             self._condition.notify()
-        self._thread.join()
+        (self._rest if self._last else self._thread).join()
 
-    def _run(self) -> None:
-        _step_behind()
+    def _run(self, hash_all: Callable[[], None]) -> None:
         try:
-            while True:
-                with self._condition:
-                    self._condition.wait_for(lambda: self._closing or self._last or self._end() > self.hashed_bytes)
-                    if self._closing:
-                        return
-                if self._end() <= self.hashed_bytes:
-                    return
-                self._hash_to(self._end())
+            hash_all()
         except Exception as error:  # Told to whoever waits for the digest.
             self.error = error
 
-    def _hash_to(self, end: int) -> None:
-        while self.hashed_bytes < end and not self._closing:
+    def _follow(self) -> None:
+        """Hash what comes, until it is the last."""
+        _step_behind()
+        while True:
+            with self._condition:
+                self._condition.wait_for(lambda: self._closing or self._last or self._end() > self.hashed_bytes)
+            if self._closing or self._last:
+                return
+            self._hash_to(self._end(), lambda: self._closing or self._last)
+
+    def _finish(self) -> None:
+        """Hash the rest."""
+        self._thread.join()
+        if self.error is None:
+            self._hash_to(self._end(), lambda: self._closing)
+
+    def _hash_to(self, end: int, is_over: Callable[[], bool]) -> None:
+        while self.hashed_bytes < end and not is_over():
             data = self._read(self.hashed_bytes, min(_READ_BYTES, end - self.hashed_bytes))
             if not data:
                 raise OSError("the file became shorter while it was read")

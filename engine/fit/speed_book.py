@@ -20,7 +20,7 @@ from engine.fit.calibration import device_key
 from engine.json_file import read_kept, write_kept
 from engine.speed.answers import KEPT_ANSWERS, MIN_TOKENS, Answer, learnt_factors, learnt_ratios
 from engine.speed.prediction import SpeedForecast
-from engine.speed.speeds import Link, Speeds
+from engine.speed.speeds import LINKS, Link, Speeds
 
 VERSION = 1
 KEPT = 128
@@ -61,7 +61,7 @@ class SpeedBook:
             ratios=learnt_ratios(self.answers, factors),
             by_type={device_id: kept.by_type for device_id, kept in known.items() if kept.by_type},
             op_seconds={device_id: kept.op_s for device_id, kept in known.items() if kept.op_s is not None},
-            factors={device_id: factors[key] for device_id, key in keys.items() if key in factors},
+            factors={device_id: factors[key] for device_id, key in (*keys.items(), (LINKS, LINKS)) if key in factors},
         )
 
     def with_device(self, device: Device, kept: KeptDevice) -> SpeedBook:
@@ -87,7 +87,8 @@ class SpeedBook:
         parts: dict[str, float] = {}
         for each in predicted.devices:
             key = speed_key(devices[each.id])
-            parts[key] = parts.get(key, 0.0) + each.seconds
+            parts[key] = parts.get(key, 0.0) + each.seconds - each.link_s
+            parts[LINKS] = parts.get(LINKS, 0.0) + each.link_s
         # Members of a split layer work at the same time: what they take is their part of the whole.
         scale = predicted.token_s / max(sum(parts.values()), 1e-12)
         answer = Answer(layout_class, {key: part * scale for key, part in parts.items()}, 1 / tokens_per_second)

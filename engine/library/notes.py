@@ -14,7 +14,7 @@ MAX_TEXT = 20_000
 
 class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
     """`last_used` in seconds since 1970, 0: never. `measured`: tokens per second of the last long answer, 0: none;
-    `measured_on`: the devices that it was on."""
+    `measured_on`: the devices that it was on. `preset`: the name of the one that its conversations begin with."""
 
     is_favourite: bool = False
     tags: tuple[str, ...] = ()
@@ -22,6 +22,7 @@ class Notes(msgspec.Struct, frozen=True, omit_defaults=True):
     last_used: float = 0.0
     measured: float = 0.0
     measured_on: str = ""
+    preset: str = ""
 
 
 NO_NOTES = Notes()

@@ -169,10 +169,12 @@ class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
-    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`."""
+    """What the prompt of a conversation is, by `template` or the model's own; answered by `Rendered`, which has its
+    tokens too where `tokenise`."""
 
     messages: tuple[ChatMessage, ...]
     template: str = ""
+    tokenise: bool = False
 
 
 class SaveSequence(ModelRequest, frozen=True, tag="save_sequence", kw_only=True):
@@ -494,10 +496,13 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
 
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
-    """`replaced`: why the model's own template was not used; empty where it was, or where there is none."""
+    """`replaced`: why the model's own template was not used; empty where it was, or where there is none. `tokens` and
+    `pieces` as of `Tokenised`, where they were asked for."""
 
     text: str
     replaced: str = ""
+    tokens: tuple[int, ...] = ()
+    pieces: tuple[str, ...] = ()
 
 
 class SequenceSaved(LastWord, frozen=True, tag="sequence_saved", kw_only=True):

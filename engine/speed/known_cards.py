@@ -43,6 +43,9 @@ _REMOTE_DEFAULT = 40
 _LOCAL = Link(20e-6, 10 * _GB)
 _LOOPBACK_LINK = Link(100e-6, 2 * _GB)
 _NETWORK = Link(500e-6, 110_000_000)
+_HOP_SECONDS = 20e-6
+_REMOTE_HOP_SECONDS = 400e-6
+"""Of the processor's time of client and worker, as measured between programs on one machine."""
 _OP_SECONDS = 4e-6
 """A computation that reads next to nothing: the start of a kernel, or the threads' meeting behind it."""
 _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
@@ -112,6 +115,11 @@ def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
     # What answers taught is a factor on the device's nominal speed.
     where = source(device, speeds)
     return _EFFICIENCY["guess" if where == "answers" else where]
+
+
+def hop_seconds(device: Device) -> float:
+    """Return what handing over to `device` costs besides its link: inputs are copied, a graph is described anew."""
+    return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
 
 
 def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:

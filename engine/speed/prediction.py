@@ -14,8 +14,18 @@ from itertools import pairwise
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.layout.layout import Layout, Run
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import SOURCES, Source, bandwidth, bandwidth_of_type, efficiency, link, op_seconds, source
-from engine.speed.speeds import NO_MEASUREMENTS, Speeds, layout_class
+from engine.speed.known_cards import (
+    SOURCES,
+    Source,
+    bandwidth,
+    bandwidth_of_type,
+    efficiency,
+    hop_seconds,
+    link,
+    op_seconds,
+    source,
+)
+from engine.speed.speeds import LINKS, NO_MEASUREMENTS, Speeds, layout_class
 from engine.speed.work import Moved, Work
 
 USUAL_FILL = 2048
@@ -121,12 +131,12 @@ def forecast_speed(
     token_s = _whole_s(layout, seconds)
     devices = {device.id: device for device in rig.all_devices}
     times = tuple(
-        DeviceTime(key, seconds[key], costs[key].link_s * costs[key].factor * ratio, source(devices[key], speeds))
+        DeviceTime(key, seconds[key], costs[key].away_s * ratio, source(devices[key], speeds))
         for key in devices
         if key in seconds
     )
     weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
-    worst = max(weighty, key=SOURCES.index, default="guess")
+    worst: Source = max(weighty, key=SOURCES.index, default="guess")
     return SpeedForecast(token_s, fill, times, worst, is_learnt=name in speeds.ratios)
 
 
@@ -140,20 +150,26 @@ class _Cost:
     ops_s: float = 0.0
     link_s: float = 0.0
     factor: float = 1.0
+    links: float = 1.0
     reached: tuple[float, float] = field(default=(1.0, 1.0))
 
     @property
     def best_s(self) -> float:
-        return (self.weights_s / self.reached[1] + self.ops_s + self.link_s) * self.factor
+        return (self.weights_s / self.reached[1] + self.ops_s) * self.factor + self.away_s
 
     @property
     def worst_s(self) -> float:
-        return ((self.weights_s + self.cache_s) / self.reached[0] + self.ops_s + self.link_s) * self.factor
+        return ((self.weights_s + self.cache_s) / self.reached[0] + self.ops_s) * self.factor + self.away_s
+
+    @property
+    def away_s(self) -> float:
+        """What goes between devices, as learnt."""
+        return self.link_s * self.links
 
     def seconds(self, fill: float) -> float:
         """Return the time with this part of the cache in use, in the middle of what bandwidth may be reached."""
         slowness = (1 / self.reached[0] + 1 / self.reached[1]) / 2
-        return ((self.weights_s + self.cache_s * fill) * slowness + self.ops_s + self.link_s) * self.factor
+        return ((self.weights_s + self.cache_s * fill) * slowness + self.ops_s) * self.factor + self.away_s
 
 
 def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
@@ -183,7 +199,8 @@ def _costs(
         if found is None and device_id in devices:
             device = devices[device_id]
             factor = speeds.factors.get(device_id, 1.0)
-            found = costs[device_id] = _Cost(device, factor=factor, reached=efficiency(device, speeds))
+            links = speeds.factors.get(LINKS, 1.0)
+            found = costs[device_id] = _Cost(device, factor=factor, links=links, reached=efficiency(device, speeds))
         return found
 
     def read(device_id: str, weights: Iterable[tuple[str, float]], part: float = 1.0) -> None:
@@ -216,7 +233,7 @@ def _costs(
         found = cost(device_id)
         if found is not None:
             away = link(found.device, speeds)
-            found.link_s += times * (away.latency_s + size_bytes / away.bytes_per_second)
+            found.link_s += times * (hop_seconds(found.device) + away.latency_s + size_bytes / away.bytes_per_second)
     return costs
 
 

@@ -22,8 +22,8 @@ class Speeds:
     """What counts instead of the tables, by device id: the bytes per second that F16 weights are read with, those of
     other types where they were measured, the seconds that a computation without weights takes, and the link.
 
-    Learnt from answers: `factors`, how many times longer than predicted a device takes, and `ratios` by class of
-    layout (`layout_class`), what is left of the difference then.
+    Learnt from answers: `factors`, how many times longer than predicted a device takes, under `LINKS` what goes between
+    devices; and `ratios` by class of layout (`layout_class`), what is left of the difference then.
     """
 
     bandwidths: Mapping[str, float] = field(default_factory=dict)
@@ -35,6 +35,8 @@ class Speeds:
 
 
 NO_MEASUREMENTS = Speeds()
+LINKS = "links"
+"""No device has this id where devices are known by backend and place."""
 
 
 def layout_class(layout: Layout, rig: Rig) -> str:

@@ -27,8 +27,11 @@ _SENT_BYTES = 4 << 20
 """Below what remote workers look for in their cache first."""
 _ROUND_TRIPS = 20
 _MEASURED_S = 0.4
-_MEASURED_TYPE_S = 0.15
+_MEASURED_TYPE_S = 0.25
 _MAX_PASSES = 50
+_PART_S = 0.008
+"""A pass through the matrix that takes longer is measured in parts: on a busy machine a short one is left in peace."""
+_MAX_PARTS = 32
 _SUMS = 256
 _GRAPH_NODES = 512
 
@@ -75,8 +78,9 @@ class _Graph:
             raise failure("unreachable", f"{request.device.id} cannot be used now. List the devices again.")
         if request.device.id == CPU_ID:
             self._use_threads(engine, device, request.n_threads)
-        room = (sums + 64) * bind("ggml_tensor_overhead", size)()
-        room += bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
+        n_tensors, n_graphs = sums + 2 * _MAX_PARTS + 64, 2 + 2 * _MAX_PARTS
+        room = n_tensors * bind("ggml_tensor_overhead", size)()
+        room += n_graphs * bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
         self._tensors = bind("ggml_init", pointer, InitParams)(InitParams(room, None, True))
         self._matrix = new_tensor(self._tensors, type_number, _COLUMNS, rows)
         column = new_tensor(self._tensors, _F32, _COLUMNS, 1)
@@ -87,15 +91,30 @@ class _Graph:
             for _ in range(sums):
                 self._result = add(self._tensors, self._result, column)
         self._sums = sums
-        new_graph = bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
-        self._graph = new_graph(self._tensors, _GRAPH_NODES, False)
-        bind("ggml_build_forward_expand", None, pointer, pointer)(self._graph, self._result)
+        self._graph = self._graph_of(engine, self._result)
+        self._parts: list[int] = []
+        if not sums:
+            rows_each = max(_MIN_ROWS, rows // _MAX_PARTS)
+            view = bind("ggml_view_2d", pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, size, size)
+            for first in range(0, rows - rows_each + 1, rows_each):
+                part = view(self._tensors, self._matrix, _COLUMNS, rows_each, row_bytes, first * row_bytes)
+                product = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, part, column)
+                self._parts.append(self._graph_of(engine, product))
+            self._part_bytes = rows_each * row_bytes
         self._buffer = bind("ggml_backend_alloc_ctx_tensors", pointer, pointer, pointer)(self._tensors, self._backend)
         if not self._buffer:
             self._free()
             raise failure("busy", f"{request.device.id} has no room for a test of its speed. Unload models first.")
         # Memory that was never written is one page of zeros, which no reading of says anything.
         bind("ggml_backend_buffer_clear", None, pointer, ctypes.c_uint8)(self._buffer, 0)
+
+    def _graph_of(self, engine: Bindings, result: int) -> int:
+        """Return a graph that computes `result`."""
+        pointer, size = ctypes.c_void_p, ctypes.c_size_t
+        new_graph = engine.bind("ggml_new_graph_custom", pointer, pointer, size, ctypes.c_bool)
+        graph: int = new_graph(self._tensors, _GRAPH_NODES, False)
+        engine.bind("ggml_build_forward_expand", None, pointer, pointer)(graph, result)
+        return graph
 
     def _use_threads(self, engine: Bindings, device: int, n_threads: int) -> None:
         address = engine.registry_function(engine.device_registry(device), b"ggml_backend_set_n_threads")
@@ -129,7 +148,16 @@ class _Graph:
     def read_bytes_per_second(self, measured_s: float) -> float:
         """Return how fast the matrix is read."""
         self._work()
-        return self._matrix_bytes / max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
+        whole_s, trip_s = _best(self._work, measured_s), self._round_trip_s()
+        found = float(self._matrix_bytes) / max(whole_s - trip_s, 1e-9)
+        if whole_s <= _PART_S:
+            return found
+        end = time.perf_counter() + measured_s
+        while time.perf_counter() < end:
+            for graph in self._parts:
+                part_s = _seconds(lambda graph=graph: self._work(graph))  # type: ignore[misc]
+                found = max(found, self._part_bytes / max(part_s - trip_s, 1e-9))
+        return found
 
     def op_s(self, measured_s: float) -> float:
         """Return the seconds of one of many sums."""
@@ -143,8 +171,8 @@ class _Graph:
         word = ctypes.create_string_buffer(4)
         self._get(self._result, word, 0, len(word))
 
-    def _work(self) -> None:
-        self._compute(self._backend, self._graph)
+    def _work(self, graph: int | None = None) -> None:
+        self._compute(self._backend, self._graph if graph is None else graph)
         self._ask()
 
     def _free(self) -> None:

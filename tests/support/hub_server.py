@@ -24,6 +24,8 @@ from urllib.parse import parse_qs, unquote, urlsplit
 PIECE_BYTES = 16 * 1024
 """What is sent at a time; with the send buffer it bounds what a line holds that nobody has read."""
 COMMIT = "c" * 40
+XET_PATH = "/xet"
+"""Where a hub has files in pieces; nothing is there."""
 _LOOK_S = 0.05
 FaultKind = Literal[
     "cut", "stall", "corrupt", "short", "long", "no_ranges", "range_refused", "busy", "broken", "expired", "redirect",
@@ -258,6 +260,12 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("X-Repo-Commit", repo.commit)
         self.send_header("X-Linked-Etag", f'"{sha256(data)}"')
         self.send_header("X-Linked-Size", str(_size(data)))
+        # What the hub says to those who fetch files in pieces; for all others the link is enough.
+        self.send_header("X-Xet-Hash", sha256(data))
+        pieces = f"{self.hub.url}{XET_PATH}"
+        self.send_header(
+            "Link", f'<{pieces}/read-token>; rel="xet-auth", <{pieces}/{file}>; rel="xet-reconstruction-info"'
+        )
         self.send_header("Content-Length", "0")
         self.end_headers()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import sys
 import threading
 import time
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 from weakref import WeakKeyDictionary
 
 import psutil
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 GRACE_S = 5.0
 """What is ending when the test ends is given this long."""
 
+_TASKS = Path("/proc/self/task")
 _started_at: WeakKeyDictionary[threading.Thread, str] = WeakKeyDictionary()
 
 
@@ -44,11 +46,25 @@ def record_thread_starts() -> Iterator[None]:
 class Watch:
     """Notes what runs when it is made; `leftovers` names what was added since and is still there."""
 
+    _last_look: ClassVar[tuple[frozenset[int], frozenset[int]]] = (frozenset(), frozenset())
+    """The native threads and the ids of the QThreads that ran when all objects were looked through last."""
+
     def __init__(self) -> None:
         self._children = set(_children())
         self._threads = set(threading.enumerate())
-        self._native_threads = _native_thread_count()
-        self._qthreads = {id(thread) for thread in _running_qthreads()}
+        self._native_threads = _native_threads()
+        self._qthreads = self._known_qthreads()
+
+    def _known_qthreads(self) -> frozenset[int]:
+        """Return the ids of the QThreads that run, by the last look where no thread has begun or ended that may be one.
+
+        Qt gives each a name of its own. Others are called as the process is: pytest starts one with each test.
+        """
+        native = self._native_threads
+        named = frozenset(number for number, name in native.items() if name != native.get(os.getpid()))
+        if not native or named != Watch._last_look[0]:
+            Watch._last_look = named, frozenset(map(id, _running_qthreads()))
+        return Watch._last_look[1]
 
     def leftovers(self, grace_s: float = GRACE_S) -> list[str]:
         """Return a line for each leftover, none if all is gone within the grace. Leftover processes are killed."""
@@ -86,7 +102,8 @@ class Watch:
         ]
 
     def _leftover_qthreads(self, deadline_s: float) -> list[str]:
-        if _native_thread_count() <= self._native_threads:
+        native = _native_threads()
+        if native and native.keys() <= self._native_threads.keys():
             return []  # looking through all objects takes long; nothing can run without a native thread
         added = [thread for thread in _running_qthreads() if id(thread) not in self._qthreads]
         return [
@@ -97,6 +114,8 @@ class Watch:
 
 
 def _children() -> list[psutil.Process]:
+    if _has_no_children():
+        return []  # looking through all processes takes long
     children: list[psutil.Process] = psutil.Process().children(recursive=True)
     return children
 
@@ -108,9 +127,20 @@ def _command_line(process: psutil.Process) -> str:
         return "ending"
 
 
-def _native_thread_count() -> int:
-    tasks = Path("/proc/self/task")
-    return len(list(tasks.iterdir())) if tasks.exists() else psutil.Process().num_threads()
+def _has_no_children() -> bool:
+    """Say whether the system tells for certain that there are none."""
+    try:
+        return not any((task / "children").read_bytes() for task in _TASKS.iterdir())
+    except OSError:
+        return False
+
+
+def _native_threads() -> dict[int, bytes]:
+    """Return the names of the native threads, none where the system does not tell."""
+    try:
+        return {int(task.name): (task / "comm").read_bytes() for task in _TASKS.iterdir()}
+    except OSError:
+        return {}
 
 
 def _running_qthreads() -> list[QThread]:

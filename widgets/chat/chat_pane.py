@@ -20,9 +20,11 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.chats.templates import TEMPLATES
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.context_meter import ContextMeter, ContextPart
 from widgets.chat.message_list import MessageList
+from widgets.chat.overflow_banner import OverflowBanner
 from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.sample_questions import SampleQuestions
 from widgets.chat.settings_panel import SettingsPanel
@@ -101,6 +103,7 @@ class ChatPane(QWidget):
         self._status_label = plain_label("", "dim", wrap=True)
         self._full_banner = _make_banner(CONTEXT_FULL, self.banner_new_button)
         self._lost_banner = _make_banner(MODEL_LOST, self.reload_button)
+        self.overflow_banner = OverflowBanner()
         self._undo_banner = _make_banner("A turn was deleted.", self.undo_button)
         self._undo_banner.hide()
         self.setAcceptDrops(True)
@@ -279,7 +282,7 @@ class ChatPane(QWidget):
 
     def _on_settings(self, shown: bool) -> None:
         if self.settings_panel is None:
-            self.settings_panel = SettingsPanel()
+            self.settings_panel = SettingsPanel(TEMPLATES)
             self._middle.addWidget(self.settings_panel)
             self.settings_made.emit(self.settings_panel)
         self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
@@ -338,6 +341,7 @@ class ChatPane(QWidget):
         for widget in (
             self._undo_banner,
             self._full_banner,
+            self.overflow_banner,
             self._lost_banner,
             self.sample_questions,
             self.attachments,

@@ -2,16 +2,31 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
-from PySide6.QtWidgets import QSplitter, QStackedWidget, QVBoxLayout, QWidget
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import (
+    QComboBox,
+    QHBoxLayout,
+    QSplitter,
+    QStackedWidget,
+    QToolButton,
+    QVBoxLayout,
+    QWidget,
+)
 
 from widgets.chat.conversation_list import ConversationList
+from widgets.common.elided_label import ElidedLabel
 
 LIST_WIDTH_PX = 240
 
 
 class ChatView(QWidget):
-    """`panes` shows one pane per model; what is put in `above` stays in sight."""
+    """`panes` shows one pane per model, `beside` that of another one; what is put in `above` stays in sight."""
+
+    beside_chosen = Signal(int)
+    """The place in the list of the model that is wanted at the right."""
+    beside_closed = Signal()
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -19,13 +34,27 @@ class ChatView(QWidget):
         self.setAttribute(Qt.WidgetAttribute.WA_StyledBackground)
         self.conversations = ConversationList()
         self.panes = QStackedWidget()
+        self.beside = QStackedWidget()
+        self._left_label = ElidedLabel("", "strong")
+        self.beside_box = QComboBox()
+        self.beside_box.setAccessibleName("Model at the right")
+        self.close_button = QToolButton()
+        self.close_button.setText("×")
+        self.close_button.setProperty("role", "quiet")
+        self.close_button.setToolTip("Show one conversation only")
+        self.close_button.setAccessibleName("Show one conversation only")
+        self._left = _column((self._left_label,), self.panes)
+        self._right = _column((self.beside_box, self.close_button), self.beside)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
         self._splitter.setAccessibleName("Conversations and chat")
         self._splitter.addWidget(self.conversations)
-        self._splitter.addWidget(self.panes)
+        self._splitter.addWidget(self._left)
+        self._splitter.addWidget(self._right)
         self._splitter.setStretchFactor(0, 0)
         self._splitter.setStretchFactor(1, 1)
+        self._splitter.setStretchFactor(2, 1)
         self._splitter.setCollapsible(1, False)
+        self._splitter.setCollapsible(2, False)
         self._splitter.setSizes([LIST_WIDTH_PX, 600])
         self.above = QVBoxLayout()
         self.above.setContentsMargins(8, 0, 8, 0)
@@ -34,7 +63,42 @@ class ChatView(QWidget):
         layout.setSpacing(4)
         layout.addLayout(self.above)
         layout.addWidget(self._splitter, 1)
+        self.beside_box.activated.connect(self.beside_chosen)
+        self.close_button.clicked.connect(self.beside_closed.emit)
+        self.hide_beside()
+
+    def show_beside(self, left: str, names: Sequence[str], chosen: int) -> None:
+        """Show two panes: names of the models at the left and, of these, at the right."""
+        self._left_label.setText(left)
+        self.beside_box.clear()
+        self.beside_box.addItems(list(names))
+        self.beside_box.setCurrentIndex(chosen)
+        if self._right.isHidden():
+            self._left_label.setMinimumHeight(self.beside_box.sizeHint().height())
+            self._left_label.show()
+            self._right.show()
+            list_px, *rest = self._splitter.sizes()
+            self._splitter.setSizes([list_px or LIST_WIDTH_PX, sum(rest) // 2, sum(rest) // 2])
+
+    def hide_beside(self) -> None:
+        """Show one pane."""
+        self._left_label.hide()
+        self._right.hide()
 
     def show_list(self, shown: bool) -> None:
         """Show or hide the list of conversations."""
         self.conversations.setVisible(shown)
+
+
+def _column(heading: Sequence[QWidget], content: QWidget) -> QWidget:
+    column = QWidget()
+    row = QHBoxLayout()
+    row.setContentsMargins(8, 0, 8, 0)
+    for place, widget in enumerate(heading):
+        row.addWidget(widget, int(place == 0))
+    layout = QVBoxLayout(column)
+    layout.setContentsMargins(0, 0, 0, 0)
+    layout.setSpacing(4)
+    layout.addLayout(row)
+    layout.addWidget(content, 1)
+    return column

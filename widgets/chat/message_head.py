@@ -16,6 +16,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "edit": ("Edit", "Change this question and send it again, as a branch"),
     "regenerate": ("Again", "Write another version of this answer"),
     "continue": ("Continue", "Go on where this answer ended"),
+    "pin": ("Pin", "Have this stay in the context when it is full, or no more"),
     "branch": ("Branch", "Go on from here in a new conversation"),
     "delete": ("Delete", "Delete this question with its answers"),
 }
@@ -53,7 +54,8 @@ class MessageHead(QWidget):
 
     def show_message(self, message: ShownMessage) -> None:
         """Show what there is to say of `message`."""
-        self._speaker.setText(message.speaker)
+        self._speaker.setText(f"{message.speaker} · pinned" if message.is_pinned else message.speaker)
+        self.buttons["pin"].setText("Unpin" if message.is_pinned else "Pin")
         many = message.versions > 1
         for widget in (self.older_button, self._versions, self.newer_button):
             widget.setVisible(many)
@@ -62,7 +64,7 @@ class MessageHead(QWidget):
         self.newer_button.setEnabled(message.version < message.versions and not message.is_open)
         offered: set[str] = set() if message.role == "note" else {"copy"}
         if message.role != "note" and not message.is_open:
-            offered |= {"branch", "delete"} | ({"edit"} if message.role == "user" else {"regenerate"})
+            offered |= {"branch", "delete"} | ({"edit", "pin"} if message.role == "user" else {"regenerate"})
             if message.can_continue:
                 offered.add("continue")
         self._offered = offered

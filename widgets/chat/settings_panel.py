@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 
 from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingSetting
 from widgets.chat.sampling_field import SamplingField, lines_height
+from widgets.chat.template_field import TemplateField
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
@@ -54,8 +55,9 @@ class SettingsPanel(QScrollArea):
     preset_save_requested = Signal()
     preset_delete_requested = Signal()
     value_changed = Signal(SettingChange)
+    template_changed = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, templates: Mapping[str, str], parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
@@ -69,6 +71,7 @@ class SettingsPanel(QScrollArea):
         self.preset_box.setAccessibleDescription("Preset")
         self.save_button = QPushButton("Save as preset…")
         self.delete_button = QPushButton("Delete preset")
+        self.template_field = TemplateField(templates)
         self.fault_label = plain_label("", "error", wrap=True)
         self.fault_label.hide()
         self.fields: dict[str, SamplingField] = {}
@@ -83,6 +86,7 @@ class SettingsPanel(QScrollArea):
         self.system_edit.textChanged.connect(self._on_system_typed)
         self.preset_box.activated.connect(self._on_preset)
         self.save_button.clicked.connect(self.preset_save_requested.emit)
+        self.template_field.template_changed.connect(self.template_changed)
         self.delete_button.clicked.connect(self.preset_delete_requested.emit)
 
     def show_system(self, text: str, inherited: str) -> None:
@@ -155,6 +159,8 @@ class SettingsPanel(QScrollArea):
             for row, setting in enumerate(each for each in SAMPLING if each.group == group):
                 self._add_row(grid, row, setting)
             column.addLayout(grid)
+        column.addWidget(plain_label("Chat template", "strong"))
+        column.addWidget(self.template_field)
         column.addStretch(1)
         self.setWidget(content)
 

@@ -7,7 +7,7 @@ from typing import Literal
 
 Role = Literal["user", "assistant", "note"]
 """`note`: a sentence of ours between messages."""
-ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "older", "newer", "answer_now"]
+ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +15,7 @@ class ShownMessage:
     """A message. `version` of `versions` counts from 1; `thinking_note` tells how long was thought.
 
     `files` names what is attached to it. `is_open`: its text is still coming. `can_continue`: an answer that ended
-    before its end.
+    before its end. `is_pinned`: it stays in a context that is full.
     """
 
     id: str
@@ -31,6 +31,7 @@ class ShownMessage:
     is_open: bool = False
     can_continue: bool = False
     files: str = ""
+    is_pinned: bool = False
 
 
 @dataclass(frozen=True, slots=True)

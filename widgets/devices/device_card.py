@@ -7,7 +7,7 @@ from PySide6.QtGui import QAction
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayout, QWidget
 
 from engine.devices.device import Device
-from engine.devices.margins import margin_words
+from engine.devices.margins import is_on_this_machine, margin_words
 from engine.plan.report import DeviceRow
 from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
@@ -182,7 +182,8 @@ class DeviceCard(QFrame):
 
     def _show_status(self) -> None:
         set_role(self._status_label, "error" if self._alert.words else "dim")
-        away = link_words(self._link) if self._device.is_rpc else ""
+        is_away = self._device.is_rpc and not is_on_this_machine(self._device)
+        away = link_words(self._link) if is_away else ""
         status = status_line(self._last)
         self._status_label.setText(self._alert.words or (f"{status} · {away}" if away else status))
 

@@ -78,7 +78,8 @@ def link_words(link: Link | None) -> str:
         return ""
     per_second = link.bytes_per_second
     rate = f"{per_second / 1e9:.1f} GB/s" if per_second >= 1e9 else f"{per_second / 1e6:.3g} MB/s"
-    return f"{link.latency_s * 1e3:.2g} ms, {rate}"
+    trip_ms = link.latency_s * 1e3
+    return f"{trip_ms:.0f} ms, {rate}" if trip_ms >= 10 else f"{trip_ms:.2g} ms, {rate}"
 
 
 def link_text(device: Device, link: Link | None) -> str:

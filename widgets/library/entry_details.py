@@ -27,6 +27,7 @@ from widgets.common.roles import plain_label, set_role
 from widgets.library.entry_words import fact_rows, fit_of, fit_sentence, place_lines, side_lines
 from widgets.library.kept_layouts import KeptLayouts
 from widgets.library.library_wishes import NotesWish, OpenWish, RemovalWish
+from widgets.library.preset_box import PresetBox
 from widgets.library.quantisation_list import QuantisationList
 
 _NOTES_HEIGHT = 72
@@ -61,6 +62,7 @@ class EntryDetails(QScrollArea):
         self.side_label = plain_label("", "dim", wrap=True)
         self.tags_edit = QLineEdit()
         self.notes_edit = QPlainTextEdit()
+        self.preset_box = PresetBox()
         self.layouts = KeptLayouts()
         self._build()
         self._connect()
@@ -95,7 +97,8 @@ class EntryDetails(QScrollArea):
         if is_other:
             self.layouts.show_layouts(())
         has_marks = any(each.facts is not None for each in model.entry.quantisations)
-        for widget in (self.favourite_button, self.tags_edit, self.notes_edit):
+        self.preset_box.show_chosen(model.notes.preset)
+        for widget in (self.favourite_button, self.tags_edit, self.notes_edit, self.preset_box):
             widget.setEnabled(has_marks)
         self._on_chosen()
 
@@ -160,6 +163,10 @@ class EntryDetails(QScrollArea):
         if self._model is not None and self.favourite_button.isEnabled():
             self.notes_changed.emit(NotesWish(self._model, is_favourite=not self._model.notes.is_favourite))
 
+    def _choose_preset(self, name: str) -> None:
+        if self._model is not None:
+            self.notes_changed.emit(NotesWish(self._model, preset=name))
+
     def remove(self) -> None:
         """Ask for the chosen quantisation to be removed, or to be listed no longer."""
         model, each = self._model, self.quantisation
@@ -188,6 +195,7 @@ class EntryDetails(QScrollArea):
         self.open_button.clicked.connect(self.open)
         self.favourite_button.clicked.connect(self.toggle_favourite)
         self.trash_button.clicked.connect(self.remove)
+        self.preset_box.preset_chosen.connect(self._choose_preset)
         self.tags_edit.editingFinished.connect(self._keep_notes)
         self.notes_edit.installEventFilter(self)
 
@@ -222,7 +230,8 @@ class EntryDetails(QScrollArea):
         column.addLayout(self.facts)
         for widget in (
             plain_label("Where", "strong"), self.places_label, self._side_heading, self.side_label,
-            plain_label("Yours", "strong"), self.tags_edit, self.notes_edit, self.layouts,
+            plain_label("Yours", "strong"), self.tags_edit, self.notes_edit, self.preset_box,
+            self.layouts,
         ):  # fmt: skip
             column.addWidget(widget)
         column.addStretch(1)

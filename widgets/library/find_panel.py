@@ -33,6 +33,7 @@ _ORDERS = (
     ("trending", "Trending"), ("downloads", "Most downloads"), ("likes", "Most likes"), ("updated", "Latest change"),
 )  # fmt: skip
 _CACHE = "Hugging Face cache"
+_TO_CARD, _TO_FILES = "Model card", "Quantisations"
 
 
 class FindPanel(QWidget):
@@ -56,7 +57,7 @@ class FindPanel(QWidget):
         self.message_label = plain_label("", "dim", wrap=True)
         self.results = _table("Repositories", ["Repository", "Weights", "Downloads", "Changed"])
         self.repo_label = ElidedLabel("", "title")
-        self.card_button = QPushButton("Model card")
+        self.card_button = QPushButton(_TO_CARD)
         self._card: QWidget | None = None
         self.why_label = plain_label("", "dim", wrap=True)
         self.offered = _table("Quantisations on offer", ["Quantisation", "Size", "On this rig", "Predicted"])
@@ -157,6 +158,7 @@ class FindPanel(QWidget):
             self.download_requested.emit(DownloadWish(repo.repo, repo.rows[row].name, folder))
 
     def _toggle_card(self, wanted: bool) -> None:
+        self.card_button.setText(_TO_FILES if wanted else _TO_CARD)
         if wanted:
             self.card_requested.emit()
         if self._card is not None:

@@ -34,9 +34,10 @@ class NotesWish:
     is_favourite: bool | None = None
     tags: tuple[str, ...] | None = None
     text: str | None = None
+    preset: str | None = None
 
     @property
     def change(self) -> dict[str, object]:
         """What changes, by field of the notes."""
-        wanted = {"is_favourite": self.is_favourite, "tags": self.tags, "text": self.text}
+        wanted = {"is_favourite": self.is_favourite, "tags": self.tags, "text": self.text, "preset": self.preset}
         return {name: value for name, value in wanted.items() if value is not None}

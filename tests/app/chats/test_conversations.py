@@ -7,6 +7,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from PySide6.QtGui import QTextCursor
+from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.chats.attacher import Attacher
@@ -14,6 +16,8 @@ from app.models.conversation import Conversation
 from app.models.loading import ModelState
 from app.paths import chats_path
 from app.settings import Settings
+from app.theme import Theme
+from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.message import Message
 from engine.devices.device import CPU_ID
@@ -263,3 +267,80 @@ def test_a_file_goes_with_a_question_and_stays_with_it(bench: Bench, tmp_path: P
     attacher.give_back((attachment,))
     assert [file.name for file in attacher.files] == ["code.py"]
     assert attacher.files[0].id != attachment.id
+
+
+def test_a_full_context_asks_first_and_leaves_out_no_pinned_turn(bench: Bench) -> None:
+    bench.load(n_ctx=256)
+    conversation = bench.conversation
+    bench.desk.shelf.ask_when_full(True)
+    asked: list[str] = []
+    conversation.overflow_asked.connect(asked.append)
+
+    def ask_until_full() -> None:
+        for number in range(9):
+            conversation.send(f"{number} " + "many words " * 6)
+            bench.wait(lambda: not conversation.is_answering or bool(asked))
+            if asked:
+                return
+        raise AssertionError("nobody asked")
+
+    bench.say("0 keep this " + "many words " * 4)
+    pinned = bench.path[0].id
+    conversation.toggle_pin(pinned)
+    assert bench.path[0].pinned
+    ask_until_full()
+    assert "context is full" in asked[0]
+    conversation.answer_overflow(False)
+    assert bench.answered().state == "failed"
+    assert asked.pop() == ""
+    asked.clear()
+    bench.conversation.send("many words " * 6)
+    bench.wait(lambda: bool(asked))
+    conversation.answer_overflow(True)
+    answer = bench.answered()
+    assert (answer.state, "context is full" in answer.note) == ("done", True)
+    assert pinned not in conversation.left_out
+    assert conversation.left_out
+
+
+def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
+    bench.load()
+    chat = bench.conversation.chat
+    words = "quay " * 40
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template=f"{words}{{{{ messages[0].content }}}}"))
+    answer = bench.say("hello")
+    assert answer.timings is not None
+    long = answer.timings.prompt_tokens
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template="{{ messages[0].content }}"))
+    bench.conversation.regenerate(answer.id)
+    short = bench.answered().timings
+    assert short is not None
+    assert short.prompt_tokens < long - 40
+
+
+def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot, qapp: QApplication) -> None:
+    window = QWidget()
+    qtbot.addWidget(window)
+    presenter = PromptPresenter(bench.desk.models, Theme(qapp, "light"), window)
+    presenter.show()
+    dialog = presenter.dialog
+    assert dialog is not None
+    assert "Nothing was said" in dialog.note_label.text()
+    bench.load()
+    answer = bench.say("hello quay \u202e")
+    assert answer.timings is not None
+    bench.conversation.change_chat(msgspec.structs.replace(bench.conversation.chat, draft="and then?"))
+    presenter.show()
+    bench.wait(lambda: "512" in dialog.count_label.text())
+    text = dialog.text_edit.toPlainText()
+    assert "quay" in text
+    assert "\u202e" not in text
+    assert text.index("hello") < text.index("and then?")
+    dialog.text_edit.moveCursor(QTextCursor.MoveOperation.End)
+    count = int(dialog.count_label.text().split(" of ")[0])
+    assert count > answer.timings.prompt_tokens
+    assert dialog.token_label.text().startswith(f"Token {count}: number ")
+    bench.desk.unloader.unload_current()
+    presenter.show()
+    assert "load" in dialog.note_label.text().lower()
+    dialog.close()

@@ -17,6 +17,7 @@ from app.paths import library_path
 from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
+from engine.chats.presets import Preset
 from engine.library.listed import Listed
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
@@ -287,3 +288,21 @@ def test_what_is_only_opened_is_listed_and_may_be_forgotten(
     window.desk.library.looker.look()
     qtbot.waitUntil(lambda: not window.desk.library.looker.is_looking)
     assert view.visible_titles() == ("Ada", "Bob")
+
+
+def test_a_models_conversations_begin_with_its_preset(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+    book = window.desk.presets
+    for name in ("brief", "long"):
+        book.save(Preset(name=name, settings={"temperature": 0.2}))
+    view = show_library(window, qtbot)
+    box = view.details.preset_box
+    assert [box.itemText(row) for row in range(box.count())] == ["No preset", "brief", "long"]
+    box.setFocus()
+    QTest.keyClick(box, Qt.Key.Key_Down)
+    qtbot.waitUntil(lambda: current(view).notes.preset == "brief")
+    view.details.open()
+    conversation = window.desk.models.current.conversation
+    qtbot.waitUntil(lambda: conversation.chat.preset == "brief")
+    assert conversation.sampling.settings.temperature == 0.2
+    book.delete("brief")
+    assert box.currentText() == "brief (no longer there)"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QPoint, Qt
 from PySide6.QtGui import QAccessible, QAction
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
@@ -16,7 +16,11 @@ from app.settings import Settings
 from app.theme import THEME_NAMES, Theme
 from app.window.keys_dialog import KeysDialog
 from app.wiring import WindowParts, make_window
+from engine.chats.conversation import Conversation as Chat
+from engine.chats.message import Message
+from engine.chats.tree import tree_of
 from engine.devices.device import Device
+from tests.support.models import write_tiny_llama
 from widgets.devices.readings import CardAlert
 from widgets.library.recent_model import RecentModel
 
@@ -177,3 +181,42 @@ def test_an_empty_report_leaves_the_room_to_the_editor(window: WindowParts) -> N
     assert main.reports.height() <= 52
     main.open_report()
     assert main.reports.maximumHeight() > 10_000
+
+
+def test_two_models_beside_each_other(window: WindowParts, qtbot: QtBot, tmp_path: Path) -> None:
+    notices: list[str] = []
+    window.desk.notices.given.connect(lambda notice: notices.append(notice.text))
+    window.actions["side_by_side"].trigger()
+    assert "Open another model first" in notices[-1]
+    models = window.desk.models
+    for name in ("ada", "bob"):
+        window.desk.opener.open(write_tiny_llama(tmp_path / f"{name}.gguf", n_layers=2))
+        qtbot.waitUntil(lambda name=name: models.current.name == name)  # type: ignore[misc]
+        # else the next one takes its place
+        models.current.conversation.open(Chat(id=name), tree_of((Message(id="q", role="user", content="Hello"),), "q"))
+    ada, bob = models.all
+    window.actions["side_by_side"].trigger()
+    chats = {model.name: window.views.of(model).chat for model in models.all}
+    assert all(chat.isVisible() for chat in chats.values())
+    assert not window.main.editor.isVisible()
+    QApplication.processEvents()
+    left = chats["bob"].mapToGlobal(QPoint(0, 0)).x()
+    assert left < chats["ada"].mapToGlobal(QPoint(0, 0)).x()
+    for name in ("ada", "bob"):
+        chats[name].prompt_edit.setFocus()
+        qtbot.waitUntil(lambda name=name: models.current.name == name)  # type: ignore[misc]
+        assert all(chat.isVisible() for chat in chats.values())
+        assert window.desk.document.model is models.current.file
+        assert chats["bob"].mapToGlobal(QPoint(0, 0)).x() == left
+    chats["ada"].prompt_edit.setFocus()
+    qtbot.waitUntil(lambda: models.current is ada)
+    window.main.chat_view.close_button.click()
+    assert chats["ada"].isVisible()
+    assert not chats["bob"].isVisible()
+    window.desk.opener.show(bob)
+    assert chats["bob"].isVisible()
+    window.actions["side_by_side"].trigger()
+    assert chats["ada"].isVisible()
+    window.actions["arrange_both"].trigger()
+    assert not chats["ada"].isVisible()
+    assert chats["bob"].isVisible()

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.downloads.connections import Span, SpanPlan, Trial
+from engine.downloads.connections import MAX_SPAN_BYTES, Span, SpanPlan, Trial
 from engine.downloads.ranges import Ranges, add_range, first_gap
 from engine.downloads.rate import RateMeter
 
@@ -36,6 +36,18 @@ def test_whatever_connections_come_and_go_every_byte_is_fetched_once(
             open_spans.remove(span)
     assert first_gap(done, size) is None
     assert fetched == size
+
+
+def test_no_request_is_larger_than_the_hub_answers() -> None:
+    size, plan = 100 << 30, SpanPlan(256 << 20)
+    done: Ranges = ()
+    spans = []
+    while (span := plan.take(done, size, 1)) is not None:
+        assert span.end is not None
+        spans.append((span.at, span.end))
+        done = add_range(done, span.at, span.end)
+        plan.release(span)
+    assert [end - first for first, end in spans] == [MAX_SPAN_BYTES] * 3 + [4 << 30]
 
 
 def test_a_file_of_unknown_size_has_one_connection() -> None:

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 from msgspec.structs import replace
 
 from engine.downloads.transfer import TransferEnd
 from engine.protocol.messages import DownloadProgress, Message, TransferFile
-from tests.support.hub_server import Fault, HubServer, Repo, hub_server, sha256
+from tests.support.hub_server import XET_PATH, Fault, HubServer, Repo, hub_server, sha256
 from tests.support.transfers import KIB, Running, fetch, hub_file, order_of, some_bytes
 
 DATA = some_bytes(400 * KIB)
@@ -55,6 +57,19 @@ def test_several_connections_fetch_each_byte_once(server: HubServer, tmp_path: P
     assert _is_placed(end, tmp_path)
     assert end.fetched_bytes == len(DATA) == server.bytes_sent("m.gguf")
     assert len(server.sent) == 4, "segments of 128 KiB"
+
+
+def test_a_file_that_lies_in_pieces_comes_over_http(server: HubServer, tmp_path: Path) -> None:
+    file = hub_file(server, "org/m", "m.gguf", tmp_path)
+    connection = HTTPConnection(urlsplit(server.url).netloc)
+    connection.request("HEAD", urlsplit(file.url).path)
+    said = connection.getresponse().headers
+    connection.close()
+    assert said["X-Xet-Hash"] == sha256(DATA)
+    assert 'rel="xet-auth"' in said["Link"]
+    server.faults.append(Fault("cut", 100 * KIB))
+    assert _is_placed(fetch(order_of(file)), tmp_path)
+    assert not any(asked.path.startswith(XET_PATH) for asked in server.asked)
 
 
 def test_a_line_that_says_nothing_is_left(server: HubServer, tmp_path: Path) -> None:

@@ -108,7 +108,7 @@ def test_the_middle_of_the_last_answers_of_a_class_counts(memory: ModelMemory) -
     for ratio in (9.0, 1.0, 1.2, 1.1, 1.3, 1.25):
         book = book.with_answer("layer gpu", RIG, predicted, 100, 1 / (predicted.token_s * ratio))
     speeds = book.speeds(RIG)
-    assert speeds.ratios["layer gpu"] * speeds.factors["CUDA0"] == pytest.approx(1.2)
+    assert speeds.ratios["layer gpu"] * speeds.factors["CUDA0"] == pytest.approx(1.2, rel=0.01)
 
 
 def test_odd_answers_say_nothing(memory: ModelMemory) -> None:
@@ -126,7 +126,7 @@ def test_one_answer_teaches_the_devices_it_used(memory: ModelMemory) -> None:
     both = make_layout(memory.model.n_layers, ["CUDA0"] * 16 + [CPU_ID] * (memory.model.n_layers - 16))
     before, after = speed_of(memory, both), speed_of(memory, both, speeds=learnt)
     card, host = (next(each for each in after.devices if each.id == key) for key in ("CUDA0", CPU_ID))
-    assert card.seconds == pytest.approx(1.5 * next(d for d in before.devices if d.id == "CUDA0").seconds, rel=1e-3)
+    assert card.seconds == pytest.approx(1.5 * next(d for d in before.devices if d.id == "CUDA0").seconds, rel=0.01)
     assert host == next(each for each in before.devices if each.id == CPU_ID), "nothing was learnt of the host"
     assert (card.source, host.source, after.source) == ("answers", "guess", "guess")
 

@@ -15,6 +15,7 @@ from pytestqt.qtbot import QtBot
 from engine.devices.device import Device, Fault, Holding, make_host
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import make_row
+from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
 from widgets.common.palette import DARK, LIGHT
@@ -216,7 +217,7 @@ def test_rows_tell_what_the_layout_needs(qtbot: QtBot) -> None:
     assert "needs 3.50 GiB here (probed)" in card_of(strip, "CUDA0").toolTip()
     assert "KV cache 512.0 MiB" in card_of(strip, "CUDA0").toolTip()
     assert "The layout puts nothing here." in card_of(strip, "CPU").toolTip()
-    assert card_of(strip, "RPC0").toolTip() == ""
+    assert "layout" not in card_of(strip, "RPC0").toolTip()
 
 
 def test_what_the_engine_cannot_do_on_a_device_is_told(qtbot: QtBot) -> None:
@@ -272,3 +273,22 @@ def test_a_compact_strip_has_no_graphs_and_is_lower(qtbot: QtBot) -> None:
     strip.set_compact(False)
     qtbot.waitUntil(lambda: strip.height() == full_px)
     assert all(card.plot.isVisible() for card in strip.cards())
+
+
+def test_a_worker_tells_how_far_away_it_is(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot)
+    assert "not measured" in card_of(strip, "RPC0").toolTip()
+    strip.set_links({"RPC0": Link(0.0012, 1.1e8), "CUDA0": Link(1e-5, 1e10)})
+    strip.add_samples([Sample("RPC0", 1.0, GIB, 8 * GIB, 0, None, None, None), Sample("CUDA0", 1.0, GIB, 24 * GIB)])
+    assert card_of(strip, "RPC0").status_text == "idle · 1.2 ms, 110 MB/s"
+    assert "take 1.2 ms; weights go there at 110 MB/s" in card_of(strip, "RPC0").toolTip()
+    assert "ms" not in card_of(strip, "CUDA0").status_text, "a card of this machine"
+    strip.set_devices([replace(REMOTE, id="RPC1"), REMOTE])
+    strip.set_links({"RPC1": Link(0.5, 1e6)})
+    assert card_of(strip, "RPC1").status_text.endswith("500 ms, 1 MB/s")
+    assert card_of(strip, "RPC0").status_text == "idle"
+
+
+def test_a_worker_of_another_machine_tells_where_its_margin_is_from(qtbot: QtBot) -> None:
+    strip = make_strip(qtbot, replace(REMOTE, margin_bytes=256 * MIB))
+    assert "256.0 MiB stay free, as is usual" in card_of(strip, "RPC0").toolTip()

@@ -18,6 +18,9 @@ from engine.layout.rules import Violation
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
 from engine.settings.context_settings import ContextSettings
+from engine.speed.known_cards import Source
+from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.sending import Sending
 from engine.units import GIB, MIB
 from tests.support.previews import (
     dense_layers,
@@ -39,6 +42,7 @@ from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.shown import BarTarget
+from widgets.layout_editor.speeds import NOT_KNOWN
 
 MakeEditor = Callable[..., LayoutEditor]
 
@@ -219,3 +223,42 @@ def test_a_preview_keeps_the_items_of_the_one_before(make_editor: MakeEditor) ->
     assert set(editor.view.scene().items()) == set(before)
     assert editor.shown is not None
     assert editor.shown.handles[0].layer == 12
+
+
+def with_speed(preview: Preview, source: Source, seconds: float = 0.04, **changes: object) -> Preview:
+    """Return `preview` with a token of two parts, that of the host from `source`."""
+    parts = (DeviceTime("CUDA0", seconds / 4, 0.0, "measured"), DeviceTime(CPU_ID, seconds * 3 / 4, 0.0, source))
+    return replace(preview, speed=SpeedForecast(seconds, 2048, parts, source), **changes)  # type: ignore[arg-type]
+
+
+def test_the_header_and_the_lanes_tell_the_speed(make_editor: MakeEditor) -> None:
+    preview = dense_preview()
+    editor = make_editor(with_speed(preview, "answers"))
+    assert editor.speed_text == "about 25 tokens/s"
+    assert editor.shown is not None
+    times = {each.content.device.id: each.time for each in editor.shown.values}
+    assert times == {"CUDA0": "10 ms", "CUDA1": "", CPU_ID: "30 ms"}
+    editor.set_preview(with_speed(preview, "answers", 0.02, answered_per_second=46.0))
+    assert editor.speed_text == "about 50 tokens/s, 46 measured"
+    label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
+    assert "2048 tokens in the context" in label.toolTip()
+    assert "CPU: 15 ms a token (learnt from answers)" in label.toolTip()
+    editor.set_preview(None)
+    assert editor.speed_text == ""
+
+
+def test_a_guess_is_not_told_as_a_speed(make_editor: MakeEditor) -> None:
+    editor = make_editor(with_speed(dense_preview(), "guess"))
+    assert editor.speed_text == NOT_KNOWN
+    assert editor.shown is not None
+    assert [each.time for each in editor.shown.values if each.content.device.id == CPU_ID] == [""]
+    label = next(each for each in editor.findChildren(QLabel) if each.text() == NOT_KNOWN)
+    assert "Measure Speeds" in label.toolTip()
+
+
+def test_the_time_that_a_load_takes_to_send_weights_is_told(make_editor: MakeEditor) -> None:
+    sent = (Sending("RPC0", 3 * GIB, 27.4), Sending("RPC1", 3 * MIB, 0.02))
+    editor = make_editor(replace(with_speed(dense_preview(), "measured"), sendings=sent))
+    label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
+    assert "A load sends 3.00 GiB to RPC0: about 27 s" in label.toolTip()
+    assert "RPC1" not in label.toolTip(), "no time to speak of"

@@ -1,0 +1,35 @@
+"""The usual margin of workers, and where it is said to be from."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from engine.devices.device import Device
+from engine.devices.margins import margin_words, remote_margin_bytes
+from engine.units import GIB, MIB
+
+WORKER = Device("RPC0", "attic", "RPC", "gpu", 24 * GIB, endpoint="192.0.2.7:50052")
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "total_bytes", "margin_bytes"),
+    [
+        ("192.0.2.7:50052", 24 * GIB, 256 * MIB),
+        ("192.0.2.7:50052", 2 * GIB, 2 * GIB // 20),
+        ("127.0.0.1:50052", 24 * GIB, 0),
+        ("[::1]:50052", 24 * GIB, 0),
+        (None, 24 * GIB, 0),
+    ],
+)
+def test_only_workers_of_other_machines_have_one(endpoint: str | None, total_bytes: int, margin_bytes: int) -> None:
+    assert remote_margin_bytes(replace(WORKER, endpoint=endpoint, total_bytes=total_bytes)) == margin_bytes
+
+
+def test_it_is_told_where_a_margin_is_from() -> None:
+    assert margin_words(WORKER) == ""
+    usual = margin_words(replace(WORKER, margin_bytes=256 * MIB))
+    assert usual == "256.0 MiB stay free, as is usual for a worker on another machine."
+    assert "as was set" in margin_words(replace(WORKER, margin_bytes=300 * MIB))
+    assert margin_words(Device("CUDA0", "card", "CUDA", "gpu", GIB, margin_bytes=256 * MIB)) == ""

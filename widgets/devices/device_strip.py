@@ -112,11 +112,11 @@ class DeviceStrip(QWidget):
 
     def _order_stops(self) -> None:
         """Lead the Tab key over the cards, which come later than what the window was made with."""
-        before = self.add_button.previousInFocusChain()
-        while before is not self.add_button and not before.focusPolicy() & Qt.FocusPolicy.TabFocus:
+        before: QWidget | None = self.add_button.previousInFocusChain()
+        while before is not None and not before.focusPolicy() & Qt.FocusPolicy.TabFocus:
             before = before.previousInFocusChain()
         for card in self._cards.values():
-            if before is not card.menu_button:
+            if before is not None and before is not card.menu_button:
                 QWidget.setTabOrder(before, card.menu_button)
             before = card.menu_button
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Any, Literal
 
 from engine.library.listed import Listed
@@ -41,12 +42,13 @@ def arrange(models: Sequence[Listed], wanted: Wanted) -> tuple[Listed, ...]:
         return tuple(models)
     words = wanted.text.casefold().split()
     kept = [model for model in models if _is_wanted(model, wanted, words)]
-    if wanted.order != "name":
-        kept.sort(key=_KEYS[wanted.order])
-        last = [model for model in kept if _KEYS[wanted.order](model)[0]]
-        first = kept[: len(kept) - len(last)]
-        return (*(reversed(first) if wanted.descending else first), *last)
-    return tuple(reversed(kept)) if wanted.descending else tuple(kept)
+    if wanted.order == "name":
+        return tuple(reversed(kept)) if wanted.descending else tuple(kept)
+    key = _KEYS[wanted.order]
+    keyed = sorted(((key(model), model) for model in kept), key=itemgetter(0))
+    told = [model for (is_unknown, _), model in keyed if not is_unknown]
+    unknown = [model for (is_unknown, _), model in keyed if is_unknown]
+    return (*(reversed(told) if wanted.descending else told), *unknown)
 
 
 def _is_wanted(model: Listed, wanted: Wanted, words: Sequence[str]) -> bool:
@@ -58,7 +60,7 @@ def _is_wanted(model: Listed, wanted: Wanted, words: Sequence[str]) -> bool:
         return False
     if wanted.fit == "devices" and model.fit is not None and model.fit.kind != "devices":
         return False
-    if wanted.max_bytes is not None and model.chosen.size_bytes > wanted.max_bytes:
+    if wanted.max_bytes is not None and model.size_bytes > wanted.max_bytes:
         return False
     if not wanted.capabilities <= set(model.entry.capabilities):
         return False
@@ -75,7 +77,7 @@ def _parameters(model: Listed) -> int:
 
 _KEYS: dict[Order, Callable[[Listed], tuple[bool, Any]]] = {
     "name": lambda model: (False, model.sort_name),
-    "size": lambda model: (False, model.chosen.size_bytes),
+    "size": lambda model: (False, model.size_bytes),
     "fit": lambda model: (model.fit is None, (model.fit_rank, -_speed(model))),
     # The best first where it is not turned round.
     "speed": lambda model: (_speed(model) <= 0, -_speed(model)),

@@ -19,15 +19,16 @@ _ORDER = {"devices": 0, "split": 1, "cpu": 1, "disk": 2, "unknown": 3, "no": 4}
 class Listed(msgspec.Struct, frozen=True, gc=False):
     """`fits` has a forecast, or None where there is none yet, for each quantisation of the entry.
 
-    `chosen` is the quantisation that is opened, `fit` its forecast. `sort_name` sorts by name as people do, numbers by
-    their size; `search_text` is what a search looks at, in small letters. They are made with the row, beside the
-    window's thread, which asks for them at every key.
+    `chosen` is the quantisation that is opened, `size_bytes` its size, `fit` its forecast. `sort_name` sorts by name as
+    people do, numbers by their size; `search_text` is what a search looks at, in small letters. They are made with the
+    row, beside the window's thread, which asks for them at every key.
     """
 
     entry: Entry
     notes: Notes
     fits: tuple[Fit | None, ...]
     chosen: Quantisation
+    size_bytes: int
     fit: Fit | None
     sort_name: str
     search_text: str
@@ -61,6 +62,7 @@ def listed(entry: Entry, notes: Mapping[str, Notes], fits: Mapping[str, Fit]) ->
         noted,
         forecast,
         chosen,
+        chosen.size_bytes,
         _fit_of(entry, forecast, chosen),
         _NUMBER.sub(lambda match: match[0].zfill(_MOST_DIGITS), entry.title.casefold()),
         " ".join((entry.search_text, *noted.tags, noted.text)).casefold(),

@@ -163,9 +163,7 @@ class ModelMemory:
                     kv_cache_bytes=kv.get(device_id, 0),
                     recurrent_bytes=recurrent.get(device_id, 0),
                     compute_bytes=compute[device_id].size_bytes if device_id in compute else 0,
-                    output_bytes=(
-                        placement.host.output.of(tables.output_buffer_bytes) if tables and device_id == CPU_ID else 0
-                    ),
+                    output_bytes=tables.output_buffer_bytes if tables and device_id == CPU_ID else 0,
                     overhead_bytes=placement.traits[device_id].overhead_bytes if device_id in placement.entries else 0,
                     pipeline_bytes=compute[device_id].pipeline_bytes if device_id in compute else 0,
                 )

@@ -23,12 +23,11 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 
 @dataclass(frozen=True, slots=True)
 class HostBuffers:
-    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory), what it computes
-    with, and its outputs: in memory that devices read directly, where the one that decides has such."""
+    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory) and what it computes
+    with: in memory that devices read directly, where the one that decides has such."""
 
     weights: HostBuffer = PLAIN_HOST
     compute: HostBuffer = PLAIN_HOST
-    output: HostBuffer = PLAIN_HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,17 +91,16 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
         locks_file=context.load_mode == "mmap_mlock",
         pipeline=context.pipeline == "on" and can_pipeline(layout, context),
         extra_buffers=rig.host.fault("extra_buffers") is None,
-        host=_host_buffers([traits[device.id] for device in listed], traits.get(layout.output_device)),
+        host=_host_buffers([traits[device.id] for device in listed]),
     )
 
 
-def _host_buffers(listed: list[BackendTraits], output: BackendTraits | None) -> HostBuffers:
+def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
     """Return the host's buffers: the first device of all that has pinned memory decides about weights, the first of all
-    about what the CPU computes with, that of the output layer about outputs."""
+    about what the CPU computes with."""
     return HostBuffers(
         weights=next((traits.pinned for traits in listed if traits.pinned_host), PLAIN_HOST),
         compute=listed[0].pinned if listed else PLAIN_HOST,
-        output=output.pinned if output else PLAIN_HOST,
     )
 
 
@@ -137,7 +135,7 @@ def _place_members(
         pipeline=False,
         shares=tuple(share for _, share in layout.tensor_split if share > 0),
         extra_buffers=extra_buffers,
-        host=_host_buffers([first] if first else [], first),
+        host=_host_buffers([first] if first else []),
     )
 
 

@@ -80,7 +80,7 @@ def truth_model(name: str) -> ModelFile:
 def truth_cases(name: str) -> list[TruthCase]:
     """Return every recorded load of a model."""
     model = truth_model(name)
-    return [_case(model, {**DEFAULTS, **raw}) for raw in _document(name)["cases"]]
+    return [case_of(model, {**DEFAULTS, **raw}) for raw in _document(name)["cases"]]
 
 
 @cache
@@ -92,7 +92,8 @@ KNOWN_MODEL_NAMES = tuple(name for name in MODEL_NAMES if _document(name)["size_
 """The well-known models, whose buffers are as large as people's; the others are small."""
 
 
-def _case(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
+def case_of(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
+    """Return a packed case of `model`, with what it leaves at the defaults filled in."""
     # Stand-ins that compute nothing were loaded with the file mapped; everything else was not.
     maps = raw["stand_ins"] == "sim" and raw["load"] == "real"
     options = {key: raw[key] for key in _CONTEXT_KEYS}

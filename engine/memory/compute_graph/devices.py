@@ -84,7 +84,9 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
         k, v = node.src[1:3]
         return k.ne[0] % 8 == 0 and v.ne[0] % 8 == 0 and (k.type == "bf16") == (v.type == "bf16")
     if node.op == "mul_mat":
-        matrix = node.src[0]
+        matrix, source = node.src[:2]
+        if matrix.ne[3] != source.ne[3]:
+            return False
         return matrix.is_weight or TYPE_SIZES[matrix.type][0] == 1 or _has_whole_rows(matrix)
     if node.op == "gated_delta_net":
         return node.src[2].ne[0] in (16, 32, 64, 128)

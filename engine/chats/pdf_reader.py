@@ -7,6 +7,7 @@ but its own code, and nothing to lose.
 from __future__ import annotations
 
 import io
+import logging
 import signal
 import sys
 from pathlib import Path
@@ -33,6 +34,7 @@ def main() -> None:
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_REAL, SECONDS)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.disable()  # what the library says of the file is for nobody
     refuse_core_files()
     data = sys.stdin.buffer.read()
     _limit_memory()
@@ -42,11 +44,8 @@ def main() -> None:
 
 def pdf_text(data: bytes) -> PdfText:
     """Return the text of a file; it may take any time and memory."""
-    import logging
-
     import pypdf
 
-    logging.disable()  # what it says of the file is for nobody
     try:
         reader = pypdf.PdfReader(io.BytesIO(data))
         if reader.is_encrypted and not reader.decrypt(""):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
 import io
 import json
 import os
@@ -364,11 +365,6 @@ def test_progress_is_a_line_now_and_then_elsewhere(monkeypatch: pytest.MonkeyPat
     assert out.getvalue() == "  llama.cpp: 30 of 197 steps, 15 s\n  llama.cpp: 60 of 197 steps, 30 s\n"
 
 
-def test_duration_is_in_minutes_and_seconds() -> None:
-    assert make.format_duration(59.4) == "59 s"
-    assert make.format_duration(185) == "3 min 5 s"
-
-
 def test_failed_build_ends_with_its_cause_and_what_helps(tmp_path: Path) -> None:
     script = "print('x.cpp: No space left on device'); raise SystemExit(1)"
     with pytest.raises(make.SetupError) as caught:
@@ -380,9 +376,9 @@ def test_failed_build_ends_with_its_cause_and_what_helps(tmp_path: Path) -> None
 def test_what_is_missing_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(make, "has_debian_packages", lambda: False)
     monkeypatch.setattr(make, "find_compiler", lambda *_: None)
-    monkeypatch.setattr(make.importlib.util, "find_spec", lambda _name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr(make, "find_uv", lambda: None)
-    monkeypatch.setattr(make.sys, "platform", "linux")
+    monkeypatch.setattr(sys, "platform", "linux")
     with pytest.raises(make.SetupError, match=r"(?s)nothing was built.*C\+\+ compiler: install g\+\+.*ensurepip"):
         make.require_system(tests=False, backend="cpu")
 
@@ -398,7 +394,7 @@ def test_uv_is_used_where_it_is_there_and_pip_where_it_fails(
         return subprocess.CompletedProcess(command, 0 if works or command[0] != "uv" else 2)
 
     monkeypatch.setattr(make, "find_uv", lambda: "uv")
-    monkeypatch.setattr(make.subprocess, "run", run)
+    monkeypatch.setattr(subprocess, "run", run)
     make.install(tmp_path / "engine.whl", tests=True, reinstall=True)
     assert ran[0][:4] == ["uv", "--quiet", "pip", "install"]
     assert make.ENGINE in ran[0]

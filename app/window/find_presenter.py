@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QInputDialog, QLineEdit, QMenu
 from app.library.finder import HubFinder
 from app.library.library import Library
 from app.library.shelf import Shelf
+from app.window.code_saver import CodeSaver
 from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
 from widgets.library.card_view import CardView
@@ -20,10 +21,17 @@ class FindPresenter(QObject):
     """What was downloaded is looked for at once."""
 
     def __init__(
-        self, finder: HubFinder, library: Library, page: LibraryPage, typesetter: Typesetter, main: MainWindow
+        self,
+        finder: HubFinder,
+        library: Library,
+        page: LibraryPage,
+        *,
+        typesetter: Typesetter,
+        code: CodeSaver,
+        main: MainWindow,
     ) -> None:
         super().__init__(main)
-        self._finder, self._typesetter, self._main = finder, typesetter, main
+        self._finder, self._typesetter, self._code, self._main = finder, typesetter, code, main
         self._card: CardView | None = None
         panel = self._panel = page.view.find_panel
         finder.found.connect(panel.show_found)
@@ -51,6 +59,7 @@ class FindPresenter(QObject):
         if self._card is None:
             self._card = CardView(self._typesetter)
             self._card.link_opened.connect(lambda address: QDesktopServices.openUrl(QUrl(address)))
+            self._card.save_requested.connect(self._code.save)
             self._panel.set_card(self._card)
         self._card.clear()
         self._finder.read_card()

@@ -85,7 +85,6 @@ class MainWindow(QMainWindow):
         column.addWidget(self.editor, stretch=1)
         column.addWidget(self.share_editor)
         self.pages.addWidget(desk)
-        self.setCentralWidget(self.pages)
         self.reports.setMaximumHeight(EMPTY_REPORT_HEIGHT)
         bar = QToolBar("Settings")
         bar.setObjectName("settings")
@@ -93,8 +92,11 @@ class MainWindow(QMainWindow):
         bar.toggleViewAction().setVisible(False)
         bar.addWidget(self.settings_bar)
         self.addToolBar(Qt.ToolBarArea.TopToolBarArea, bar)
+        # The Tab key goes the way in which widgets came: the bar, models, devices and layout, the rest.
+        models = self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea)
+        self.setCentralWidget(self.pages)
         self.docks = {
-            "models": self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea),
+            "models": models,
             "report": self._dock("Last load", "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
             "chat": self._dock("Chat", "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
         }

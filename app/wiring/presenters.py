@@ -28,7 +28,6 @@ from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.shelf_presenter import ShelfPresenter
 from app.window.state_presenter import StatePresenter
-from app.window.welcome_presenter import WelcomePresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
 
@@ -127,6 +126,8 @@ def make_library_presenter(main: MainWindow, desk: Desk, questions: Questions) -
 def present_welcome(main: MainWindow, desk: Desk, questions: Questions, library: LibraryPresenter) -> None:
     """Begin with the first page where no model was ever opened."""
     if not desk.settings.recent_models:
+        from app.window.welcome_presenter import WelcomePresenter
+
         WelcomePresenter(
             main,
             opener=desk.opener,
@@ -157,7 +158,8 @@ def follow_run(main: MainWindow, desk: Desk, marks: RunMarks) -> None:
 
 def present_finder(main: MainWindow, desk: Desk, library: LibraryPresenter) -> None:
     """Connect the Find tab of the library."""
-    FindPresenter(desk.finder, desk.library, library.page, desk.typesetter, main)
+    code = CodeSaver(main, desk.background, desk.notices)
+    FindPresenter(desk.finder, desk.library, library.page, typesetter=desk.typesetter, code=code, main=main)
 
 
 def present_searches(main: MainWindow, desk: Desk, actions: Actions) -> None:

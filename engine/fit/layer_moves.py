@@ -107,8 +107,3 @@ def pushed_to_cpu(layout: Layout, device: str, count: int) -> Layout | None:
     for layer, target in enumerate(assignment):
         pushed = pushed.assign(layer, target) if pushed.device_of(layer) != target else pushed
     return pushed
-
-
-def layer_words(first: int, last: int) -> str:
-    """Return "layer 5" or "layers 5-9"."""
-    return f"layer {first}" if first == last else f"layers {first}-{last}"

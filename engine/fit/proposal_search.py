@@ -9,7 +9,7 @@ import msgspec
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.errors import ArgumentError, CancelledError
-from engine.fit.layer_moves import Move, layer_words
+from engine.fit.layer_moves import Move
 from engine.fit.proposal import Proposal, ProposalKind, changes_in_words
 from engine.fit.relief import Relief, excess
 from engine.fit.shares import share_words
@@ -20,6 +20,7 @@ from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fastest import predict_layout
 from engine.layout.layout import Layout
+from engine.layout.range_words import layer_words
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import FitReport

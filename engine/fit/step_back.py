@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.layer_moves import layer_words
 from engine.fit.relief import Relief
 from engine.fit.shares import share_words
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.wording import describe_runs
 from engine.layout.layout import Layout
+from engine.layout.range_words import layer_words
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from engine.gguf.quoting import clean
 from engine.hub.client import file_url
@@ -76,7 +77,8 @@ def _facts(settings: str) -> tuple[tuple[str, str], ...]:
     from huggingface_hub import ModelCard as HubCard
 
     try:
-        said = HubCard(f"---\n{settings}\n---\n", ignore_metadata_errors=True).data.to_dict()
+        data: Any = HubCard(f"---\n{settings}\n---\n", ignore_metadata_errors=True).data
+        said = data.to_dict()
     except Exception:  # What is wrong with a stranger's settings is told in many ways; then they say nothing.
         return ()
     return tuple((label, words) for key, label in _SETTINGS if (words := _words(said, key)))

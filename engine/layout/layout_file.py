@@ -21,6 +21,7 @@ from engine.layout.layout import (
     merge_runs,
 )
 from engine.layout.patterns import OVERRIDE_PARTS
+from engine.layout.range_words import range_text
 from engine.settings.context_file import context_document, parse_context
 from engine.settings.context_settings import ContextSettings
 
@@ -66,7 +67,7 @@ def layout_document(file: LayoutFile) -> dict[str, object]:
         "version": VERSION,
         "model": {"name": file.model_name, "layers": layout.n_layers},
         "split_mode": layout.split_mode,
-        "runs": [{"device": run.device, "layers": _range_text(run.first, run.last)} for run in layout.runs],
+        "runs": [{"device": run.device, "layers": range_text(run.first, run.last)} for run in layout.runs],
         "output": layout.output_device,
     }
     if layout.tensor_split:
@@ -137,10 +138,6 @@ def _parse_range(item: JsonObject, key: str) -> tuple[int, int]:
     return first, last
 
 
-def _range_text(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
-
-
 def _device(item: JsonObject, key: str) -> str:
     device = item.text(key)
     fault = find_id_fault(device)
@@ -177,5 +174,5 @@ def _override_document(override: Override) -> dict[str, object]:
     if override.pattern is not None:
         document["pattern"] = override.pattern
     if override.first is not None and override.last is not None:
-        document["layers"] = _range_text(override.first, override.last)
+        document["layers"] = range_text(override.first, override.last)
     return {**document, "device": override.device}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import TypeVar
@@ -109,7 +109,7 @@ def _work_through(
 
 def _answers(
     order: Order, kind: type[_Found], token: CancelToken, argv: Sequence[str]
-) -> Iterator[list[tuple[int, _Found]]]:
+) -> Generator[list[tuple[int, _Found]]]:
     """Yield what a child of its own answers, an empty list last where it came to its end."""
     decoder = msgspec.msgpack.Decoder(list[tuple[int, kind]])  # type: ignore[valid-type]
     try:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import msgspec
 
 from engine.layout.layout_file import LayoutFile, layout_document
+from engine.layout.range_words import range_text
 from engine.plan.advice import Advice
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
@@ -80,7 +81,7 @@ def plan_text(
 ) -> str:
     """Return the same for people: the runs, a row per device, what is short and which rules are broken."""
     report, layout = plan.report, plan.edit.layout
-    runs = [f"  {_layers_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
+    runs = [f"  {range_text(run.first, run.last):>9}  {run.device}" for run in layout.runs]
     lines = [
         f"{plan.model.name or 'model'}: {layout.n_layers} layers, context {plan.settings.n_ctx}",
         *runs,
@@ -146,10 +147,6 @@ def _decision_lines(report: FitReport) -> list[str]:
 
 def _value_text(value: str | int | bool) -> str:
     return ("on" if value else "off") if isinstance(value, bool) else str(value)
-
-
-def _layers_text(first: int, last: int) -> str:
-    return str(first) if first == last else f"{first}-{last}"
 
 
 def _cells(row: DeviceRow) -> tuple[str, ...]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 FIRST_TOKENS = 32
 """Before the speed is known: few, since a layout on the CPU may do one a second."""
-ALONE_SECONDS = 0.5
-"""Then what can be computed in this time: several micro batches at once keep several devices busy."""
+ALONE_SECONDS = 2.0
+"""Then what can be computed in this time: several micro batches at once keep several devices busy, and a batch cut
+small reads the weights more often. A stop ends it earlier, and signs of life are given meanwhile."""
 BESIDE_SECONDS = 0.15
 """The same where answers wait for their next token meanwhile."""
 

@@ -46,3 +46,31 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
         window.wait_for("both", lambda: bool(window.ask("visible", "chat")))
         assert window.ask("visible", "editor")
         assert window.ask("bugs") == []
+
+
+def test_a_killed_window_reads_nothing_again(desktop: Desktop, tmp_path: Path) -> None:
+    model = write_tiny_llama(tmp_path / "tiny.gguf", n_layers=2, n_ctx_train=1 << 16)
+    states = tmp_path / "xdg_cache_home" / "layerdeck" / "states"
+    with open_window(desktop, tmp_path, model=model) as window:
+        window.wait_for("the model", lambda: window.ask("layout") == [["CPU", 0, 1]])
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
+        load(window)
+        ask_model(window, "a long beginning of a conversation " * 6)
+        window.wait_for("words", lambda: len(answer_of(window)) > 20)
+        window.ask("trigger", "stop_answer")
+        window.wait_for("the end of the answer", lambda: window.ask("state") == "READY")
+        window.wait_for("the kept cache", lambda: bool(list(states.glob("*.state"))))
+        window.process.kill()
+        window.process.wait()
+    with open_window(desktop, tmp_path, model=model) as window:
+        window.wait_for("the conversation", lambda: "a long beginning" in window.ask("text", "chat.messages"))
+        window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
+        load(window)
+        window.wait_for("the cache", lambda: "tokens restored" in window.ask("text", "chat.status_text"))
+        before = answer_of(window)
+        ask_model(window, "go on")
+        # stopped before its first words it would not have looked into the cache
+        window.wait_for("words", lambda: answer_of(window) not in ("", "go on", before))
+        window.ask("trigger", "stop_answer")
+        window.wait_for("the end of the answer", lambda: "read from cache" in window.ask("last_note"))
+        assert window.ask("bugs") == []

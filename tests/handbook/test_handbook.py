@@ -94,7 +94,7 @@ def test_words_find_pages_and_are_marked_there(window: HandbookWindow) -> None:
     assert window.page == "experts"
     assert window.browser.textCursor().selectedText() == "Mixtral"
     QTest.keyClick(window.search_edit, Qt.Key.Key_A)
-    assert window.found == ()
+    assert not window.found
     window.search_edit.clear()
     assert len(window.found) == len(PAGES)
 

@@ -8,7 +8,7 @@ import pytest
 
 from resources.setup.failures import FAILURES, UNKNOWN, explain
 from resources.setup.missing import NEEDED_BYTES, find_missing, sentence
-from resources.setup.times import keep_time, read_times, told_duration
+from resources.setup.times import format_duration, keep_time, read_times, told_duration
 
 REAL_LOGS = {
     "the disk is full": "/usr/bin/ld: final link failed: No space left on device",
@@ -45,6 +45,11 @@ def test_all_that_is_missing_is_said_at_once() -> None:
     for words in ("C++ compiler: install g++", "ensurepip", "hipcc", "999 MB are free", "nothing was built yet"):
         assert words in text
     assert find_missing("linux", "cpu", has_compiler=True, has_venv=True, free_bytes=NEEDED_BYTES) == []
+
+
+def test_duration_is_in_minutes_and_seconds() -> None:
+    assert format_duration(59.4) == "59 s"
+    assert format_duration(185) == "3 min 5 s"
 
 
 def test_a_time_is_the_one_measured_here(tmp_path: Path) -> None:

@@ -55,13 +55,24 @@ def name_of(interface: QAccessibleInterface) -> str:
     return interface.text(QAccessible.Text.Name)
 
 
+def _is_told(interface: QAccessibleInterface) -> bool:
+    """Return whether a screen reader says what a control is for.
+
+    Of a box to choose from Qt gives out what is chosen as its name, on some systems: there it is the label beside it,
+    or its description.
+    """
+    if interface.role() is not _Role.ComboBox:
+        return bool(name_of(interface).strip())
+    return bool(interface.text(QAccessible.Text.Description).strip()) or bool(interface.relations())
+
+
 def nameless(root: QObject) -> list[str]:
     """Return the controls under `root` that do not say what they are: role, class and the class around it."""
     found = []
     for each in walk(interface_of(root)):
         state = each.state()
         is_control = each.role() in CONTROLS or bool(state.focusable)
-        if is_control and not name_of(each).strip() and not _is_part(each):
+        if is_control and not _is_told(each) and not _is_part(each):
             found.append(_describe(each))
     return found
 

@@ -68,6 +68,7 @@ class SettingsPanel(QScrollArea):
         self.system_edit.setAccessibleName("System prompt")
         self.preset_box = QComboBox()
         self.preset_box.setAccessibleName("Preset")
+        self.preset_box.setAccessibleDescription("Preset")
         self.save_button = QPushButton("Save as preset…")
         self.delete_button = QPushButton("Delete preset")
         self.template_field = TemplateField(templates)

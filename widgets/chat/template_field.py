@@ -25,6 +25,7 @@ class TemplateField(QWidget):
         self._known = dict(known)
         self.choice_box = QComboBox()
         self.choice_box.setAccessibleName("Chat template")
+        self.choice_box.setAccessibleDescription("Chat template")
         for name in (OF_MODEL, *self._known, OTHER):
             self.choice_box.addItem(name)
         self.text_edit = QPlainTextEdit()

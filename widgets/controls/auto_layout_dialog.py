@@ -50,6 +50,7 @@ class AutoLayoutDialog(QDialog):
         self._filling = False
         self.strategy_box = QComboBox()
         self.strategy_box.setAccessibleName("Strategy")
+        self.strategy_box.setAccessibleDescription("Strategy")
         for words in strategies:
             self.strategy_box.addItem(words.title, words.name)
         self.purpose_label = plain_label("", "dim", wrap=True)

@@ -107,7 +107,18 @@ class DeviceStrip(QWidget):
             self._row.removeWidget(card)
             self._row.insertWidget(position, card, 1)
         self._cards = ordered
+        self._order_stops()
         self.line.show_cards(self.cards())
+
+    def _order_stops(self) -> None:
+        """Lead the Tab key over the cards, which come later than what the window was made with."""
+        before: QWidget | None = self.add_button.previousInFocusChain()
+        while before is not None and not before.focusPolicy() & Qt.FocusPolicy.TabFocus:
+            before = before.previousInFocusChain()
+        for card in self._cards.values():
+            if before is not None and before is not card.menu_button:
+                QWidget.setTabOrder(before, card.menu_button)
+            before = card.menu_button
 
     def add_samples(self, samples: Sequence[Sample]) -> None:
         """Append one reading per device; those of devices without a card are ignored (they were just removed)."""

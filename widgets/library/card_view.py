@@ -19,6 +19,8 @@ class CardView(QScrollArea):
     """Shows one card; `clear` until it is there."""
 
     link_opened = Signal(str)
+    save_requested = Signal(str, str)
+    """Code and the name of its language."""
 
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
@@ -26,13 +28,14 @@ class CardView(QScrollArea):
         self.note_label = plain_label("", "dim", wrap=True)
         self.text_view = MarkdownView(typesetter)
         self.text_view.link_opened.connect(self.link_opened.emit)
+        self.text_view.save_requested.connect(self.save_requested.emit)
         self.text_view.height_changed.connect(self._fit)
         self.text_view.setAccessibleName("Text of the model card")
         self.setAccessibleName("Model card")
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._content = QWidget()
-        column = QVBoxLayout(self._content)
+        column = self._column = QVBoxLayout(self._content)
         column.setContentsMargins(0, 0, 12, 0)
         column.setSpacing(10)
         self.facts.setContentsMargins(0, 0, 0, 0)
@@ -69,6 +72,6 @@ class CardView(QScrollArea):
         self._fit()
 
     def _fit(self) -> None:
-        margins = self._content.layout().contentsMargins() if self._content.layout() else self.contentsMargins()
+        margins = self._column.contentsMargins()
         width = max(120, self.viewport().width() - margins.left() - margins.right())
         self.text_view.setFixedHeight(max(1, self.text_view.fit(width)))

@@ -107,8 +107,10 @@ class LibraryFilters(QWidget):
         ):
             box.addItems([text for _, text in options])
             box.setAccessibleName(name)
+            box.setAccessibleDescription(name)
         self.tag_box.addItem("Any tag")
         self.tag_box.setAccessibleName("Tag")
+        self.tag_box.setAccessibleDescription("Tag")
         self.tag_box.hide()
         row = WrapLayout(spacing=6)
         for widget in (self.order_box, self.turn_button, self.fit_box, self.size_box, self.tag_box):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from engine.devices.device import CPU_ID
 from engine.fit.strategies.workbench import Workbench
 from engine.layout.layout import Layout
+from engine.layout.range_words import layer_words
 
 
 def name_list(names: Sequence[str]) -> str:
@@ -21,7 +22,7 @@ def count_layers(count: int) -> str:
 
 def describe_runs(layout: Layout) -> str:
     """Return what each device holds, in layer order."""
-    parts = [f"{_range(run.first, run.last)} on {run.device}" for run in layout.runs]
+    parts = [f"{layer_words(run.first, run.last)} on {run.device}" for run in layout.runs]
     if layout.output_device != layout.runs[-1].device:
         parts.append(f"the output layer on {layout.output_device}")
     return ", ".join(parts)
@@ -52,7 +53,3 @@ def describe_rest(bench: Workbench, layout: Layout) -> str:
         parts.append(f"experts of {count_layers(len(moved))}")
     why = "that no device takes beside what is pinned" if bench.pinned else "that no device has room for"
     return f" The CPU keeps {name_list(parts)} {why}." if parts else ""
-
-
-def _range(first: int, last: int) -> str:
-    return f"layer {first}" if first == last else f"layers {first}-{last}"

@@ -234,3 +234,21 @@ def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
             assert cut_texts(window) == [], place
 
         qtbot.waitUntil(nothing_is_cut, timeout=LONG_MS)
+
+
+def test_the_tab_key_goes_as_people_read(window: WindowParts) -> None:
+    main = window.main
+    main.settings_bar.model_button.setFocus()
+    areas = (main.settings_bar, main.model_panel, main.device_strip, main.editor, main.chat_view, main.reports)
+    seen: list[QWidget] = []
+    for _ in range(100):
+        focus = main.focusWidget()
+        assert focus is not None
+        area = next(each for each in areas if each is focus or each.isAncestorOf(focus))
+        if area not in seen[-1:]:
+            seen.append(area)
+        if len(seen) > len(areas):
+            break
+        QTest.keyClick(focus, Qt.Key.Key_Tab)
+    assert tuple(seen[:-1]) == areas
+    assert seen[-1] is main.settings_bar

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QMimeData, QPointF, Qt, QUrl
+from PySide6.QtGui import QDragEnterEvent, QDropEvent
 from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.settings.sampling_table import SAMPLING
 from tests.widgets.chat.conftest import exchange
+from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
+from widgets.chat.prompt_edit import files_of
 from widgets.chat.settings_panel import SettingChange, SettingRow
+from widgets.chat.template_field import OF_MODEL, OTHER
 
 
 def ask(pane: ChatPane, text: str) -> None:
@@ -157,3 +163,76 @@ def test_settings_say_where_they_come_from_and_what_is_typed_is_told(qtbot: QtBo
     with qtbot.waitSignal(panel.system_changed) as system:
         panel.system_edit.setPlainText("be long")
     assert system.args == ["be long"]
+
+
+def test_files_are_dropped_and_pasted_and_left_out_again(qtbot: QtBot, pane: ChatPane, tmp_path: Path) -> None:
+    given: list[tuple[Path, ...]] = []
+    pane.files_given.connect(given.append)
+    mime = QMimeData()
+    mime.setUrls([QUrl.fromLocalFile(str(tmp_path / name)) for name in ("a.py", "b.pdf")])
+    inside = QPointF(40, 40)
+    entered = QDragEnterEvent(
+        inside.toPoint(),
+        Qt.DropAction.CopyAction,
+        mime,
+        Qt.MouseButton.LeftButton,
+        Qt.KeyboardModifier.NoModifier,
+    )
+    pane.dragEnterEvent(entered)
+    assert entered.isAccepted()
+    pane.dropEvent(
+        QDropEvent(inside, Qt.DropAction.CopyAction, mime, Qt.MouseButton.LeftButton, Qt.KeyboardModifier.NoModifier)
+    )
+    pane.prompt_edit.insertFromMimeData(mime)
+    assert given == [(tmp_path / "a.py", tmp_path / "b.pdf")] * 2
+    model = QMimeData()
+    model.setUrls([QUrl.fromLocalFile(str(tmp_path / "model.gguf"))])
+    assert files_of(model) == ()
+    pane.show_files([AttachedFile("1", "a.py", "1 KiB"), AttachedFile("2", "b.pdf", "reading…")], is_reading=True)
+    assert not pane.send_button.isEnabled()
+    pane.show_files([AttachedFile("1", "a.py", "1 KiB, 300 tokens")], is_reading=False)
+    assert pane.send_button.isEnabled()
+    with qtbot.waitSignal(pane.file_removed) as removed:
+        pane.attachments.remove_buttons["1"].click()
+    assert removed.args == ["1"]
+    pane.show_files([], is_reading=False)
+    pane.attachments.show_fault("c.bin is not text.")
+    assert pane.attachments.isVisible()
+    assert not pane.send_button.isEnabled()
+    pane.show_context([ContextPart("history", 100)], 1000)
+    pane.context_meter.show_pending(300)
+    assert pane.context_text.startswith("400")
+
+
+def test_a_full_context_is_asked_about_in_place(qtbot: QtBot, pane: ChatPane) -> None:
+    banner = pane.overflow_banner
+    banner.ask("The context is full by 7 tokens.")
+    assert banner.isVisible()
+    for button, answer in ((banner.leave_out_button, True), (banner.cancel_button, False)):
+        with qtbot.waitSignal(banner.answered) as answered:
+            button.click()
+        assert answered.args == [answer]
+    banner.ask("")
+    assert not banner.isVisible()
+
+
+def test_a_template_is_chosen_and_changed(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    field = panel.template_field
+    chosen: list[str] = []
+    panel.template_changed.connect(chosen.append)
+    assert field.text_edit.isHidden()
+    field.choice_box.setCurrentText("ChatML")
+    field.choice_box.activated.emit(field.choice_box.currentIndex())
+    assert "<|im_start|>" in chosen[-1]
+    field.show_template(chosen[-1])
+    assert field.choice_box.currentText() == "ChatML"
+    with qtbot.waitSignal(panel.template_changed):
+        field.text_edit.setPlainText("{{ messages }}")
+    field.show_template(chosen[-1])
+    assert field.choice_box.currentText() == OTHER
+    field.choice_box.setCurrentText(OF_MODEL)
+    field.choice_box.activated.emit(0)
+    assert chosen[-1] == ""

@@ -19,27 +19,32 @@ _ENDLESS = 1 << 62
 
 
 class Buffer:
-    """Free blocks of a buffer that may grow without end; `size_bytes` is the highest end that was ever taken."""
+    """Free blocks of a buffer that may grow without end; `size_bytes` is the highest end that was ever taken.
 
-    __slots__ = ("offsets", "size_bytes", "sizes")
+    A block is a place in three lists: they are searched for every tensor, which lists do at once.
+    """
+
+    __slots__ = ("_ends", "offsets", "size_bytes", "sizes")
 
     def __init__(self, offsets: Sequence[int] = (0,), sizes: Sequence[int] = (_ENDLESS,), size_bytes: int = 0) -> None:
         self.offsets = list(offsets)
         self.sizes = list(sizes)
+        self._ends = [offset + size for offset, size in zip(offsets, sizes, strict=True)]
         self.size_bytes = size_bytes
 
     def take(self, size: int) -> int:
         """Return the offset of a new block: the smallest free one that is large enough, the end if there is none."""
         sizes = self.sizes
-        last = len(sizes) - 1
-        best, best_size = last, _ENDLESS
-        for place in range(last):
-            free = sizes[place]
-            if size <= free <= best_size:
-                best, best_size = place, free
+        best = last = len(sizes) - 1
+        if last:
+            # Of equal ones the one furthest behind is taken.
+            backwards = sizes[last - 1 :: -1]
+            fitting = [free for free in backwards if free >= size]
+            if fitting:
+                best -= 1 + backwards.index(min(fitting))
         offset = self.offsets[best]
         if sizes[best] == size:
-            del self.offsets[best], sizes[best]
+            del self.offsets[best], sizes[best], self._ends[best]
         else:
             self.offsets[best] = offset + size
             sizes[best] -= size
@@ -49,26 +54,28 @@ class Buffer:
     def give_back(self, offset: int, size: int) -> None:
         """Return a block. It is joined with the first neighbour found and that one's other neighbour, which leaves
         gaps where blocks of no size lie between, as the engine's does."""
-        offsets, sizes = self.offsets, self.sizes
+        offsets, sizes, ends = self.offsets, self.sizes, self._ends
         end = offset + size
-        for place, start in enumerate(offsets):
-            if start + sizes[place] == offset:
-                sizes[place] += size
-                if place + 1 < len(offsets) and end == offsets[place + 1]:
-                    sizes[place] += sizes[place + 1]
-                    del offsets[place + 1], sizes[place + 1]
-                return
-            if end == start:
-                offsets[place] = offset
-                sizes[place] += size
-                if place > 0 and offsets[place - 1] + sizes[place - 1] == offset:
-                    sizes[place - 1] += sizes[place]
-                    del offsets[place], sizes[place]
-                return
+        before = ends.index(offset) if offset in ends else len(ends)
+        behind = offsets.index(end) if end in offsets else len(ends)
+        if before <= behind and before < len(ends):
+            sizes[before] += size
+            ends[before] = end
+            behind = before + 1
+            if behind < len(ends) and end == offsets[behind]:
+                sizes[before] += sizes[behind]
+                ends[before] = ends[behind]
+                del offsets[behind], sizes[behind], ends[behind]
+            return
+        if behind < len(ends):
+            offsets[behind] = offset
+            sizes[behind] += size
+            return
         # Blocks of no size may have left the list out of order: it is searched from the start, not halved.
         place = next((place for place, start in enumerate(offsets) if start >= offset), len(offsets))
         offsets.insert(place, offset)
         sizes.insert(place, size)
+        ends.insert(place, end)
 
 
 class Size(NamedTuple):
@@ -246,9 +253,12 @@ class _Step:
     def _place(self, memory: str, work: Sequence[Work]) -> None:
         """Place the results of nodes, and give back what is not read any more behind each."""
         blocks, reads = self._blocks, self._reads
+        buffer = self._buffers.get(memory)
         for number, size, alike, sources in work:
             if number >= 0 and not (alike and self._reuse(number, size, memory, alike)):
-                blocks[number] = (memory, self._buffer(memory).take(size), size)
+                if buffer is None:
+                    buffer = self._buffer(memory)
+                blocks[number] = (memory, buffer.take(size), size)
             for source in sources:
                 reads[source] -= 1
                 if not reads[source] and (block := blocks[source]) is not None:

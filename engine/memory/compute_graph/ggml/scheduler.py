@@ -7,8 +7,9 @@ copied before, and on nothing else, so that callers may remember it. Tensors go 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
 from engine.memory.compute_graph.ggml.reordering import Order, reorder
@@ -16,6 +17,8 @@ from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Node, Section
 
 PIPELINE_COPIES = 4
 """`GGML_SCHED_MAX_COPIES`: under pipeline parallelism inputs of the graph and of its parts are kept this often."""
+_GO_ALONG = ("rope", "flash_attn")
+"""Operations that run where their neighbours do, whatever they read."""
 HOST = "host"
 """Memory of host weights and caches that every CPU backend can use and that devices may copy from."""
 
@@ -166,6 +169,9 @@ class Scheduler:
             for memory in backend.blind_to:
                 self._blind[memory] = self._blind.get(memory, 0) | 1 << index
         self._works: dict[tuple[Section, int], list[Work]] = {}
+        self._incapable: dict[Section, list[int]] = {}
+        self._certain: dict[Section, tuple[Node, ...]] = {}
+        self._named: dict[Section, tuple[dict[Key, int], tuple[tuple[int, Key], ...]]] = {}
         self._orders: dict[tuple[Section, int, int], Order] = {}
         self._holders: dict[str, list[int]] = {}
         for index, backend in enumerate(backends):
@@ -189,7 +195,7 @@ class Scheduler:
             elif leaf.is_input:
                 natural[number] = self._last
         unable = self._unable(section, homes)
-        for node in section.nodes:
+        for node in self._may_be_certain(section):
             number = node.number
             place = tensors[number].backend
             place = pins.get(place, place)
@@ -201,19 +207,37 @@ class Scheduler:
         return Bound(section, homes, natural, fused, unable)
 
     def _unable(self, section: Section, homes: Sequence[str | None]) -> list[int]:
-        found = [0] * len(homes)
+        incapable = self._incapable.get(section)
+        if incapable is None:
+            incapable = self._incapable[section] = [0] * len(homes)
+            for node in section.nodes:
+                for supports, backends in self._deciding.items():
+                    if not supports(section.tensors[node.number]):
+                        incapable[node.number] |= backends
         blind = self._blind
+        if not blind:
+            return incapable
+        found = incapable.copy()
         for node in section.nodes:
-            bits = 0
-            for supports, backends in self._deciding.items():
-                if not supports(section.tensors[node.number]):
-                    bits |= backends
-            if blind:
-                for source in node.sources:
-                    home = homes[source]
-                    if home is not None:
-                        bits |= blind.get(home, 0)
-            found[node.number] = bits
+            for source in node.sources:
+                home = homes[source]
+                if home is not None:
+                    found[node.number] |= blind.get(home, 0)
+        return found
+
+    def _may_be_certain(self, section: Section) -> tuple[Node, ...]:
+        """Return the nodes that may have a backend from the start: pinned ones, views of what has a memory, and those
+        that read weights."""
+        found = self._certain.get(section)
+        if found is None:
+            tensors, roots = section.tensors, section.roots
+            found = self._certain[section] = tuple(
+                node
+                for node in section.nodes
+                if tensors[node.number].backend != -1
+                or tensors[roots[node.number]].home is not None
+                or (node.weights and tensors[node.number].op not in _GO_ALONG)
+            )
         return found
 
     def _holds(self, backend: int, home: str) -> bool:
@@ -234,7 +258,7 @@ class Scheduler:
         if home is not None:
             return self._first_that_holds(home, unable)
         node = section.tensors[number]
-        if node.op in ("rope", "flash_attn"):
+        if node.op in _GO_ALONG:
             return -1
         home = homes[weights[0]] if weights else None
         if home is None:
@@ -324,7 +348,8 @@ class Scheduler:
         section, roots = bound.section, bound.section.roots
         current, has_inputs = before.backend, before.has_inputs
         made = set(before.copies)
-        slot_of = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
+        named, passed = self._names(section)
+        slot_of = named.copy()
         spans, reads, starts = [Span(current, is_new=False)], [*section.reads], [0]
         rows, work = self._work(section, current), spans[-1].work
         for number, node in enumerate(section.nodes):
@@ -364,10 +389,20 @@ class Scheduler:
             if span.work and self.backends[span.backend].reorders:
                 self._reorder(section, start, span.work, reads)
         copies = (section.pass_on(key) for key in made if section.is_known_behind(key))
+        passed += _passed(section, islice(slot_of.items(), len(named), None))
         return (
-            _piece(section, spans, reads, slot_of),
+            _piece(section, spans, reads, slot_of, passed),
             Cut(current, has_inputs, frozenset([key for key in copies if key is not None])),
         )
+
+    def _names(self, section: Section) -> tuple[dict[Key, int], tuple[tuple[int, Key], ...]]:
+        """Return the slots of what other sections know, by name, and those that the next one may know."""
+        found = self._named.get(section)
+        if found is None:
+            roots = section.roots
+            slots = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
+            found = self._named[section] = slots, _passed(section, slots.items())
+        return found
 
     def _reorder(self, section: Section, start: int, work: list[Work], reads: list[int]) -> None:
         """Put nodes of a section from `start` on into the order of a backend that has one of its own.
@@ -430,17 +465,28 @@ def _expand(rows: Sequence[tuple[Bound, list[int]]], skip: int, *, backwards: bo
                 backends[number] = current
 
 
-def _piece(section: Section, spans: Sequence[Span], reads: Sequence[int], slots: dict[Key, int]) -> Piece:
+def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[int, Key], ...]:
+    """Return those of the named slots that the next section may know, with their names there."""
+    behind = ((slot, section.pass_on(name)) for name, slot in slots)
+    return tuple([(slot, name) for slot, name in behind if name is not None])
+
+
+def _piece(
+    section: Section,
+    spans: Sequence[Span],
+    reads: Sequence[int],
+    slots: dict[Key, int],
+    passed: tuple[tuple[int, Key], ...],
+) -> Piece:
     read = {name for name, slot in slots.items() if reads[slot]}
     read.update(copy.root_key for span in spans[1:] for copy, _, _ in span.copies if copy.root_key is not None)
     before = (section.hand_back(key) for key in read if section.is_known_before(key))
-    behind = ((slot, section.pass_on(name)) for name, slot in slots.items())
     return Piece(
         section=section,
         spans=tuple(spans),
         reads=tuple(reads),
         slots=slots,
-        passed=tuple([(slot, name) for slot, name in behind if name is not None]),
+        passed=passed,
         handed_back=frozenset([name for name in before if name is not None]),
     )
 

@@ -1,0 +1,41 @@
+"""`rig kept`: how much workers of this machine keep, and being rid of it; `plan` with a predicted speed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from app.paths import kept_weights_path, speeds_path
+from engine.devices.device import CPU_ID, make_host
+from engine.fit.speed_book import EMPTY_BOOK, KeptDevice, write_speed_book
+from tests.support.command_line import run_here
+from tests.support.models import write_tiny_llama
+
+
+def test_what_is_kept_is_told_and_removed(capsys: pytest.CaptureFixture[str]) -> None:
+    folder = kept_weights_path() / "50052"
+    folder.mkdir(parents=True)
+    (folder / f"{9:016x}").write_bytes(b"w" * 4096)
+    told = run_here(capsys, "rig", "kept", "--json").document
+    assert (told["size_bytes"], told["files"], told["freed_bytes"]) == (4096, 1, 0)
+    assert "4.0 KiB of weights are kept" in run_here(capsys, "rig", "kept").out
+    assert run_here(capsys, "rig", "kept", "--empty", "--json").document["freed_bytes"] == 4096
+    assert run_here(capsys, "rig", "kept", "--json").document["size_bytes"] == 0
+
+
+def test_a_plan_tells_the_speed_once_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = write_tiny_llama(tmp_path / "tiny.gguf")
+    rig = tmp_path / "rig.json"
+    rig.write_text(json.dumps({"version": 1, "devices": [], "host": {"total_bytes": "8GiB"}}))
+    unknown = run_here(capsys, "plan", model, "--rig", rig, "--json").document["speed"]
+    assert (unknown["source"], unknown["tokens_per_second"]) == ("guess", None)
+    host = make_host("host", 1)
+    write_speed_book(speeds_path(), EMPTY_BOOK.with_device(host, KeptDevice(1e10, 1e-6, 1e9, {"F16": 1e10}, 1e-6)))
+    known = run_here(capsys, "plan", model, "--rig", rig, "--json").document["speed"]
+    assert known["source"] == "measured"
+    (part,) = known["devices"]
+    assert part["id"] == CPU_ID
+    assert known["tokens_per_second"] == pytest.approx(1e3 / part["token_ms"], rel=0.02)
+    assert "tokens per second with" in run_here(capsys, "plan", model, "--rig", rig).out

@@ -126,6 +126,7 @@ def test_devices_tell_what_their_buffers_are_like(rig: Rig) -> None:
         assert device.host_alignment_bytes is not None
         assert device.largest_tensor_bytes is not None
         assert device.total_bytes > 0
+        assert not device.capabilities.tensor_split
 
 
 @pytest.mark.parametrize("name", ["dense", "tied", "experts"])

@@ -23,8 +23,8 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 
 @dataclass(frozen=True, slots=True)
 class HostBuffers:
-    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory) and what it computes
-    with: in memory that devices read directly, where the one that decides has such."""
+    """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory), and what it
+    computes with: memory that devices read directly, where the one that decides has such."""
 
     weights: HostBuffer = PLAIN_HOST
     compute: HostBuffer = PLAIN_HOST

@@ -16,6 +16,10 @@ CPU_ID = "CPU"
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Where ggml's name of a backend is not the one people use."""
 
+DIES_IN_TENSOR_SPLIT = frozenset({"Vulkan"})
+"""Backends that load a tensor split over several devices, and end with SIGSEGV at the first token (llama-cpp-python
+0.3.36 on llvmpipe)."""
+
 
 @dataclass(frozen=True, slots=True)
 class ResolvedDevices:
@@ -154,7 +158,7 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         endpoint=endpoint,
         endpoint_device=endpoint_device,
         row_split=endpoint is None and bool(engine.registry_function(registry, b"ggml_backend_split_buffer_type")),
-        tensor_split=kind in ("gpu", "igpu"),
+        tensor_split=kind in ("gpu", "igpu") and _backend(engine, device) not in DIES_IN_TENSOR_SPLIT,
         alignment_bytes=_alignment(engine, engine.device_buffer_type(device)),
         host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
         largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,

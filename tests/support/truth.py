@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -167,8 +167,6 @@ def _id(number: int | str) -> str:
 
 
 _BACKENDS = {"rpc": "RPC", "sim": "CUDA", "vulkan": "Vulkan"}
-_LLVMPIPE: dict[str, int] = {"alignment_bytes": 16, "host_alignment_bytes": 64, "largest_tensor_bytes": 1 << 27}
-"""What the Vulkan device tells that the records were made on: Mesa's llvmpipe 22.3."""
 
 
 def _rig(stand_ins: str) -> Rig:
@@ -181,8 +179,14 @@ def _rig(stand_ins: str) -> Rig:
             kind="gpu",
             total_bytes=_TIB,
             endpoint=f"127.0.0.1:{50152 + number}" if is_rpc else None,
-            **(_LLVMPIPE if stand_ins == "vulkan" else {}),
         )
         for number in range(3)
     )
+    if stand_ins == "vulkan":
+        devices = tuple(map(_like_llvmpipe, devices))
     return Rig(devices, make_host("host", _TIB))
+
+
+def _like_llvmpipe(device: Device) -> Device:
+    """Return `device` with what the one tells that the Vulkan records were made on: Mesa's llvmpipe 22.3."""
+    return replace(device, alignment_bytes=16, host_alignment_bytes=64, largest_tensor_bytes=1 << 27)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.devices.device import CPU_ID, Rig
+from engine.devices.device import CPU_ID, Device, Rig
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run
 from engine.memory.model_memory import ModelMemory
@@ -61,8 +61,8 @@ def rig(three_devices: None) -> Rig:
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, ModelMemory]:
     folder = tmp_path_factory.mktemp("models")
-    shape = {"n_layers": _N_LAYERS, "n_embd": 128, "n_head": 4, "n_ff": 256, "n_ctx_train": 2048}
-    dense, sparse = partial(write_tiny_llama, **shape), partial(write_tiny_moe, **shape)  # type: ignore[arg-type]
+    dense = partial(write_tiny_llama, n_layers=_N_LAYERS, n_embd=128, n_head=4, n_ff=256, n_ctx_train=2048)
+    sparse = partial(write_tiny_moe, n_layers=_N_LAYERS, n_embd=128, n_head=4, n_ff=256, n_ctx_train=2048)
     paths = {
         "dense": dense(folder / "dense.gguf"),
         "tied": dense(folder / "tied.gguf", tied=True, file_type="Q4_0"),
@@ -126,6 +126,7 @@ def test_devices_tell_what_their_buffers_are_like(rig: Rig) -> None:
         assert device.host_alignment_bytes is not None
         assert device.largest_tensor_bytes is not None
         assert device.total_bytes > 0
+        assert not device.capabilities.tensor_split
 
 
 @pytest.mark.parametrize("name", ["dense", "tied", "experts"])
@@ -149,8 +150,16 @@ def test_loads_are_forecast_to_the_byte(name: str, models: dict[str, ModelMemory
 def _like(stand_ins: Rig, found: Rig) -> Rig:
     """Return the stand-ins with what this machine's device told of its buffers."""
     first = found.devices[0]
-    told = {key: getattr(first, key) for key in ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes")}
-    return Rig(tuple(replace(device, **told) for device in stand_ins.devices), stand_ins.host)
+
+    def told(device: Device) -> Device:
+        return replace(
+            device,
+            alignment_bytes=first.alignment_bytes,
+            host_alignment_bytes=first.host_alignment_bytes,
+            largest_tensor_bytes=first.largest_tensor_bytes,
+        )
+
+    return Rig(tuple(map(told, stand_ins.devices)), stand_ins.host)
 
 
 def _off(memory: ModelMemory, case: TruthCase) -> list[str]:

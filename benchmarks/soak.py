@@ -195,7 +195,8 @@ class Soak:
         end_s = time.monotonic() + STEP_TIMEOUT_S
         while not condition():
             if time.monotonic() > end_s:
-                raise TimeoutError(f"{what}: not within {STEP_TIMEOUT_S:g} s; {self._window.main.status_line.text}")
+                state, line = self._desk.loading.state.name, self._window.main.status_line.text()
+                raise TimeoutError(f"{what}: not within {STEP_TIMEOUT_S:g} s; {state}, {line}")
             self._pump(0.02)
 
     def _pump(self, seconds: float) -> None:

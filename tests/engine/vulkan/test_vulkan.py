@@ -20,7 +20,6 @@ from engine.plan.plan import Plan
 from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, LoadedModel, Piece
 from engine.rigs.discovery import discover
-from engine.rigs.self_test import try_repeated
 from engine.session.reports import loaded_event
 from engine.settings.context_settings import ContextSettings
 from tests.support.conversation import Conversation
@@ -195,11 +194,6 @@ def test_every_layout_answers_as_the_cpu_does(name: str, models: dict[str, Model
         with _loaded(plan) as (child, loaded):
             assert _differences(plan, loaded) == {}, words
             assert _answer(child) == expected, words
-
-
-@pytest.mark.exhaustive
-def test_a_device_that_comes_twice_computes_the_same_each_time(models: dict[str, ModelMemory], rig: Rig) -> None:
-    assert try_repeated(rig, V0, models["dense"].model.paths[0], rounds=3).passed
 
 
 @pytest.mark.exhaustive

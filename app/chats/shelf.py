@@ -127,7 +127,7 @@ class ChatShelf(QObject):
 
     def _tell_overflow(self) -> None:
         for model in self._models.all:
-            model.conversation.overflow = self._overflow
+            model.conversation.answering.overflow = self._overflow
 
     @property
     def _overflow(self) -> Overflow:
@@ -136,8 +136,8 @@ class ChatShelf(QObject):
         return "ask" if self._settings.asks_when_full else "drop"
 
     def _follow(self, model: OpenModel) -> None:
-        model.conversation.keeper = self._archive
-        model.conversation.overflow = self._overflow
+        model.conversation.keep_in(self._archive)
+        model.conversation.answering.overflow = self._overflow
         model.conversation.chat_changed.connect(self._tell_current)
 
     def _tell_current(self) -> None:

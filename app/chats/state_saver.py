@@ -67,7 +67,7 @@ class StateSaver(QObject):
         self._timer.setSingleShot(True)
         self._timer.setInterval(PAUSE_MS)
         self._timer.timeout.connect(self.save_now)
-        model.conversation.states = self
+        model.conversation.answering.states = self
         model.loading.loaded_changed.connect(self._on_loaded_changed)
         model.loading.leaving.connect(self._on_leaving)
         model.loading.bridge.answered.connect(self._on_answered)

@@ -101,7 +101,7 @@ class Talk:
         self._order, self._conversation = order, conversation
         plan = order.plan
         self._model = model_identity(plan.model)
-        self._key = key_of(self._model, plan.settings)
+        self._key = key_of(self._model, plan.settings, plan.edit.side_files.adapters)
         preset = {} if options.preset is None else options.preset.settings
         chat = {**conversation.settings, **options.settings}
         self._sampling = sampling_of(model_sampling(plan.model.metadata), preset, chat).settings

@@ -9,7 +9,8 @@ from PySide6.QtCore import QObject, QUrl
 from PySide6.QtGui import QDesktopServices
 
 from app.chats.shown_messages import shown_message, shown_messages
-from app.models.conversation import ContextUse, Piece, Restored
+from app.models.answer import Piece
+from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from engine.chats.tree import MessageTree
@@ -44,8 +45,8 @@ class ChatPresenter(QObject):
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
-        pane.overflow_banner.answered.connect(conversation.answer_overflow)
-        pane.stop_requested.connect(conversation.stop)
+        pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
+        pane.stop_requested.connect(conversation.answering.stop)
         pane.draft_changed.connect(self._on_draft)
         pane.acted.connect(self._on_action)
         pane.undo_requested.connect(self._on_undo)
@@ -105,7 +106,7 @@ class ChatPresenter(QObject):
         self._pane.show_remark(event.replaced)
         if event.replaced:
             _log.warning("%s", event.replaced)
-        is_full = event.stop_reason == "context_full" and self._conversation.overflow == "stop"
+        is_full = event.stop_reason == "context_full" and self._conversation.answering.overflow == "stop"
         self._pane.set_context_full(is_full)
 
     def _on_restored(self, restored: Restored) -> None:
@@ -146,7 +147,7 @@ class ChatPresenter(QObject):
             case "continue":
                 conversation.go_on(action.message)
             case "answer_now":
-                conversation.answer_now()
+                conversation.answering.answer_now()
             case "branch":
                 conversation.branch(action.message)
             case "pin":

@@ -12,7 +12,7 @@ from statistics import median_high
 
 import msgspec
 
-from engine.devices.device import Device, Rig
+from engine.devices.device import CPU_ID, Device, Rig
 from engine.errors import PlacedError
 from engine.json_file import read_kept, write_kept
 from engine.plan.report import DeviceRow
@@ -55,7 +55,7 @@ class Calibration:
         """Return the calibration after a load.
 
         `grown_bytes` is how much more of a device is in use than before the load, for devices whose driver tells (all
-        of it is ours then); of remote devices the engine's own numbers count. A card whose driver tells nothing, or
+        of it is ours then); of workers and of the host the engine's own numbers count. A card whose driver tells nothing, or
         always the same (Vulkan without VK_EXT_memory_budget), teaches nothing: what the engine tells of its buffers
         cannot contain an overhead. What is less than forecast counts as none: a
         forecast that is too high is no negative overhead. What is far more is no overhead either, but a wrong forecast.
@@ -66,7 +66,7 @@ class Calibration:
             device = rig.device(row.id)
             if device is None or not row.need_bytes or not expected.get(row.id):
                 continue
-            taken_bytes = grown_bytes.get(row.id, row.need_bytes if device.is_rpc else 0)
+            taken_bytes = grown_bytes.get(row.id, row.need_bytes if device.is_rpc or device.id == CPU_ID else 0)
             if not taken_bytes:
                 continue
             difference_bytes = max(0, taken_bytes - expected[row.id])

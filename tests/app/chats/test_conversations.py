@@ -199,7 +199,7 @@ def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench:
     assert sum(map(bool, notes)) >= 1
     assert all("context is full" in note for note in notes if note)
     assert len(bench.path) == 12
-    bench.conversation.overflow = "stop"
+    bench.conversation.answering.overflow = "stop"
     bench.conversation.send("much too long " * 60)
     failed = bench.answered()
     assert failed.state == "failed"
@@ -290,13 +290,13 @@ def test_a_full_context_asks_first_and_leaves_out_no_pinned_turn(bench: Bench) -
     assert bench.path[0].pinned
     ask_until_full()
     assert "context is full" in asked[0]
-    conversation.answer_overflow(False)
+    conversation.answering.answer_overflow(False)
     assert bench.answered().state == "failed"
     assert asked.pop() == ""
     asked.clear()
     bench.conversation.send("many words " * 6)
     bench.wait(lambda: bool(asked))
-    conversation.answer_overflow(True)
+    conversation.answering.answer_overflow(True)
     answer = bench.answered()
     assert (answer.state, "context is full" in answer.note) == ("done", True)
     assert pinned not in conversation.left_out

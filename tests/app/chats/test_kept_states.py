@@ -62,7 +62,7 @@ class Bench:
 
     @property
     def saver(self) -> StateSaver:
-        states = self.conversation.states
+        states = self.conversation.answering.states
         assert isinstance(states, StateSaver)
         return states
 

@@ -26,6 +26,7 @@ def test_what_is_kept_is_told_and_removed(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_a_plan_tells_the_speed_once_it_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds_path().unlink(missing_ok=True)  # what other tests of this process measured
     model = write_tiny_llama(tmp_path / "tiny.gguf")
     rig = tmp_path / "rig.json"
     rig.write_text(json.dumps({"version": 1, "devices": [], "host": {"total_bytes": "8GiB"}}))

@@ -193,6 +193,7 @@ def test_a_cancelled_search_changes_nothing(open_window: OpenWindow, qtbot: QtBo
 
 
 def test_answers_teach_how_fast_layouts_are(open_window: OpenWindow, qtbot: QtBot, tmp_path: Path) -> None:
+    speeds_path().unlink(missing_ok=True)  # what other tests of this process measured
     window = open_window()
     file = show_model(window, qtbot, tmp_path)
     desk, model = window.desk, window.desk.models.current

@@ -55,10 +55,10 @@ class Calibration:
         """Return the calibration after a load.
 
         `grown_bytes` is how much more of a device is in use than before the load, for devices whose driver tells (all
-        of it is ours then); of workers and of the host the engine's own numbers count. A card whose driver tells nothing, or
-        always the same (Vulkan without VK_EXT_memory_budget), teaches nothing: what the engine tells of its buffers
-        cannot contain an overhead. What is less than forecast counts as none: a
-        forecast that is too high is no negative overhead. What is far more is no overhead either, but a wrong forecast.
+        of it is ours then); of workers and of the host the engine's own numbers count. A card whose driver tells
+        nothing, or always the same (Vulkan without VK_EXT_memory_budget), teaches nothing: what the engine tells of its
+        buffers cannot contain an overhead. What is less than forecast counts as none: a forecast that is too high is no
+        negative overhead. What is far more is no overhead either, but a wrong forecast.
         """
         expected = {row.id: row.need_bytes - row.overhead_bytes for row in forecast}
         overheads = dict(self.overheads)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+
 from PySide6.QtWidgets import QMessageBox, QWidget
 from pytestqt.qtbot import QtBot
 
@@ -20,6 +22,7 @@ def open_box(presenter: KeptWeightsPresenter, window: QWidget, qtbot: QtBot) -> 
 
 
 def test_weights_are_counted_and_removed_when_asked(qtbot: QtBot) -> None:
+    shutil.rmtree(kept_weights_path(), ignore_errors=True)  # what other tests of this process kept
     folder = kept_weights_path() / "50052"
     folder.mkdir(parents=True)
     file = folder / f"{7:016x}"

@@ -244,7 +244,7 @@ class Loading(QObject):
         """A load or an answer ended badly, or the child was lost. What was loaded before may still be there."""
         if event.request is not None:
             self.answer_lost.emit(AnswerLost(event.request, _loss_words(event)))
-            if self.snapshot.loaded is not None or isinstance(event, Cancelled):
+            if self.snapshot.loaded is not None or self.snapshot.is_unloading or isinstance(event, Cancelled):
                 return  # It is about a request only, and was told there.
         self._tell_end(event)
 

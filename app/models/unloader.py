@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
+import time
+from collections.abc import Sequence
+
+from PySide6.QtCore import QObject, QTimer
 
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.rig.lab import Lab
+
+MAX_WAIT_S = 5.0
+"""For models on the lab's workers to end, before the workers do."""
+LOOK_MS = 20
 
 
 class Unloader(QObject):
@@ -40,12 +47,22 @@ class Unloader(QObject):
             self.unload(other)
 
     def stop_lab(self) -> None:
-        """End the lab's workers; models that are on them are unloaded first."""
-        for model in self._models.all:
-            if model.held is not None and not self._lab.endpoints.isdisjoint(model.held.endpoints):
-                model.loading.cancel()
-                self.unload(model)
-        self._lab.stop()
+        """End the lab's workers; models that are on them are unloaded first, and may still save what they hold."""
+        going = [
+            model
+            for model in self._models.all
+            if model.held is not None and not self._lab.endpoints.isdisjoint(model.held.endpoints)
+        ]
+        for model in going:
+            model.loading.cancel()
+            self.unload(model)
+        self._stop_lab_after(going, time.monotonic() + MAX_WAIT_S)
+
+    def _stop_lab_after(self, going: Sequence[OpenModel], end_s: float) -> None:
+        if time.monotonic() < end_s and any(model.loading.has_child for model in going):
+            QTimer.singleShot(LOOK_MS, self, lambda: self._stop_lab_after(going, end_s))
+        else:
+            self._lab.stop()
 
     def _on_expired(self, model: OpenModel) -> None:
         self._notices.say(f"Unloaded {model.name}: nothing was asked of it for as long as it was to be kept")

@@ -122,7 +122,7 @@ def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> Non
     with serving(folder) as relay:
         first, second = load(memory, relay), load(memory, relay)
         assert first > sum(large)
-        assert second == pytest.approx(first - sum(large), rel=0.05)
+        assert 0 < second <= first - sum(large), "none of the large ones was sent again"
         deadline = time.monotonic() + DEADLINE_S
         whole: dict[str, int] = {}
         while sorted(whole.values()) != sorted(large):

@@ -152,7 +152,8 @@ class Soak:
     def _load(self) -> None:
         self._desk.loader.load()
         self._pump(0.2)
-        self._wait("the load has ended", lambda: not self._desk.loading.is_busy)
+        # A load may wait for the memory of the one before.
+        self._wait("the load has ended", lambda: not self._desk.loading.is_busy and not self._desk.loader.is_waiting)
         self.done["loads"] += 1
 
     def _ask(self) -> None:

@@ -20,6 +20,7 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.files import read_at_most, write_whole
+from engine.json_file import UNREADABLE
 from engine.units import GIB
 
 DEFAULT_QUOTA_BYTES = 20 * GIB
@@ -157,7 +158,7 @@ def _files(folder: Path) -> Iterator[KeptFile]:
 def _read_list(path: Path) -> dict[str, int]:
     try:
         return msgspec.json.decode(read_at_most(path, _MAX_LIST_BYTES), type=dict[str, int])
-    except (OSError, msgspec.MsgspecError, ValueError):
+    except (OSError, ValueError, *UNREADABLE):
         return {}
 
 

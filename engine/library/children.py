@@ -14,6 +14,7 @@ import msgspec
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
+from engine.json_file import UNREADABLE
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts, fingerprint
 from engine.library.fit import Fit
@@ -119,7 +120,7 @@ def _answers(
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        with token.waking(lambda: signal_group(process, kill=True)), suppress(OSError, msgspec.DecodeError):
+        with token.waking(lambda: signal_group(process, kill=True)), suppress(OSError, *UNREADABLE):
             write_frame(process.stdin, order)
             while (data := read_frame(process.stdout, MAX_ANSWER_BYTES)) is not None:
                 yield decoder.decode(data)

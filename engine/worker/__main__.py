@@ -97,7 +97,7 @@ class Worker:
     def _handle(self, request: AnyRequest) -> Message:
         """Do what is asked and return the last message about it."""
         try:
-            give_up_rights(request)
+            give_up_rights(self._engine, request)
             return self._answer(request)
         except EndOfRequest as end:
             return end.message

@@ -105,6 +105,7 @@ def _run(options: argparse.Namespace) -> int:
     opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
     opening.opened.connect(partial(_keep_mark, application))
+    opening.opened.connect(partial(_show_icon, application))
     if is_only:
         opening.opened.connect(partial(_serve_later_starts, application))
     opening.show()
@@ -121,6 +122,15 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
     marks = RunMarks(runs_path())
     window.follow_run(marks)
     application.aboutToQuit.connect(marks.end)
+
+
+def _show_icon(application: QApplication, _window: WindowParts) -> None:
+    """Give the window its icon where no menu entry does; drawn in several sizes, so not before the first paint."""
+    from PySide6.QtGui import QIcon
+
+    from resources.loader import folder
+
+    application.setWindowIcon(QIcon(str(folder() / "layerdeck.svg")))
 
 
 def _serve_later_starts(application: QApplication, window: WindowParts) -> None:

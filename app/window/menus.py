@@ -222,7 +222,9 @@ def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
         themes.addAction(action)
 
 
-def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(
+    show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_releases: _Do, show_about: _Do
+) -> Menu:
     """Where to look further."""
     return "Help", (
         Command("handbook", "&Handbook", show_handbook, "F1", tip="The page about what you are working with"),
@@ -234,6 +236,12 @@ def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: 
             tip="Devices, the engine on each of them, forecasts and speeds: a table, and a file to send",
         ),
         Command("log", "Open the &Log Folder", open_log),
+        Command(
+            "new_version",
+            "&New Version…",
+            show_releases,
+            tip="Whether to look for one, and where; off until you turn it on",
+        ),
         Command("about", "&About Layerdeck", show_about),
     )
 

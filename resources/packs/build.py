@@ -14,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 
 from resources.packs.archive import write_pack
@@ -53,7 +54,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--source", type=Path, required=True)
     parser.add_argument("--engine", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--architectures", default="")
+    parser.add_argument("--architectures", default="", help='CMake\'s, as "75;86;90"; without, most that are in use')
+    parser.add_argument("--scratch", type=Path, help="build here and keep it: the same call goes on where it ended")
     options = parser.parse_args(arguments)
     if fault := find_fault(options.name, os.environ):
         sys.stderr.write(f"{fault}\n")
@@ -62,15 +64,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def run(command: Sequence[str], environ: Mapping[str, str]) -> None:
         subprocess.run(command, env=environ, check=True)
 
-    with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
+    with ExitStack() as stack:
+        scratch = options.scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layerdeck-pack-")))
+        recipe, architectures = RECIPES[options.name], options.architectures
         archive = build_pack(
-            RECIPES[options.name],
-            options.source,
-            options.engine,
-            options.out,
-            Path(scratch),
-            run,
-            architectures=options.architectures,
+            recipe, options.source, options.engine, options.out, scratch, run, architectures=architectures
         )
     sys.stdout.write(f"{archive}\n")
     return 0

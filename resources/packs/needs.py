@@ -30,14 +30,22 @@ def find_fault(backend: str, environ: Mapping[str, str]) -> str | None:
     """Return in one sentence what is missing here to build a pack for `backend`, None if nothing is."""
     if backend == "vulkan":
         return vulkan.find_fault(vulkan.look(environ))
-    if backend == "cuda" and find_nvcc(environ) is None:
-        return (
-            "A CUDA pack cannot be built: nvcc cannot be found. Install the CUDA toolkit and let CUDA_HOME name it; "
-            "a card is not needed."
-        )
+    if backend == "cuda":
+        return _cuda_fault(find_nvcc(environ))
     if backend == "hip" and shutil.which("hipcc", path=environ.get("PATH")) is None:
         return "A HIP pack cannot be built: hipcc cannot be found. Install ROCm, with its bin folder on the path."
     return None
+
+
+def _cuda_fault(nvcc: str | None) -> str | None:
+    remedy = "Install the whole CUDA toolkit and let CUDA_HOME name it; a card is not needed."
+    if nvcc is None:
+        return f"A CUDA pack cannot be built: nvcc cannot be found. {remedy}"
+    # The compiler alone knows where it looks: it may be a script, or a link into any folder.
+    looked = subprocess.run(
+        [nvcc, "-E", "-x", "cu", "-include", "cublas_v2.h", os.devnull], capture_output=True, check=False
+    )
+    return None if looked.returncode == 0 else f"A CUDA pack cannot be built: {nvcc} finds no cuBLAS. {remedy}"
 
 
 def compiler_flags(backend: str, environ: Mapping[str, str]) -> list[str]:

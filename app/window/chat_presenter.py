@@ -14,6 +14,7 @@ from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from engine.chats.tree import MessageTree
+from engine.language import tr
 from engine.session.events import Done, Reading
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
@@ -86,10 +87,10 @@ class ChatPresenter(QObject):
         if state is ModelState.READY:
             pane.set_ready(True)
         elif state is ModelState.LOADING:
-            pane.set_ready(False, "Loading…")
+            pane.set_ready(False, tr("Loading…"))
             pane.set_context_full(False)
         elif state is not ModelState.GENERATING:
-            pane.set_ready(False, "Load a model to chat.")
+            pane.set_ready(False, tr("Load a model to chat."))
         pane.set_answering(self._conversation.is_answering)
 
     def _on_reading(self, event: Reading) -> None:
@@ -98,7 +99,11 @@ class ChatPresenter(QObject):
         if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
             return
-        words = f"reading {format_count(event.read_tokens)} of {format_count(event.prompt_tokens)} tokens"
+        words = tr(
+            "reading {read_tokens} of {prompt_tokens} tokens",
+            read_tokens=format_count(event.read_tokens),
+            prompt_tokens=format_count(event.prompt_tokens),
+        )
         self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
 
     def _on_answer_finished(self, event: Done) -> None:
@@ -111,9 +116,9 @@ class ChatPresenter(QObject):
 
     def _on_restored(self, restored: Restored) -> None:
         if restored.tokens:
-            words = f"{format_count(restored.tokens)} tokens restored: they are not read again."
+            words = tr("{tokens} tokens restored: they are not read again.", tokens=format_count(restored.tokens))
         else:
-            words = f"This conversation is read again. {restored.refusal}"
+            words = tr("This conversation is read again. {refusal}", refusal=restored.refusal)
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextUse) -> None:
@@ -126,7 +131,7 @@ class ChatPresenter(QObject):
         system = len(conversation.system)
         files = sum(len(each.text) for message in path for each in message.attachments)
         whole = system + files + sum(len(message.content) for message in path)
-        shares = (("system prompt, about", system, "kv"), ("attachments, about", files, "experts"))
+        shares = ((tr("system prompt, about"), system, "kv"), (tr("attachments, about"), files, "experts"))
         parts = [ContextPart(label, round(used * length / whole), colour) for label, length, colour in shares if length]
         return [*parts, ContextPart("history", used - sum(part.tokens for part in parts), "weights")]
 

@@ -16,6 +16,7 @@ from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
+from engine.language import tr
 from engine.session.events import Done, Reading
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
@@ -90,10 +91,10 @@ class ChatPresenter(QObject):
         if state is ModelState.READY:
             pane.set_ready(True)
         elif state is ModelState.LOADING:
-            pane.set_ready(False, "Loading…")
+            pane.set_ready(False, tr("Loading…"))
             pane.set_context_full(False)
         elif state is not ModelState.GENERATING:
-            pane.set_ready(False, "Load a model to chat.")
+            pane.set_ready(False, tr("Load a model to chat."))
         pane.set_answering(self._conversation.is_answering)
 
     def _on_reading(self, event: Reading) -> None:
@@ -102,7 +103,11 @@ class ChatPresenter(QObject):
         if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
             return
-        words = f"reading {format_count(event.read_tokens)} of {format_count(event.prompt_tokens)} tokens"
+        words = tr(
+            "reading {read_tokens} of {prompt_tokens} tokens",
+            read_tokens=format_count(event.read_tokens),
+            prompt_tokens=format_count(event.prompt_tokens),
+        )
         self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
 
     def _on_answer_finished(self, event: Done) -> None:
@@ -115,9 +120,9 @@ class ChatPresenter(QObject):
 
     def _on_restored(self, restored: Restored) -> None:
         if restored.tokens:
-            words = f"{format_count(restored.tokens)} tokens restored: they are not read again."
+            words = tr("{tokens} tokens restored: they are not read again.", tokens=format_count(restored.tokens))
         else:
-            words = f"This conversation is read again. {restored.refusal}"
+            words = tr("This conversation is read again. {refusal}", refusal=restored.refusal)
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextUse) -> None:
@@ -127,8 +132,8 @@ class ChatPresenter(QObject):
             self._counter.count(self._conversation.counted_chat(use.used or None))
 
     def _on_counted(self, use: PartsOfUse) -> None:
-        system = ContextPart("system prompt", use.system, "kv")
-        files = ContextPart("attachments", use.attachments, "experts")
+        system = ContextPart(tr("system prompt"), use.system, "kv")
+        files = ContextPart(tr("attachments"), use.attachments, "experts")
         parts = [part for part in (system, files) if part.tokens]
         self._pane.show_context([*parts, _history(use.history)], use.n_ctx, reserve=use.reserve)
 
@@ -170,4 +175,4 @@ class ChatPresenter(QObject):
 
 
 def _history(tokens: int) -> ContextPart:
-    return ContextPart("questions, answers and the template's marks", tokens, "weights")
+    return ContextPart(tr("questions, answers and the template's marks"), tokens, "weights")

@@ -353,8 +353,17 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     op_s: float | None = None
 
 
+class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of loading an engine pack: the devices that came with it, or the reason why it was left out."""
+
+    name: str
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     devices: tuple[GgmlDevice, ...]
+    packs: tuple[PackLoad, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):

@@ -84,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     from app.bug_report import BugReporter
     from app.logs import start_logging
     from app.opening import Opening, Wishes
+    from app.packs import use_packs
     from app.paths import APPLICATION, instance_name, log_path
     from app.settings import Settings
     from app.single_instance import hand_over
@@ -99,6 +100,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
 
     start_logging(log_path())
+    use_packs()
     reporter = BugReporter(application)
     reporter.install()
     settings = Settings()

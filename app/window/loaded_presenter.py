@@ -80,7 +80,7 @@ class LoadedPresenter(QObject):
             is_current=model is self._models.current,
             end_text="Cancel" if model.loading.is_busy else "Unload",
             may_end=state is not ModelState.STOPPING,
-            tool_tip="\n".join([held.name, *where]),
+            tool_tip="\n".join([held.name, *where, *_checkpoint_words(model.loading.checkpoint_bytes)]),
         )
 
     def _on_chosen(self, number: int) -> None:
@@ -98,3 +98,7 @@ class LoadedPresenter(QObject):
 
     def _model(self, number: int) -> OpenModel:
         return next(model for model in self._models.all if model.number == number)
+
+
+def _checkpoint_words(size_bytes: int) -> list[str]:
+    return [f"of which checkpoints of conversations: {format_bytes(size_bytes)}"] if size_bytes else []

@@ -18,8 +18,6 @@ from tests.support.patient_bot import PatientBot
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
-BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
-"""Tells `tests.support.command_line` which folder's command line to start."""
 OUR_LOGGERS = ("app", "engine", "layerdeck", "widgets", "resources")
 
 
@@ -48,7 +46,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose what has to be known before the first test module is imported."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     if config.option.bundle:
-        os.environ[BUNDLE_VARIABLE] = str(Path(__file__).resolve().parents[1] / "dist" / "layerdeck")
+        os.environ[selection.BUNDLE_VARIABLE] = str(Path(__file__).resolve().parents[1] / "dist" / "layerdeck")
     selection.begin_run(does_all=config.option.all)
     _register_profiles(selection.examples(60))
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "layerdeck")

@@ -21,11 +21,10 @@ import pytest
 
 from app.cli import main
 from tests.support.patience import DEADLINE_S
+from tests.support.selection import BUNDLE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDINGS = ("done", "loaded", "out_of_memory", "failed", "crashed", "cancelled")
-BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
-"""Names the folder of a bundle, whose command line is then the one that runs as a process of its own."""
 
 
 def program() -> tuple[str, ...]:

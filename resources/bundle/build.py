@@ -29,6 +29,8 @@ def main() -> int:
     """Build all of it; return the exit code."""
     version = metadata.version(NAME)
     folder = _freeze()
+    if sys.platform != "linux":
+        return _finish_elsewhere(folder)
     saved_bytes = link_copies(folder / "_internal")
     _strip(folder / "_internal")
     # One program under two names: it looks at the one it was called by.
@@ -36,7 +38,7 @@ def main() -> int:
     shutil.copy2(ROOT / "LICENSE", folder)
     shutil.copyfile(ROOT / "resources" / "bundle" / "menu.sh", folder / "add-to-menu")
     (folder / "add-to-menu").chmod(0o755)
-    write_notices(folder)
+    write_notices(folder, folder)
     write_share(folder / "share")
     archive = _pack(folder, DIST / f"{NAME}-{version}-linux-{os.uname().machine}.tar.gz")
     package = write_package(folder, DIST, version, WORK)
@@ -45,6 +47,18 @@ def main() -> int:
     sys.stdout.write(f"{table}\nCopies that became links: {saved_bytes / 1e6:.1f} MB\n")
     for path in (folder, archive, package):
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    return 0
+
+
+def _finish_elsewhere(folder: Path) -> int:
+    """Add the licences where macOS and Windows have them, for `resources/macos` and `resources/windows` to go on.
+
+    Not run yet, as those are not.
+    """
+    notices = DIST / "Layerdeck.app" / "Contents" / "Resources" if sys.platform == "darwin" else folder
+    write_notices(folder, notices)
+    shutil.copy2(ROOT / "LICENSE", notices)
+    (DIST / "contents.txt").write_text(size_table(folder), encoding="utf-8")
     return 0
 
 

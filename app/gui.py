@@ -80,6 +80,7 @@ def _x_server_answers() -> bool:
 def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
+    from app.allocator import keep_little, spare_what_stays
     from app.bug_report import BugReporter
     from app.logs import start_logging
     from app.opening import Opening, Wishes
@@ -89,6 +90,7 @@ def _run(options: argparse.Namespace) -> int:
     from app.single_instance import hand_over
     from app.theme import Theme
 
+    keep_little()
     application = QApplication(sys.argv[:1])
     application.setApplicationName(APPLICATION)
     application.setApplicationDisplayName("Layerdeck")
@@ -106,6 +108,7 @@ def _run(options: argparse.Namespace) -> int:
     theme = Theme(application, options.theme or settings.theme)
     opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
+    opening.opened.connect(lambda _: spare_what_stays())
     opening.opened.connect(partial(_keep_mark, application))
     opening.opened.connect(partial(_show_icon, application))
     if is_only:

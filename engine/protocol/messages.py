@@ -458,10 +458,21 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
     prompt_tokens: int
 
 
-class Piece(Answer, frozen=True, tag="piece", kw_only=True):
-    """Generated text, never empty."""
+class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that was chosen, how probable it was, and the likeliest ones with their probabilities, the first of all
+    first: before all samplers, at a temperature of 1. It may be among them."""
 
     text: str
+    probability: float
+    likeliest: tuple[tuple[str, float], ...]
+
+
+class Piece(Answer, frozen=True, tag="piece", kw_only=True):
+    """Generated text, never empty. `choices`: of the tokens since the last piece, where they were asked for; a text
+    that is held back comes later than its tokens."""
+
+    text: str
+    choices: tuple[TokenChoice, ...] = ()
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):

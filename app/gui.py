@@ -21,6 +21,7 @@ from engine.errors import NoDisplayError
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
+    from app.opening import Opening
     from app.wiring import WindowParts
 
 NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
@@ -112,7 +113,7 @@ def _run(options: argparse.Namespace) -> int:
     opening.opened.connect(partial(_keep_mark, application))
     opening.opened.connect(partial(_show_icon, application))
     if is_only:
-        opening.opened.connect(partial(_serve_later_starts, application))
+        serve_later_starts(application, opening)
     opening.show()
     code = application.exec()
     signals.close()
@@ -138,12 +139,22 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
     application.setWindowIcon(QIcon(str(folder() / "layerdeck.svg")))
 
 
-def _serve_later_starts(application: QApplication, window: WindowParts) -> None:
+def serve_later_starts(application: QApplication, opening: Opening) -> None:
+    """Listen from now on: who starts twice in a hurry wants one window. What is asked before it is whole waits."""
     from app.paths import instance_name
     from app.single_instance import FirstInstance
 
     first = FirstInstance(instance_name(), application)
-    first.asked.connect(partial(window.open_files))
+    early: list[list[Path]] = []
+    first.asked.connect(early.append)
+
+    def serve(window: WindowParts) -> None:
+        first.asked.disconnect()
+        first.asked.connect(partial(window.open_files))
+        for files in early:
+            window.open_files(files)
+
+    opening.opened.connect(serve)
     application.aboutToQuit.connect(first.close)
 
 

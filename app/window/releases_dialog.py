@@ -20,9 +20,9 @@ from engine.releases.errors import ReleaseError
 from widgets.common.roles import plain_label, set_role
 
 INTRODUCTION = (
-    "Layerdeck asks nobody for new versions unless you want it to. Then it asks the address below, which learns"
-    " nothing but that somebody asked. The answer counts only if it is signed by those who publish Layerdeck. Nothing is "
-    "downloaded or installed."
+    "Layerdeck asks nobody for new versions unless you want it to. Then it asks the address below, which learns "
+    "nothing but that somebody asked. The answer counts only if it is signed by those who publish Layerdeck. "
+    "Nothing is downloaded or installed."
 )
 NOT_LOOKED = "Not looked yet."
 

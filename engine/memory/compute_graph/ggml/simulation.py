@@ -11,12 +11,13 @@ nothing that follows depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
 from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth, Size, joined, look_back, start
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
+from engine.memory.compute_graph.ggml.ordering import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
 from engine.memory.effort import go_on
@@ -29,6 +30,8 @@ _numbers = count()
 
 NOTHING: Places = ()
 _NO_COPIES: frozenset[Key] = frozenset()
+_Order = tuple[Piece, tuple[Followed, ...], frozenset[NodePlace]]
+_OrderOfMany = tuple[tuple[Piece, ...], tuple[Followed, ...], frozenset[NodePlace]]
 PieceStep = tuple[Piece, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
 """A piece, the backend of the split behind it and whether that has inputs, copies of what layers made, and copies of
 what all may read, by backend."""
@@ -90,6 +93,9 @@ class Steps:
         self._bounds: dict[Stop, Bound] = {}
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
+        self.reorders = any(backend.reorders for backend in scheduler.backends)
+        self._ordered: dict[_Order, tuple[Piece, frozenset[NodePlace]]] = {}
+        self._ordered_segments: dict[_OrderOfMany, tuple[tuple[Piece, ...], frozenset[NodePlace]]] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
         self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
@@ -204,6 +210,34 @@ class Steps:
         copies = tuple(frozenset(lasting[index]) for index in assigned.involved)
         return piece, cut.backend, cut.has_inputs, frozenset(passing), copies
 
+    def order(
+        self, pieces: tuple[Piece, ...], behind: tuple[Followed, ...], used: frozenset[NodePlace]
+    ) -> tuple[tuple[Piece, ...], frozenset[NodePlace]]:
+        """Return the pieces with their work in the order of the backends, and which nodes behind them are then
+        computed, given those that were before."""
+        if not self.reorders:
+            return pieces, used
+        found = self._ordered_segments.get((pieces, behind, used))
+        if found is None:
+            found = self._ordered_segments[pieces, behind, used] = self._order_all(pieces, behind, used)
+        return found
+
+    def _order_all(
+        self, pieces: tuple[Piece, ...], behind: tuple[Followed, ...], used: frozenset[NodePlace]
+    ) -> tuple[tuple[Piece, ...], frozenset[NodePlace]]:
+        ordered = []
+        followed = (*((piece, None) for piece in pieces), *behind)
+        for number, piece in enumerate(pieces, 1):
+            ahead = pieces_ahead(followed[number:])
+            found = self._ordered.get((piece, ahead, used))
+            if found is None:
+                go_on()
+                found = put_in_order(piece, ahead, used, self.scheduler.backends)
+                self._ordered[piece, ahead, used] = found
+            piece, used = found
+            ordered.append(piece)
+        return tuple(ordered), used
+
     def look_back(self, pieces: tuple[Piece, ...], state: int) -> tuple[tuple[int, ...], int]:
         """Return for each piece what it has to know of those behind it, and what the one before them has to."""
         found = self._aheads_of.get((pieces, state))
@@ -298,7 +332,7 @@ class Simulation:
             FarReachError: sections know too little of each other.
         """
         assigned = self._assign()
-        pieces = self._cut(assigned)
+        pieces = self._order(self._cut(assigned))
         aheads = self._look_back(pieces)
         ends = {memory: 0 for segment in self._segments for memory in segment.memories}
         kept = dict.fromkeys(ends, 0)
@@ -350,6 +384,23 @@ class Simulation:
             pieces, standing = segment.steps.cut(assigned[place], standing)
             found.append(pieces)
         return found
+
+    def _order(self, pieces: Sequence[tuple[Piece, ...]]) -> Sequence[tuple[Piece, ...]]:
+        if not any(segment.steps.reorders for segment in self._segments):
+            return pieces
+        found = []
+        used: frozenset[NodePlace] = frozenset()
+        for place, segment in enumerate(self._segments):
+            ordered, used = segment.steps.order(pieces[place], pieces_ahead(self._behind(pieces, place)), used)
+            found.append(ordered)
+        return found
+
+    def _behind(self, pieces: Sequence[tuple[Piece, ...]], place: int) -> Iterator[Followed]:
+        """Yield the pieces of the segments behind one."""
+        for before, segment in enumerate(self._segments[place + 1 :], place):
+            first, *others = pieces[before + 1]
+            yield first, segment.crossing(self._segments[before])
+            yield from ((piece, None) for piece in others)
 
     def _look_back(self, pieces: Sequence[tuple[Piece, ...]]) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []

@@ -98,6 +98,7 @@ def _run(options: argparse.Namespace) -> int:
     from app.bug_report import BugReporter
     from app.logs import start_logging
     from app.opening import Opening, Wishes
+    from app.packs import use_packs
     from app.paths import APPLICATION, instance_name, log_path
     from app.settings import Settings
     from app.single_instance import hand_over
@@ -112,6 +113,7 @@ def _run(options: argparse.Namespace) -> int:
         return 0
 
     start_logging(log_path())
+    use_packs()
     reporter = BugReporter(application)
     reporter.install()
     settings = Settings()
@@ -119,6 +121,7 @@ def _run(options: argparse.Namespace) -> int:
     opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
     opening.opened.connect(partial(_keep_mark, application))
+    opening.opened.connect(partial(_show_icon, application))
     if is_only:
         opening.opened.connect(partial(_serve_later_starts, application))
     opening.show()
@@ -135,6 +138,15 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
     marks = RunMarks(runs_path())
     window.follow_run(marks)
     application.aboutToQuit.connect(marks.end)
+
+
+def _show_icon(application: QApplication, _window: WindowParts) -> None:
+    """Give the window its icon where no menu entry does; drawn in several sizes, so not before the first paint."""
+    from PySide6.QtGui import QIcon
+
+    from resources.loader import folder
+
+    application.setWindowIcon(QIcon(str(folder() / "layerdeck.svg")))
 
 
 def _serve_later_starts(application: QApplication, window: WindowParts) -> None:

@@ -8,6 +8,7 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.notices import Notices
+from app.packs import find_all_devices
 from app.paths import engine_checks_path, self_test_path
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
@@ -15,7 +16,7 @@ from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import RigError
 from engine.language import tr
-from engine.rigs.search import find_devices, find_workers
+from engine.rigs.search import find_workers
 
 
 class DeviceSearch(QObject):
@@ -46,7 +47,7 @@ class DeviceSearch(QObject):
         verdicts, checks = self._verdicts, engine_checks_path()
 
         def look() -> Rig:
-            return find_devices(verdicts, checks=checks)
+            return find_all_devices(verdicts, checks=checks)
 
         self._background.run(tr("Looking for devices"), look, show, self._notices.tell)
 

@@ -81,7 +81,7 @@ class LoadedPresenter(QObject):
             is_current=model is self._models.current,
             end_text=tr("Cancel") if model.loading.is_busy else tr("Unload"),
             may_end=state is not ModelState.STOPPING,
-            tool_tip="\n".join([held.name, *where]),
+            tool_tip="\n".join([held.name, *where, *_checkpoint_words(model.loading.checkpoint_bytes)]),
         )
 
     def _on_chosen(self, number: int) -> None:
@@ -99,3 +99,7 @@ class LoadedPresenter(QObject):
 
     def _model(self, number: int) -> OpenModel:
         return next(model for model in self._models.all if model.number == number)
+
+
+def _checkpoint_words(size_bytes: int) -> list[str]:
+    return [f"of which checkpoints of conversations: {format_bytes(size_bytes)}"] if size_bytes else []

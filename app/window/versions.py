@@ -15,8 +15,8 @@ from PySide6.QtCore import qVersion
 from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
 from engine.devices.device import Rig
 from engine.doctor.installed import backends_built
+from engine.engine_build import engine_build
 from engine.language import tr
-from engine.rigs.check_book import engine_build
 from resources.loader import folder
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"

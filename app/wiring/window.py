@@ -70,6 +70,7 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
+        self.desk.releases.start()
         for path in files:
             self.questions.open_dropped(path)
 

@@ -353,8 +353,17 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     op_s: float | None = None
 
 
+class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of loading an engine pack: the devices that came with it, or the reason why it was left out."""
+
+    name: str
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     devices: tuple[GgmlDevice, ...]
+    packs: tuple[PackLoad, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -459,6 +468,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
+    `checkpoint_bytes`: what copies of memory that cannot be cut back take of the computer's, of all requests together.
     """
 
     prompt_tokens: int
@@ -470,6 +480,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
     replaced: str = ""
+    checkpoint_bytes: int = 0
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):

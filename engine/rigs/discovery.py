@@ -52,7 +52,7 @@ def discover(
         answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
     except EngineError as error:
         raise blaming(error, endpoints) from None
-    return Rig(_devices(answer.devices), host_device())
+    return Rig(devices_of(answer.devices), host_device())
 
 
 def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
@@ -76,7 +76,7 @@ def _check(greeting: Greeting) -> None:
         raise UnreachableError(greeting.sentence, endpoint=greeting.endpoint)
 
 
-def _devices(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
+def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
     """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
     taken = {device.id for device in local}

@@ -71,7 +71,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation; speeds in tokens per second.
 
     `cached_tokens` of the prompt were not read again. `replaced`: why the model's own chat template was not used, empty
-    where it was.
+    where it was. `checkpoint_bytes`: what all checkpoints of the model take of the computer's memory.
     """
 
     prompt_tokens: int
@@ -80,6 +80,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     generation_tokens_per_second: float
     stop_reason: StopReason
     cached_tokens: int = 0
+    checkpoint_bytes: int = 0
     replaced: str = ""
     request: int | None = None
 

@@ -61,6 +61,7 @@ def done_event(message: Generated) -> Done:
         stop_reason=message.stop_reason,
         replaced=show(message.replaced),
         cached_tokens=message.cached_tokens,
+        checkpoint_bytes=message.checkpoint_bytes,
     )
 
 

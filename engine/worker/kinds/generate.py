@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
@@ -11,6 +12,7 @@ from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
 from engine.worker.sampling import SamplerChain, settings_of
+from engine.worker.slots import Slots
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder
@@ -18,7 +20,7 @@ from engine.worker.text import PieceDecoder
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
-def begin(session: LoadedContext, request: Generate) -> Generation:
+def begin(session: LoadedContext, slots: Slots, request: Generate) -> Generation:
     """Return the generation.
 
     Raises:
@@ -28,17 +30,27 @@ def begin(session: LoadedContext, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt, replaced = prompt_tokens(session, request.messages, request.prompt, request.template)
-    return Generation(session, request, *with_begun(session, request, prompt), replaced=replaced)
+    prompt, replaced, marks = prompt_tokens(session, request.messages, request.prompt, request.template)
+    tokens, first = with_begun(session, request, prompt)
+    return Generation(session, slots, request, tokens, first, marks=marks, replaced=replaced)
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
     def __init__(
-        self, session: LoadedContext, request: Generate, tokens: list[int], first: str, *, replaced: str = ""
+        self,
+        session: LoadedContext,
+        slots: Slots,
+        request: Generate,
+        tokens: list[int],
+        first: str,
+        *,
+        marks: Sequence[int] = (),
+        replaced: str = "",
     ) -> None:
-        super().__init__(request.id, tokens)
+        super().__init__(request.id, tokens, marks)
+        self._slots = slots
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
         self._room = session.context_tokens
@@ -125,4 +137,5 @@ class Generation(SequenceTask):
             context_used=0 if self.slot is None else len(self.slot.tokens),
             stop_reason=reason,
             replaced=self._replaced,
+            checkpoint_bytes=self._slots.checkpoint_bytes,
         )

@@ -34,7 +34,7 @@ from typing import IO
 from resources.packs import build as packs
 from resources.packs.needs import find_fault as find_pack_fault
 from resources.packs.recipes import LEFT_OUT, PORTABLE, RECIPES
-from resources.packs.source import fetch_source, find_source
+from resources.packs.source import fetch_ggml, find_source
 from resources.packs.wheel import leave_out as leave_out_of_wheel
 from resources.setup.failures import explain
 from resources.setup.kept_build import BuildFolder, build_folder
@@ -955,7 +955,7 @@ def run_pack(arguments: Sequence[str]) -> int:
         raise SetupError(fault)
     require_venv()
     cache, python = cache_folder(sys.platform, os.environ, Path.home()), str(venv_program("python"))
-    source = find_source(cache, engine_version()) or fetch_source(cache, engine_version(), python)
+    source = find_source(cache, engine_version()) or fetch_ggml(cache, engine_version(), python)
     if source is None:
         raise SetupError(f"The source package of {ENGINE} {engine_version()} could not be had; is there a network?", 1)
     require_build_tools()

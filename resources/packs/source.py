@@ -1,10 +1,10 @@
-"""ggml's source, out of the source package of llama-cpp-python: kept, since a pack has to be of the engine's version."""
+"""ggml's source, out of llama-cpp-python's source package: kept, since a pack has to be of the engine's version."""
 
 from __future__ import annotations
 
+import io
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -18,7 +18,7 @@ def find_source(cache: Path, version: str) -> Path | None:
     return folder if (folder / "CMakeLists.txt").is_file() else None
 
 
-def fetch_source(cache: Path, version: str, python: str) -> Path | None:
+def fetch_ggml(cache: Path, version: str, python: str) -> Path | None:
     """Have `python`'s pip download the source package and keep ggml's part of it; None where pip could not."""
     kept = cache / "sources" / version
     kept.parent.mkdir(parents=True, exist_ok=True)
@@ -40,6 +40,7 @@ def _unpack_ggml(archive: Path, folder: Path) -> None:
         for member in tar:
             _, *inside = member.name.split("/")
             if member.isfile() and tuple(inside[: len(_INSIDE)]) == _INSIDE and ".." not in inside:
-                member.name = "/".join(["ggml", *inside[len(_INSIDE) :]])
-                # The filter is there from 3.11.4 on; the package is that of the engine we build anyway.
-                tar.extract(member, folder, **({"filter": "data"} if sys.version_info >= (3, 12) else {}))
+                target = Path(folder, "ggml", *inside[len(_INSIDE) :])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                with target.open("wb") as file:
+                    shutil.copyfileobj(tar.extractfile(member) or io.BytesIO(), file)

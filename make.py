@@ -31,6 +31,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from resources.packs import build as packs
+from resources.packs.needs import find_fault as find_pack_fault
+from resources.packs.recipes import LEFT_OUT, PORTABLE, RECIPES
+from resources.packs.source import fetch_ggml, find_source
+from resources.packs.wheel import leave_out as leave_out_of_wheel
 from resources.setup.failures import explain
 from resources.setup.kept_build import BuildFolder, build_folder
 from resources.setup.missing import find_missing, sentence
@@ -45,7 +50,9 @@ UNFINISHED = ROOT / "build" / "venv-unfinished"
 """Is there while .venv is written to. Not in it: what clears it would take the mark along."""
 MIN_PYTHON = (3, 11)
 FOLDERS = ("app", "benchmarks", "engine", "resources", "tests", "widgets")
-BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal")
+BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal", "portable")
+"""`portable` is the bundle's engine: for any processor, with packs for cards (`resources/packs`). The others are
+built for the machine they are built on."""
 ENGINE = "llama-cpp-python"
 
 QT_PACKAGES = (
@@ -261,6 +268,8 @@ def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
         options += ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"]
     elif backend in ("vulkan", "hip"):
         options.append(f"-DGGML_{backend.upper()}=ON")
+    elif backend == "portable":
+        options += PORTABLE
     if system == "darwin":
         options.append(f"-DGGML_METAL={'ON' if backend == 'metal' else 'OFF'}")
     return (*options, *shlex.split(extra))
@@ -313,13 +322,12 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
     toolkit = f"{cuda.version} for {','.join(cuda.capabilities)}" if cuda and backend == "cuda" else ""
     if backend == "vulkan":
         toolkit = f"headers {require_vulkan().headers}"
-    build = Build(
-        version=pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8")),
-        backend=backend,
-        options=leave_out(amx_switches(instruction_sets()), build_options(backend, sys.platform, extra)),
-        toolkit=toolkit,
-        machine=find_machine(),
-    )
+    options, machine = build_options(backend, sys.platform, extra), find_machine()
+    if backend == "portable":
+        machine = replace(machine, cpu_flags="any")
+    else:
+        options = leave_out(amx_switches(instruction_sets()), options)
+    build = Build(engine_version(), backend, options, toolkit, machine)
     return build, cuda
 
 
@@ -331,6 +339,11 @@ def require_vulkan() -> vulkan.Found:
     if sys.platform == "linux" and not vulkan.has_driver(os.environ):
         say("No Vulkan driver is installed: install your card's (Debian's mesa-vulkan-drivers has most of them).")
     return found
+
+
+def engine_version() -> str:
+    """Return the engine's version."""
+    return pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def pinned_version(package: str, pyproject: str) -> str:
@@ -592,8 +605,11 @@ def build_wheel(build: Build, cuda: Cuda | None, scratch: BuildFolder, target: P
     # Ninja as a wheel where it is missing, rather than make, which may be missing as well.
     command += ["--config-settings", "ninja.make-fallback=false", str(scratch.source)]
     run_logged(command, environ, log)
-    if cached_wheel(target) is None:
+    wheel = cached_wheel(target)
+    if wheel is None:
         raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
+    if build.backend == "portable":
+        leave_out_of_wheel(wheel, LEFT_OUT)
 
 
 def fetch_source(python: Path, version: str, folder: Path, scratch: Path, log: Path) -> None:
@@ -925,7 +941,52 @@ def run_bundle(_arguments: Sequence[str]) -> int:
         require_packages(BUNDLE_PACKAGES)
     python = str(venv_program("python"))
     call([python, "-m", "pip", "install", "--quiet", "--editable", f"{ROOT}[bundle]"], "PyInstaller could not be had.")
+    use_engine("portable")
     return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
+
+
+def run_pack(arguments: Sequence[str]) -> int:
+    """Build a backend as a pack for the bundle's engine, in `dist/`. One that was interrupted goes on where it was."""
+    parser = argparse.ArgumentParser(prog="make.py pack", allow_abbrev=False)
+    parser.add_argument("name", choices=RECIPES, help="the backend")
+    parser.add_argument("--architectures", default="", help='of the cards, as CMake has them: "75;86;90"')
+    options = parser.parse_args(arguments)
+    if fault := find_pack_fault(options.name, os.environ):
+        raise SetupError(fault)
+    require_venv()
+    cache, python = cache_folder(sys.platform, os.environ, Path.home()), str(venv_program("python"))
+    source = find_source(cache, engine_version()) or fetch_ggml(cache, engine_version(), python)
+    if source is None:
+        raise SetupError(f"The source package of {ENGINE} {engine_version()} could not be had; is there a network?", 1)
+    require_build_tools()
+    log = cache / f"build-pack-{options.name}.log"
+    scratch = cache / "packs" / f"{engine_version()}-{options.name}-{options.architectures.replace(';', '-')}"
+    say(f"Building the {options.name} pack; the log is {log}")
+
+    def run(command: Sequence[str], environ: Mapping[str, str]) -> None:
+        run_logged(command, environ, log)
+
+    archive = packs.build_pack(
+        RECIPES[options.name],
+        source,
+        engine_version(),
+        ROOT / "dist",
+        scratch,
+        run,
+        architectures=options.architectures,
+    )
+    shutil.rmtree(scratch)
+    say(f"Built {archive.relative_to(ROOT)}. `layerdeck-cli packs install {archive.name}` installs it.")
+    return 0
+
+
+def require_build_tools() -> None:
+    """Have cmake and ninja on the path: the system's, else their wheels in .venv."""
+    missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
+    if missing:
+        install_tools = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+        call([*install_tools, *missing], f"{' and '.join(missing)} could not be had.")
+        os.environ["PATH"] = os.pathsep.join([str(venv_program("python").parent), os.environ.get("PATH", "")])
 
 
 def run_setup(arguments: Sequence[str]) -> int:
@@ -957,6 +1018,7 @@ COMMANDS = {
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
+    "pack": (run_pack, "build a backend (vulkan, cuda, hip) as a pack for the bundle's engine, in dist/"),
     "soak": (run_soak, "use a window for an hour (--minutes N) and look at what it keeps"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }

@@ -40,6 +40,7 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         is_open=is_open,
         files=", ".join(f"{each.name} ({format_bytes(each.size_bytes)})" for each in message.attachments),
         is_pinned=message.pinned,
+        has_choices=bool(message.choices),
         can_continue=role == "assistant" and message.stop_reason != "end_of_text" and bool(message.content),
     )
 

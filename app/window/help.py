@@ -15,12 +15,13 @@ from app.releases import ReleaseKeeper
 from app.window.keys_dialog import KeysDialog
 from app.window.main_window import MainWindow
 from engine.devices.device import Rig
+from engine.language import tr
 from widgets.layout_editor.keys import KEYS
 
 
 def show_keys(parent: QWidget, shortcuts: dict[str, str]) -> None:
     """Show the keys of the editor and the window's `shortcuts`."""
-    KeysDialog(parent, (("Layout editor", KEYS), ("Window", shortcuts))).open()
+    KeysDialog(parent, ((tr("Layout editor"), KEYS), (tr("Window"), shortcuts))).open()
 
 
 def show_handbook(main: MainWindow) -> None:
@@ -38,7 +39,7 @@ def open_log(notices: Notices) -> None:
     """Show the folder with the log: a file browser is everywhere, a program for .log files is not."""
     folder = log_path().parent
     if not QDesktopServices.openUrl(QUrl.fromLocalFile(str(folder))):
-        notices.say(f"No file browser answered. The log is in {folder}")
+        notices.say(tr("No file browser answered. The log is in {folder}", folder=folder))
 
 
 def show_releases(main: MainWindow, keeper: ReleaseKeeper) -> None:

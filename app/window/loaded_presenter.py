@@ -13,6 +13,7 @@ from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.unloader import Unloader
 from app.rig.live_rig import LiveRig
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.devices.device_strip import DeviceStrip
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar
@@ -78,7 +79,7 @@ class LoadedPresenter(QObject):
             state=words.get(state) or idle_text(held, self._models.now_s()),
             keep_alive_s=held.keep_alive_s,
             is_current=model is self._models.current,
-            end_text="Cancel" if model.loading.is_busy else "Unload",
+            end_text=tr("Cancel") if model.loading.is_busy else tr("Unload"),
             may_end=state is not ModelState.STOPPING,
             tool_tip="\n".join([held.name, *where, *_checkpoint_words(model.loading.checkpoint_bytes)]),
         )

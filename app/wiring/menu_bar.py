@@ -15,6 +15,7 @@ from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
+    check_language,
     check_theme,
     devices_menu,
     edit_menu,
@@ -85,7 +86,7 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
+            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, show_library),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
@@ -98,4 +99,5 @@ def make_actions(
     )
     main.complete_menus(before_demo=actions["open_demo"])
     check_theme(actions, theme, main)
+    check_language(actions, desk.settings, main)
     return actions

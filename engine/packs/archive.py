@@ -32,7 +32,11 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
         PackError: where it is no pack, a damaged one, or one for another engine or computer.
     """
     try:
-        with gzip.open(archive) as unzipped, _Metered(unzipped) as metered, tarfile.open(mode="r|", fileobj=metered) as tar:
+        with (
+            gzip.open(archive) as unzipped,
+            _Metered(unzipped) as metered,
+            tarfile.open(mode="r|", fileobj=metered) as tar,
+        ):
             manifest = _manifest(tar, metered)
             if misfit := manifest.misfit(engine):
                 raise PackError(f"{archive.name}: {misfit}")

@@ -106,15 +106,15 @@ class PackChecks:
         names = set(loaded.devices)
         return loaded, tuple(device for device in devices_of(answer.devices) if device.id in names)
 
-    def _computing(
-        self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]
-    ) -> PackLoad:
+    def _computing(self, loaded: PackLoad, devices: tuple[Device, ...], environment: Mapping[str, str]) -> PackLoad:
         """Return `loaded`, with the reason where a device of the pack computes something else than it should."""
         checker = Checker(Rig(devices, host_device()), self.argv, self.cancel, environment)
         with tempfile.TemporaryDirectory(prefix="layerdeck-pack-") as scratch:
             source = Path(scratch, "source.gguf")
             write_source(source)
-            cases = [case for device in devices for case in cases_of(device, {_TYPE: source}) if case.feature == "weights"]
+            cases = [
+                case for device in devices for case in cases_of(device, {_TYPE: source}) if case.feature == "weights"
+            ]
             failed = next((checked for checked in checker.run(cases) if _fails(checked)), None)
         if failed is None:
             return loaded

@@ -23,6 +23,14 @@ DIST = ROOT / "dist"
 WORK = ROOT / "build" / "bundle"
 NAME = "layerdeck"
 CLI = "layerdeck-cli"
+STRIPPED = (
+    "libpython*.so*",
+    "python3.*/lib-dynload/*.so",
+    "cryptography/hazmat/bindings/*.so",
+    "yaml/*.so",
+    "zeroconf/**/*.so",
+)
+"""Libraries in the bundle that some makers ship with all their symbols."""
 
 
 def main() -> int:
@@ -81,10 +89,13 @@ def _freeze() -> Path:
 
 
 def _strip(internal: Path) -> None:
-    """Take the symbols out of Python's own library, which some systems ship with all of them: 15 MB."""
-    for library in internal.glob("libpython*.so*"):
-        if not library.is_symlink() and shutil.which("strip"):
-            subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
+    """Take the symbols out of libraries that are as a compiler left them: 25 MB.
+
+    Those that a wheel's maker has put together anew (numpy's) may break, and Qt's stay as they came.
+    """
+    libraries = [library for pattern in STRIPPED for library in internal.glob(pattern) if not library.is_symlink()]
+    if libraries and shutil.which("strip"):
+        subprocess.run(["strip", "--strip-unneeded", *map(str, libraries)], check=True)
 
 
 def _pack(folder: Path, archive: Path) -> Path:

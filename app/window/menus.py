@@ -41,6 +41,13 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
     return "File", (
         Command("open_model", tr("&Open Model…"), questions.open_model, _Key.Open),
         Command("open_demo", tr("Open &Demo Model"), opener.open_demo),
+        Command(
+            "open_again",
+            tr("Open This Model A&gain"),
+            opener.open_again,
+            "Ctrl+Alt+O",
+            tip=tr("The same file with another layout, beside the first: both can be loaded and asked"),
+        ),
         SEPARATOR,
         Command("open_layout", tr("Open &Layout…"), questions.open_layout, "Ctrl+Shift+O"),
         Command("save_layout", tr("&Save Layout…"), questions.save_layout, _Key.Save),

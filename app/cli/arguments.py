@@ -214,7 +214,9 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
 
 
 def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
-    commands = packs.add_subparsers(dest="packs_command", metavar="list|install|remove|check|on|off", parser_class=Parser)
+    commands = packs.add_subparsers(
+        dest="packs_command", metavar="list|install|remove|check|on|off", parser_class=Parser
+    )
     texts = {
         "list": "what is installed, and what its check found (also without a word)",
         "install": "install a pack from a .tar.gz, and check it",

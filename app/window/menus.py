@@ -91,6 +91,7 @@ def devices_menu(
     speeds: SpeedKeeper,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
+    show_packs: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -106,6 +107,7 @@ def devices_menu(
         Command("reset_calibration", "Reset &Calibration", calibrator.reset),
         SEPARATOR,
         Command("kept_weights", "&Weights Kept by Workers…", show_kept_weights),
+        Command("packs", "&Engine Packs…", show_packs, tip="Backends for cards: installed, switched and removed"),
     )
 
 

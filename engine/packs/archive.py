@@ -32,7 +32,11 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
         PackError: where it is no pack, a damaged one, or one for another engine or computer.
     """
     try:
-        with gzip.open(archive) as unzipped, _Metered(unzipped) as metered, tarfile.open(mode="r|", fileobj=metered) as tar:
+        with (
+            gzip.open(archive) as unzipped,
+            _Metered(unzipped) as metered,
+            tarfile.open(mode="r|", fileobj=metered) as tar,
+        ):
             manifest = _manifest(tar, metered)
             if misfit := manifest.misfit(engine):
                 raise PackError(f"{archive.name}: {misfit}")
@@ -60,7 +64,7 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 class _Metered(io.RawIOBase):
     """What comes out of an archive, as much as was allowed: a few bytes may unpack to any number."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: gzip.GzipFile) -> None:
         super().__init__()
         self._source = source
         self._left_bytes = _HEADER_BYTES

@@ -9,12 +9,12 @@ from engine.devices.device import Rig
 from engine.engine_build import engine_build
 from engine.errors import WorkerCrashedError, WorkerStalledError
 from engine.packs.book import read_book
-from engine.rigs.pack_checks import PackChecks
+from engine.rigs.pack_keeper import PackKeeper
 from engine.rigs.search import find_devices
 
 
 def find_packed_devices(
-    packs: PackChecks, verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None
+    packs: PackKeeper, verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None
 ) -> Rig:
     """Return what `find_devices` finds. Where that breaks with packs in use, these are checked, and it is tried again.
 

@@ -1,10 +1,9 @@
-"""ggml's source, out of the source package of llama-cpp-python: kept, since a pack has to be of the engine's version."""
+"""ggml's source, out of llama-cpp-python's source package: kept, since packs are of the engine's version."""
 
 from __future__ import annotations
 
 import shutil
 import subprocess
-import sys
 import tarfile
 import tempfile
 from pathlib import Path
@@ -40,6 +39,8 @@ def _unpack_ggml(archive: Path, folder: Path) -> None:
         for member in tar:
             _, *inside = member.name.split("/")
             if member.isfile() and tuple(inside[: len(_INSIDE)]) == _INSIDE and ".." not in inside:
-                member.name = "/".join(["ggml", *inside[len(_INSIDE) :]])
-                # The filter is there from 3.11.4 on; the package is that of the engine we build anyway.
-                tar.extract(member, folder, **({"filter": "data"} if sys.version_info >= (3, 12) else {}))
+                target = folder.joinpath("ggml", *inside[len(_INSIDE) :])
+                target.parent.mkdir(parents=True, exist_ok=True)
+                content = tar.extractfile(member)
+                assert content is not None
+                target.write_bytes(content.read())

@@ -101,6 +101,7 @@ def devices_menu(
     speeds: SpeedKeeper,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
+    show_packs: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -116,6 +117,9 @@ def devices_menu(
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
         SEPARATOR,
         Command("kept_weights", tr("&Weights Kept by Workers…"), show_kept_weights),
+        Command(
+            "packs", tr("&Engine Packs…"), show_packs, tip=tr("Backends for cards: installed, switched and removed")
+        ),
     )
 
 

@@ -26,6 +26,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.packs_presenter import PacksPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
 from app.window.side_by_side import SideBySide
@@ -73,6 +74,7 @@ def make_actions(
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
+                show_packs=PacksPresenter(desk.rig.packs, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(

@@ -14,6 +14,7 @@ from app.rig.lab import Lab
 from app.rig.limit_book import LimitBook
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
+from app.rig.pack_shelf import PackShelf
 from app.rig.repeat_test import RepeatTest
 from app.rig.rig_files import RigFiles
 from app.rig.sampling import Sampling
@@ -31,6 +32,7 @@ class RigParts:
     files: RigFiles
     limits: LimitSetter
     repeats: RepeatTest
+    packs: PackShelf
 
     def start(self, file: Path | None = None) -> None:
         """Begin sampling; use the devices of the rig file `file`, else this machine's."""
@@ -39,10 +41,12 @@ class RigParts:
             self.search.refresh()
         else:
             self.files.open(file)
+        self.packs.check_new()
 
     def close(self) -> None:
         """Stop sampling and end the lab's workers."""
         self.sampling.close()
+        self.packs.close()
         self.lab.close()
 
 
@@ -59,4 +63,5 @@ def make_rig(background: Background, notices: Notices, settings: Settings, paren
         files=RigFiles(live, lab, background, notices, parent),
         limits=LimitSetter(live, lab, book, parent),
         repeats=RepeatTest(live, search, background, notices, parent=parent),
+        packs=PackShelf(search, background, notices, parent),
     )

@@ -91,6 +91,7 @@ def devices_menu(
     speeds: SpeedKeeper,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
+    show_nearby: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -99,6 +100,7 @@ def devices_menu(
         Command("start_lab", "Start &Lab Rig…", questions.start_lab),
         Command("stop_lab", "&Stop Lab Rig", unloader.stop_lab),
         SEPARATOR,
+        Command("find_nearby", "Find Machines &Nearby…", show_nearby),
         Command("add_remote", "Add Re&mote Worker…", questions.add_remote),
         SEPARATOR,
         Command("test_repeats", "&Test Repeated Devices", repeats.run),

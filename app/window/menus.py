@@ -102,6 +102,7 @@ def devices_menu(
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
     show_packs: Callable[[], None],
+    show_nearby: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -110,6 +111,7 @@ def devices_menu(
         Command("start_lab", tr("Start &Lab Rig…"), questions.start_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
+        Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
         Command("test_repeats", tr("&Test Repeated Devices"), repeats.run),

@@ -26,6 +26,7 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.nearby_presenter import NearbyPresenter
 from app.window.packs_presenter import PacksPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
@@ -75,6 +76,7 @@ def make_actions(
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
                 show_packs=PacksPresenter(desk.rig.packs, main).show,
+                show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(

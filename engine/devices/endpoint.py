@@ -349,6 +349,9 @@ class _Talk:
 
     def _closed(self) -> None:
         when = "after its greeting" if self._has_greeted else "without an answer"
+        if self._tunnelled:
+            self._end(GreetingStatus.NOT_RPC, f"closed the tunnel {when}; check the worker there, then ask again")
+            return
         self._end(
             GreetingStatus.NOT_RPC,
             f"closed the connection {when}: it is no RPC worker, or one of another version; check the port, "

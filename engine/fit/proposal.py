@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from engine.language import tr
 from engine.memory.estimate import Grade
 from engine.plan.edit import Edit
 from engine.plan.report import DeviceRow
@@ -84,5 +85,5 @@ def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) ->
 
 def _speed_words(speed: float) -> str:
     if speed < _SAME_SPEED:
-        return f"about {100 * (1 - speed):.0f} % slower"
-    return f"about {100 * (speed - 1):.0f} % faster" if speed * _SAME_SPEED > 1 else ""
+        return tr("about {what:.0f} % slower", what=100 * (1 - speed))
+    return tr("about {what:.0f} % faster", what=100 * (speed - 1)) if speed * _SAME_SPEED > 1 else ""

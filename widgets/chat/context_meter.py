@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from widgets.common.counts import format_count
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, ui_font
 from widgets.common.tool_tips import plain_tool_tip
@@ -39,6 +40,7 @@ class ContextMeter(QWidget):
         self._pending = 0
         self._text = ""
         self._font = ui_font(12)
+        keep_left_to_right(self)
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.hide()
 

@@ -10,6 +10,7 @@ from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from engine.units import format_bytes, format_share
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, text_width, ui_font
 from widgets.common.tool_tips import plain_tool_tip
@@ -28,6 +29,7 @@ class DeviceLine(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
+        keep_left_to_right(self)
         self._cards: tuple[DeviceCard, ...] = ()
         self._font, self._bold = ui_font(12), ui_font(12, bold=True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

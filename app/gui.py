@@ -24,6 +24,7 @@ from engine.errors import ArgumentError, NoDisplayError
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
+    from app.opening import Opening
     from app.wiring import WindowParts
 
 NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
@@ -86,8 +87,10 @@ def _x_server_answers() -> bool:
 def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
+    from app.allocator import keep_little, spare_what_stays
     from app.language import find_language, kept_choice, speak
 
+    keep_little()
     application = QApplication(sys.argv[:1])
     try:
         # Before the modules with tables of texts are imported.
@@ -120,10 +123,11 @@ def _run(options: argparse.Namespace) -> int:
     theme = Theme(application, options.theme or settings.theme)
     opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
+    opening.opened.connect(lambda _: spare_what_stays())
     opening.opened.connect(partial(_keep_mark, application))
     opening.opened.connect(partial(_show_icon, application))
     if is_only:
-        opening.opened.connect(partial(_serve_later_starts, application))
+        serve_later_starts(application, opening)
     opening.show()
     code = application.exec()
     signals.close()
@@ -149,12 +153,22 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
     application.setWindowIcon(QIcon(str(folder() / "layerdeck.svg")))
 
 
-def _serve_later_starts(application: QApplication, window: WindowParts) -> None:
+def serve_later_starts(application: QApplication, opening: Opening) -> None:
+    """Listen from now on: who starts twice in a hurry wants one window. What is asked before it is whole waits."""
     from app.paths import instance_name
     from app.single_instance import FirstInstance
 
     first = FirstInstance(instance_name(), application)
-    first.asked.connect(partial(window.open_files))
+    early: list[list[Path]] = []
+    first.asked.connect(early.append)
+
+    def serve(window: WindowParts) -> None:
+        first.asked.disconnect()
+        first.asked.connect(partial(window.open_files))
+        for files in early:
+            window.open_files(files)
+
+    opening.opened.connect(serve)
     application.aboutToQuit.connect(first.close)
 
 

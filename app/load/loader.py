@@ -81,6 +81,9 @@ class Loader(QObject):
 
         Its own old load is replaced, once the layout has been checked; other models stay where there is room.
         """
+        self._document.when_forecast(self._load)
+
+    def _load(self) -> None:
         current, plan = self._models.current, self._document.plan
         if plan is None or self.is_waiting:
             return

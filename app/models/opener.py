@@ -22,6 +22,7 @@ from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
+from engine.language import tr
 from engine.memory.effort import limited
 from engine.plan.decisions.defaults import default_context
 from engine.plan.edit import Edit
@@ -64,7 +65,9 @@ class ModelOpener(QObject):
 
     def open(self, path: Path) -> None:
         """Read `path` and begin with its initial layout, or go on with it where it is open."""
-        self._open(f"Reading {path.name}", partial(open_file, path, self._settings.side_files(path)), path)
+        self._open(
+            tr("Reading {name}", name=path.name), partial(open_file, path, self._settings.side_files(path)), path
+        )
 
     def open_demo(self) -> None:
         """Open the demo model."""
@@ -83,7 +86,7 @@ class ModelOpener(QObject):
             if number == self._asked:
                 then(demo)
 
-        self._background.run("Preparing the demo model", find_demo, show, self._notices.tell)
+        self._background.run(tr("Preparing the demo model"), find_demo, show, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with its edit and its conversation as they were left."""
@@ -127,7 +130,12 @@ class ModelOpener(QObject):
 
     def _on_read(self, opened: OpenedFile, tables: PreviewTables, edit: Edit) -> None:
         file = opened.model
-        detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
+        detail = tr(
+            "{file_type_name} · {size} · {n_layers} layers",
+            file_type_name=file_type_name(file),
+            size=format_bytes(file.size_bytes),
+            n_layers=file.n_layers,
+        )
         self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
         self.recent_changed.emit()
         known = self._models.find(opened.key)
@@ -135,7 +143,7 @@ class ModelOpener(QObject):
             self.show(known)
         else:
             self._begin(self._models.place(file, opened.key), tables, edit)
-        self._notices.say(f"Opened {file.name}")
+        self._notices.say(tr("Opened {name}", name=file.name))
         for problem in opened.problems:
             self._notices.tell(problem)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from engine.language import tr
-from engine.memory.estimate import Grade
+from engine.memory.estimate import Grade, grade_words
 from engine.plan.edit import Edit
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
@@ -55,7 +55,7 @@ class Proposal:
     @property
     def words(self) -> str:
         """What it does to devices and to the speed, and how we know, on one line."""
-        return " · ".join(filter(None, (self.detail, _speed_words(self.speed), str(self.grade))))
+        return " · ".join(filter(None, (self.detail, _speed_words(self.speed), grade_words(self.grade))))
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:

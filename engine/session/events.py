@@ -10,7 +10,7 @@ import msgspec
 from engine.devices.holder import MemoryHolder
 from engine.language import tr
 from engine.plan.report import DeviceRow
-from engine.protocol.messages import LastWord
+from engine.protocol.messages import LastWord, TokenChoice
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
@@ -64,7 +64,10 @@ class Reading(Event, frozen=True, kw_only=True, tag="reading"):
 
 
 class Token(Event, frozen=True, kw_only=True, tag="token"):
+    """`choices` only where they were asked for (`SamplingSettings.alternatives`)."""
+
     text: str
+    choices: tuple[TokenChoice, ...] = ()
     request: int | None = None
 
 

@@ -124,8 +124,10 @@ def lost_event(
 def _endpoints_to_blame(
     outcome: ProcessOutcome, devices: Mapping[str, Sequence[Device]], greetings: Mapping[str, Greeting]
 ) -> list[str]:
-    if (named := outcome.lost_endpoint) is not None and named in devices:
-        return [named]
+    named = outcome.lost_endpoint
+    # A tunnel is dialled where it begins, and that is what the engine names.
+    if named is not None and (known := [each for each, held in devices.items() if named in (each, held[0].via)]):
+        return known
     gone = [endpoint for endpoint, greeting in greetings.items() if not greeting.ok]
     certain = [endpoint for endpoint in gone if greetings[endpoint].status is not GreetingStatus.BUSY]
     if certain or gone:

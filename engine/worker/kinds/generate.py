@@ -6,8 +6,9 @@ import time
 from collections.abc import Sequence
 from typing import Literal
 
-from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
+from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, TokenChoice
 from engine.worker.begun import with_begun
+from engine.worker.choices import ChoiceReader
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.prompt import prompt_tokens
@@ -58,6 +59,8 @@ class Generation(SequenceTask):
         self._most = settings.max_tokens
         self._sampler = SamplerChain(session, settings, tokens)
         self._decoder = PieceDecoder(session, request.marks)
+        self._choices = ChoiceReader(session, settings.alternatives) if settings.alternatives else None
+        self._chosen: list[TokenChoice] = []
         self._first = first
         self._stops = StopTexts(settings.stop)
         self._prompt_tokens = len(tokens)
@@ -98,8 +101,10 @@ class Generation(SequenceTask):
         if self._is_end(self._vocabulary, token):
             return self._end("end_of_text", answers)
         self._generated += 1
+        if self._choices is not None:
+            self._chosen.append(self._choices.read(place, token))
         if text := self._stops.add(self._decoder.add(token)):
-            answers.append(Piece(request=self.id, text=text))
+            answers.append(self._piece(text))
         if self._stops.found:
             return self._end("end_of_text", answers)
         if len(self.tokens) >= self._room:
@@ -118,9 +123,15 @@ class Generation(SequenceTask):
     def _end(self, reason: StopReason, answers: list[Message]) -> bool:
         text = "" if self._stops.found else self._stops.add(self._decoder.rest()) + self._stops.rest()
         if text:
-            answers.append(Piece(request=self.id, text=text))
+            answers.append(self._piece(text))
         answers.append(self._last_word(reason))
         return False
+
+    def _piece(self, text: str) -> Piece:
+        if not self._chosen:
+            return Piece(request=self.id, text=text)
+        chosen, self._chosen = tuple(self._chosen), []
+        return Piece(request=self.id, text=text, choices=chosen)
 
     def _last_word(self, reason: StopReason) -> Generated:
         now = time.perf_counter()

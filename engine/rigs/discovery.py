@@ -12,6 +12,7 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_e
 from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
+from engine.language import tr
 from engine.pci import parse_pci_name
 from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
@@ -71,7 +72,9 @@ def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise ArgumentError(f"{error}.") from None
         if f"{host}:{port}" in endpoints:
-            raise ArgumentError(f"The RPC endpoint {host}:{port} was given twice; give each once.")
+            raise ArgumentError(
+                tr("The RPC endpoint {host}:{port} was given twice; give each once.", host=host, port=port)
+            )
         endpoints.append(f"{host}:{port}")
     return tuple(endpoints)
 
@@ -124,7 +127,9 @@ def _local_device(found: GgmlDevice) -> Device:
 def _remote_device(device_id: str, found: GgmlDevice) -> Device:
     device = Device(
         id=device_id,
-        name=f"{found.endpoint}" if found.endpoint_device == 0 else f"{found.endpoint} device {found.endpoint_device}",
+        name=f"{found.endpoint}"
+        if found.endpoint_device == 0
+        else tr("{endpoint} device {endpoint_device}", endpoint=found.endpoint, endpoint_device=found.endpoint_device),
         backend="RPC",
         kind="gpu",
         total_bytes=found.total_bytes,

@@ -10,6 +10,7 @@ from typing import Protocol, TypeVar
 import msgspec
 from PySide6.QtCore import QByteArray, QSettings
 
+from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
 from engine.json_file import UNREADABLE
@@ -106,6 +107,16 @@ class Settings:
     @theme.setter
     def theme(self, name: ThemeName) -> None:
         self._store.setValue("theme", name)
+
+    @property
+    def language(self) -> str:
+        """Which language the window speaks from the next start on: one of `LANGUAGE_NAMES`."""
+        name = self._store.value(KEY, SYSTEM)
+        return next((known for known in LANGUAGE_NAMES if known == name), SYSTEM)
+
+    @language.setter
+    def language(self, name: str) -> None:
+        self._store.setValue(KEY, name)
 
     @property
     def recent_models(self) -> tuple[RecentModel, ...]:

@@ -69,7 +69,8 @@ class Loader(QObject):
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
-        document.preview_changed.connect(self._on_preview_changed)
+        document.preview_changed.connect(self._on_edited)
+        document.edit_settled.connect(self._on_edited)
 
     @property
     def is_waiting(self) -> bool:
@@ -81,6 +82,9 @@ class Loader(QObject):
 
         Its own old load is replaced, once the layout has been checked; other models stay where there is room.
         """
+        self._document.when_forecast(self._load)
+
+    def _load(self) -> None:
         current, plan = self._models.current, self._document.plan
         if plan is None or self.is_waiting:
             return
@@ -243,7 +247,7 @@ class Loader(QObject):
         elif wanted.room != asked.room:
             self._ask(wanted)
 
-    def _on_preview_changed(self) -> None:
+    def _on_edited(self) -> None:
         """A question is about one edit; about another one it would be another question."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()

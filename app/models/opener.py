@@ -23,6 +23,7 @@ from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
+from engine.language import tr
 from engine.memory.effort import limited
 from engine.plan.decisions.defaults import default_context
 from engine.plan.edit import Edit
@@ -112,7 +113,7 @@ class ModelOpener(QObject):
             if number == self._asked:
                 then(demo)
 
-        self._background.run("Preparing the demo model", find_demo, show, self._notices.tell)
+        self._background.run(tr("Preparing the demo model"), find_demo, show, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with its edit and its conversation as they were left."""
@@ -154,12 +155,17 @@ class ModelOpener(QObject):
                 self._notices.tell(error)
                 wish.then()
 
-        self._background.run(f"Reading {wish.path.name}", read_and_plan, show, failed)
+        self._background.run(tr("Reading {name}", name=wish.path.name), read_and_plan, show, failed)
 
     def _on_read(self, opened: OpenedFile, tables: PreviewTables, edit: Edit, *, beside: bool) -> None:
         file = opened.model
         if not opened.key.copy:
-            detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
+            detail = tr(
+                "{file_type_name} · {size} · {n_layers} layers",
+                file_type_name=file_type_name(file),
+                size=format_bytes(file.size_bytes),
+                n_layers=file.n_layers,
+            )
             self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
             self.recent_changed.emit()
         known = self._models.find(opened.key)
@@ -167,7 +173,7 @@ class ModelOpener(QObject):
             self.show(known)
         else:
             self._begin(self._models.place(file, opened.key, beside=beside), tables, edit)
-        self._notices.say(f"Opened {file.name}")
+        self._notices.say(tr("Opened {name}", name=file.name))
         for problem in opened.problems:
             self._notices.tell(problem)
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from PySide6.QtGui import QActionGroup, QKeySequence, QUndoGroup
 from PySide6.QtWidgets import QWidget
 
 from app.chats.shelf import ChatShelf
+from app.language import LANGUAGE_NAMES, SYSTEM
 from app.load.loader import Loader
 from app.models.auto_layout_words import STRATEGY_WORDS
 from app.models.auto_layouts import AutoLayouts
@@ -17,6 +18,7 @@ from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
+from app.notices import Notices
 from app.rig.calibrator import Calibrator
 from app.rig.device_search import DeviceSearch
 from app.rig.repeat_test import RepeatTest
@@ -26,7 +28,7 @@ from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
 from app.window.transfer_presenter import TransferPresenter
-from engine.language import tr
+from engine.language import LANGUAGES, tr
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
@@ -99,6 +101,8 @@ def devices_menu(
     speeds: SpeedKeeper,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
+    show_packs: Callable[[], None],
+    show_nearby: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -107,6 +111,7 @@ def devices_menu(
         Command("start_lab", tr("Start &Lab Rig…"), questions.start_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
+        Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
         Command("test_repeats", tr("&Test Repeated Devices"), repeats.run),
@@ -114,6 +119,9 @@ def devices_menu(
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
         SEPARATOR,
         Command("kept_weights", tr("&Weights Kept by Workers…"), show_kept_weights),
+        Command(
+            "packs", tr("&Engine Packs…"), show_packs, tip=tr("Backends for cards: installed, switched and removed")
+        ),
     )
 
 
@@ -198,7 +206,12 @@ def chat_menu(
 
 
 def view_menu(
-    theme: Theme, settings: Settings, arrange: Callable[[Arrangement], None], reset_docks: _Do, show_library: _Do
+    theme: Theme,
+    settings: Settings,
+    notices: Notices,
+    arrange: Callable[[Arrangement], None],
+    reset_docks: _Do,
+    show_library: _Do,
 ) -> Menu:
     """How the window looks."""
 
@@ -218,18 +231,40 @@ def view_menu(
         Command("theme_dark", tr("&Dark"), lambda: choose("dark")),
         Command("theme_system", tr("As the &System"), lambda: choose("system")),
         SEPARATOR,
+        *language_entries(settings, notices),
+        SEPARATOR,
         Command("reset_docks", tr("&Reset Panels"), reset_docks),
     )
 
 
+def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
+    """The languages, each by the name that it has for itself."""
+
+    def choose(name: str) -> None:
+        settings.language = name
+        notices.say(tr("The language changes when Layerdeck is started again."))
+
+    titles = {SYSTEM: tr("Lan&guage of the System"), **LANGUAGES}
+    return tuple(Command(f"language_{name}", title, partial(choose, name)) for name, title in titles.items())
+
+
+def check_language(actions: Actions, settings: Settings, window: QWidget) -> None:
+    """Make the entries of the languages a choice of one, the chosen one checked."""
+    _make_choice(actions, {f"language_{name}": name == settings.language for name in LANGUAGE_NAMES}, window)
+
+
 def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
     """Make the entries of the themes a choice of one, the present one chosen."""
-    themes = QActionGroup(window)
-    for name in THEME_NAMES:
-        action = actions[f"theme_{name}"]
+    _make_choice(actions, {f"theme_{name}": name == theme.name for name in THEME_NAMES}, window)
+
+
+def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget) -> None:
+    group = QActionGroup(window)
+    for name, is_checked in checked.items():
+        action = actions[name]
         action.setCheckable(True)
-        action.setChecked(name == theme.name)
-        themes.addAction(action)
+        action.setChecked(is_checked)
+        group.addAction(action)
 
 
 def help_menu(

@@ -108,7 +108,8 @@ def make_desk(
     settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Desk:
     """Return a desk with one blank model and no devices yet."""
-    background, notices, document = Background(parent), Notices(parent), LayoutDocument(parent)
+    background, notices = Background(parent), Notices(parent)
+    document = LayoutDocument(background, parent)
     rig = make_rig(background, notices, settings, parent)
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)

@@ -15,6 +15,7 @@ from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
+    check_language,
     check_theme,
     devices_menu,
     edit_menu,
@@ -25,6 +26,8 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.nearby_presenter import NearbyPresenter
+from app.window.packs_presenter import PacksPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
 from app.window.side_by_side import SideBySide
@@ -72,6 +75,8 @@ def make_actions(
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
+                show_packs=PacksPresenter(desk.rig.packs, main).show,
+                show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(
@@ -85,7 +90,7 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
+            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, show_library),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
@@ -98,4 +103,5 @@ def make_actions(
     )
     main.complete_menus(before_demo=actions["open_demo"])
     check_theme(actions, theme, main)
+    check_language(actions, desk.settings, main)
     return actions

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelFileError
+from engine.language import tr
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,5 +32,7 @@ def _identify(path: Path) -> tuple[int, int, int, int]:
     try:
         state = path.stat()
     except OSError as error:
-        raise ModelFileError(path, f"{error.strerror or error}; check that it is still there") from error
+        raise ModelFileError(
+            path, tr("{strerror}; check that it is still there", strerror=error.strerror or error)
+        ) from error
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

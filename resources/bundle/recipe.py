@@ -13,7 +13,7 @@ OWN_PACKAGES = ("app", "engine", "widgets")
 """All of these is in it: children and what is imported late are named in texts, which PyInstaller does not follow."""
 READ_RESOURCES = "resources/loader.py"
 """The only module of `resources` that the program uses; the others make it."""
-BUILD_FOLDERS = ("bundle", "desktop", "macos", "release", "setup", "vulkan", "windows")
+BUILD_FOLDERS = ("bundle", "desktop", "macos", "packs", "release", "setup", "vulkan", "windows")
 """Folders of `resources` with what the program is made and packed with."""
 LIBRARY_DATA = ("latex2mathml", "ziafont", "ziamath")
 """Packages whose data files are read: symbols and fonts of formulas."""
@@ -34,6 +34,11 @@ UNREAD_DATA = {
 """Packages with data files that nothing here reads, and what they are."""
 METADATA = ("layerdeck", "llama_cpp_python", "PySide6_Essentials")
 """Distributions that are asked for their version while the program runs."""
+
+
+def is_library(path: Path) -> bool:
+    """Say whether a file is a shared library of some system."""
+    return ".so" in path.name or path.suffix in (".dylib", ".dll")
 
 
 def own_modules(root: Path) -> list[str]:

@@ -124,7 +124,7 @@ def take_pictures(window: WindowParts) -> None:
     desk.library.keeper.add_folder(Path(os.environ["HOME"]) / "models")
     window.actions["library"].trigger()
     wait_for("the library", lambda: bool(window.library_presenter.page.view.visible_titles()))
-    wait_for("its headers", lambda: not desk.library.keeper.is_working)
+    wait_for("its forecasts", lambda: all(row.fit is not None for row in desk.library.shown.shelf.models))
     save(main, "library")
 
 

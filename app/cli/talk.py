@@ -14,18 +14,35 @@ from app.cli.chat_printers import ChatPrinter
 from app.cli.interrupts import on_interrupt
 from app.cli.lines import LineReader
 from engine.chats.answer import AnswerInProgress
-from engine.chats.asking import SYSTEM, answer_request, chat_messages, count_request, messages_by_id
+from engine.chats.asking import (
+    SYSTEM,
+    answer_request,
+    chat_messages,
+    count_request,
+    messages_by_id,
+    names_of_images,
+    with_files,
+)
+from engine.chats.attachments import ReadFile
 from engine.chats.context import Overflow, answer_reserve, choose, tokens_of
 from engine.chats.conversation import Conversation
 from engine.chats.kept_state import MIN_TOKENS, KeptStates, key_of, model_identity
-from engine.chats.message import Attachment, Message, MessageState, Timings, new_id, now_ms
+from engine.chats.message import Message, MessageState, Timings, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
 from engine.chats.thinking import Told
 from engine.chats.tree import add
-from engine.errors import ArgumentError, EngineError
+from engine.errors import ArgumentError, ChatError, EngineError
 from engine.fit.step_back import layout_words
-from engine.protocol.messages import AnyModelRequest, Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
+from engine.protocol.messages import (
+    AnyModelRequest,
+    ChatMessage,
+    Counted,
+    LastWord,
+    RestoreSequence,
+    SaveSequence,
+    SequenceSaved,
+)
 from engine.session.driver import News
 from engine.session.events import (
     Answered,
@@ -55,13 +72,13 @@ HELP = "/again: another answer to the last question; /quit: end (as the end of t
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
     """`settings`: what of the samplers the command line set; `prompt`: the only question, None where lines are read;
-    `attached`: files with the first question, and their bytes."""
+    `attached`: files with the first question."""
 
     preset: Preset | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     overflow: Overflow = "drop"
     prompt: str | None = None
-    attached: tuple[tuple[Attachment, bytes], ...] = ()
+    attached: tuple[ReadFile, ...] = ()
 
 
 class _Shown(NamedTuple):
@@ -235,14 +252,14 @@ class Talk:
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)
         before = self._tree
-        for _attachment, data in self._attached:
-            self._store.keep_file(data)
+        for file in self._attached:
+            self._store.keep_file(file.data)
         question = Message(
             id=new_id(),
             role="user",
             content=text,
             parent=before.leaf,
-            attachments=tuple(attachment for attachment, _data in self._attached),
+            attachments=tuple(file.attachment for file in self._attached),
             created_ms=now_ms(),
         )
         self._attached = ()
@@ -254,6 +271,11 @@ class Talk:
         """Answer the last question of a path."""
         shown = self._shown_of(path)
         if shown is None:
+            return
+        try:
+            messages = self._with_files(chat_messages(self._system, shown))
+        except ChatError as error:
+            self._printer.notice(error.summary())
             return
         before = self._tree
         message = Message(
@@ -273,9 +295,7 @@ class Talk:
         answer = AnswerInProgress(
             self._store, self._conversation.id, message, lambda told, error: self._news.put(_Shown(told, error))
         )
-        request = self._request(
-            answer_request(chat_messages(self._system, shown), self._sampling, template=self._conversation.template)
-        )
+        request = self._request(answer_request(messages, self._sampling, template=self._conversation.template))
         ending = self._follow(request, answer)
         state: MessageState = "failed" if not isinstance(ending, Done) else "done"
         if isinstance(ending, Done) and ending.stop_reason == "stopped":
@@ -296,6 +316,14 @@ class Talk:
             return
         self._printer.done(done, whole)
         self._keep_state(request, done.prompt_tokens + done.generated_tokens)
+
+    def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+        """Return messages with the bytes of their images; raises as `with_files` does."""
+        names = names_of_images(messages)
+        if not names:
+            return messages
+        self._store.settled().result()
+        return with_files(messages, {name: data for name in names if (data := self._store.file(name)) is not None})
 
     def _shown_of(self, path: tuple[Message, ...]) -> tuple[Message, ...] | None:
         """Return what of a path the model is shown; None where it does not fit, which is said."""

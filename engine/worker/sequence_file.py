@@ -45,7 +45,8 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """What a sequence fits. `streams`: how many sequences the memory kept in buffers of their own.
 
-    `digest` is of tokens and state. Without flash attention values are stored another way than with it.
+    `digest` is of tokens and state. Without flash attention values are stored another way than with it. `images`: what
+    the tokens -1, -2... stand for.
     """
 
     model: ModelIdentity
@@ -57,6 +58,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens: int
     state_bytes: int
     digest: str
+    images: tuple[str, ...] = ()
 
 
 def write_sequence(path: Path, tokens: list[int], state: memoryview, header: Callable[[str], SequenceHeader]) -> int:

@@ -101,6 +101,12 @@ class Slots:
             slot.tokens.clear()
             slot.copied = False
 
+    def forget_end(self, slot: Slot) -> None:
+        """Take out of the memory what came after the tokens of a slot; all of it where that cannot be."""
+        low, memory = self._loaded.engine.low, self._loaded.memory
+        if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
+            self.empty(slot)
+
     def settle(self, slot: Slot, wanted: Sequence[int]) -> None:
         """Find out how many of the `wanted` tokens a slot holds after a batch that failed or was ended."""
         memory = self._loaded.memory
@@ -150,12 +156,14 @@ class Slots:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with in common."""
+    """Return how many tokens two texts begin with in common; an image, which is negative numbers, counts whole."""
     length = 0
     for left, right in zip(one, other, strict=False):
         if left != right:
             break
         length += 1
+    while 0 < length < len(other) and other[length] < 0 and other[length] == other[length - 1]:
+        length -= 1
     return length
 
 

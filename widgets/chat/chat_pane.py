@@ -48,6 +48,8 @@ class ChatPane(QWidget):
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
+    image_given = Signal(bytes)
+    """An image without a file: it was pasted."""
     attach_requested = Signal()
     file_removed = Signal(str)
     stop_requested = Signal()
@@ -82,9 +84,9 @@ class ChatPane(QWidget):
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
         self.prompt_edit = PromptEdit()
-        self.attachments = AttachmentRow()
+        self.attachments = AttachmentRow(self.message_list.gallery)
         self.sample_questions = SampleQuestions()
-        self.attach_button = _flat_button("Attach…", "Let files go with the question: text, code, PDF")
+        self.attach_button = _flat_button("Attach…", "Let files go with the question: text, code, PDF, images")
         self.send_button = QPushButton("Send")
         self.stop_button = QPushButton("Stop")
         self.new_button = _flat_button("New", "Begin a new conversation")
@@ -366,6 +368,7 @@ class ChatPane(QWidget):
         self.prompt_edit.textChanged.connect(self._on_typed)
         self.prompt_edit.installEventFilter(self)
         self.prompt_edit.files_given.connect(self.files_given)
+        self.prompt_edit.image_given.connect(self.image_given)
         self.attach_button.clicked.connect(self.attach_requested.emit)
         self.attachments.removed.connect(self.file_removed)
         self.sample_questions.chosen.connect(self._on_sample_chosen)

@@ -8,8 +8,10 @@ from typing import Literal
 from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
 from engine.worker.begun import with_begun
 from engine.worker.loaded_context import LoadedContext
+from engine.worker.media import MediaPrompt
+from engine.worker.media_reader import MediaReader
 from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.prompt import prompt_tokens
+from engine.worker.prompt import read_prompt
 from engine.worker.sampling import SamplerChain, settings_of
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
@@ -28,27 +30,36 @@ def begin(session: LoadedContext, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt, replaced = prompt_tokens(session, request.messages, request.prompt, request.template)
-    return Generation(session, request, *with_begun(session, request, prompt), replaced=replaced)
+    prompt, replaced = read_prompt(session, request.messages, request.prompt, request.template)
+    return Generation(session, request, *with_begun(session, request, prompt), prompt, replaced=replaced)
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
     def __init__(
-        self, session: LoadedContext, request: Generate, tokens: list[int], first: str, *, replaced: str = ""
+        self,
+        session: LoadedContext,
+        request: Generate,
+        tokens: list[int],
+        first: str,
+        prompt: MediaPrompt,
+        *,
+        replaced: str = "",
     ) -> None:
-        super().__init__(request.id, tokens)
+        super().__init__(request.id, tokens, MediaReader(session, prompt))
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
-        self._room = session.context_tokens
+        self._cells = prompt.cells
+        further_cells = prompt.cells(tokens) - len(tokens)
+        self._room = session.context_tokens - further_cells
         settings = settings_of(request)
         self._most = settings.max_tokens
-        self._sampler = SamplerChain(session, settings, tokens)
+        self._sampler = SamplerChain(session, settings, [token for token in tokens if token >= 0])
         self._decoder = PieceDecoder(session, request.marks)
         self._first = first
         self._stops = StopTexts(settings.stop)
-        self._prompt_tokens = len(tokens)
+        self._prompt_tokens = prompt.cells(tokens)
         self._replaced = replaced
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
@@ -57,11 +68,11 @@ class Generation(SequenceTask):
     def begin(self) -> None:
         if self._started is None and self.slot is not None:
             self._started = time.perf_counter()
-            self._cached = len(self.slot.tokens)
+            self._cached = self._cells(self.slot.tokens)
 
     @property
     def reading(self) -> Reading:
-        held = 0 if self.slot is None else len(self.slot.tokens)
+        held = 0 if self.slot is None else self._cells(self.slot.tokens)
         read_tokens = min(held, self._prompt_tokens)
         return Reading(request=self.id, read_tokens=read_tokens, prompt_tokens=self._prompt_tokens)
 
@@ -101,6 +112,7 @@ class Generation(SequenceTask):
         return self._last_word("stopped")
 
     def free(self) -> None:
+        super().free()
         self._sampler.free()
 
     def _end(self, reason: StopReason, answers: list[Message]) -> bool:
@@ -122,7 +134,7 @@ class Generation(SequenceTask):
             generated_tokens=self._generated,
             prompt_seconds=begun - started,
             generation_seconds=now - begun,
-            context_used=0 if self.slot is None else len(self.slot.tokens),
+            context_used=0 if self.slot is None else self._cells(self.slot.tokens),
             stop_reason=reason,
             replaced=self._replaced,
         )

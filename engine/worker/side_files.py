@@ -105,7 +105,7 @@ class SideFileLoader:
     ) -> tuple[Projector, tuple[Part, ...]]:
         self._make_sure_of_room(file, placed)
         library = projector_library()
-        library.mtmd_log_set(self._engine.log_callback, ctypes.c_void_p(0))
+        library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
         parameters = projector_parameters(library, self._devices, file, n_threads)
         # text of a conversation cannot hold it by chance or on purpose
         marker = f"<__media_{secrets.token_hex(16)}__>"

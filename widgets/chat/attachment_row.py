@@ -83,7 +83,7 @@ class AttachmentRow(QWidget):
     def _make_chip(self, file: AttachedFile) -> QFrame:
         chip = QFrame()
         chip.setProperty("role", "card")
-        chip.setMaximumWidth(CHIP_WIDTH_PX)
+        chip.setMaximumWidth(CHIP_WIDTH_PX + (2 * PICTURE_PX if file.picture else 0))
         chip.setAccessibleName(f"Attached: {file.name}, {file.detail}")
         name = ElidedLabel(file.name)
         name.setMaximumWidth(CHIP_WIDTH_PX // 2)

@@ -32,7 +32,7 @@ def image_of(source: QMimeData) -> bytes:
         return b""
     written = QBuffer()
     written.open(QBuffer.OpenModeFlag.WriteOnly)
-    image.save(written, b"PNG")
+    image.save(written, "PNG")  # type: ignore[call-overload]  # the stub wants bytes, which the call refuses
     return bytes(written.data().data())
 
 

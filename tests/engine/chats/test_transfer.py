@@ -100,7 +100,7 @@ def test_images_go_with_every_form_and_come_back() -> None:
     assert "img-src data:;" in page
     for document, name in ((as_json(found, files), "c.json"), (as_jsonl(found, files), "c.jsonl")):
         (back,) = parse_conversations(document, source=name)
-        (attachment,) = back.tree.path[0].attachments
+        (attachment,) = back.tree.path[-1].attachments
         assert msgspec.structs.replace(attachment, id="i") == image
         assert back.files == files
 

@@ -38,7 +38,7 @@ from tests.support.pictures import image_file, picture
 from tests.support.side_models import ProjectorKind, write_tiny_projector
 
 CONTEXT = ContextSettings(n_ctx=512, n_batch=64, n_ubatch=64, n_seq_max=2, kv_unified=True, threads=1)
-ONE, OTHER = image_file(picture(1)), image_file(picture(2))
+ONE, OTHER = image_file(picture(1)), image_file(picture(3))
 WIDE = image_file(picture(3, (200, 120)), (200, 120))
 KINDS: tuple[ProjectorKind, ...] = ("mlp", "gemma3", "qwen2vl_merger")
 

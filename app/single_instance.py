@@ -9,8 +9,9 @@ import msgspec
 from PySide6.QtCore import QObject, Signal
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
-WAIT_MS = 1000
-"""How long a second start waits for the first one, which may just be busy, before it opens a window of its own."""
+CONNECT_MS = 1000
+ANSWER_MS = 10_000
+"""How long a second start waits for a first one that is there and just busy, before it opens a window of its own."""
 MAX_MESSAGE_BYTES = 1024 * 1024
 TAKEN = b"taken\n"
 
@@ -21,10 +22,10 @@ def hand_over(name: str, files: Sequence[Path]) -> bool:
     """Give `files` to the instance that listens under `name`; return whether one took them."""
     socket = QLocalSocket()
     socket.connectToServer(name)
-    if not socket.waitForConnected(WAIT_MS):
+    if not socket.waitForConnected(CONNECT_MS):
         return False
     socket.write(msgspec.json.encode([str(path.absolute()) for path in files]) + b"\n")
-    taken = socket.waitForReadyRead(WAIT_MS) and bytes(socket.readAll().data()) == TAKEN
+    taken = socket.waitForReadyRead(ANSWER_MS) and bytes(socket.readAll().data()) == TAKEN
     socket.disconnectFromServer()
     return taken
 

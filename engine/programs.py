@@ -11,6 +11,7 @@ CHILDREN = {
     "pdf": "engine.chats.pdf_reader",
     "image": "engine.chats.image_reader",
     "library": "engine.library.child",
+    "tunnel": "engine.tunnel",
 }
 """Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
 

@@ -170,7 +170,7 @@ class Answering(QObject):
         answer = self.answer
         if answer is None or not answer.is_of(event.request):
             return
-        answer.take(event.text)
+        answer.take(event.text, event.choices)
         if not self._timer.isActive():
             self._timer.start()
         self.text.emit(event.text)

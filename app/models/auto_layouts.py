@@ -148,10 +148,9 @@ class AutoLayouts(QObject):
 
     def use(self, strategy: str) -> None:
         """Go to the layout that `strategy` finds for the devices as they are now."""
-        plan, rig = self._document.plan, self._live.rig
-        if plan is None:
+        model, asked, rig = self._document.model, self._document.edit, self._live.rig
+        if model is None or asked is None:
             return
-        model, asked = plan.model, plan.edit
         constraints = replace(self.constraints(model), side_files=asked.side_files)
         speeds_of = self._speeds.known_speeds
         self.cancel()

@@ -15,9 +15,10 @@ from app.models.answer import Answer, Piece
 from app.models.answering import Answering
 from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.chat_words import layout_words, title_of_message
+from app.models.context_counter import CountedChat
 from app.models.context_fit import shown_path
 from app.models.loading import Loading, ModelState
-from engine.chats.asking import chat_messages
+from engine.chats.asking import attachment_text, chat_messages
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Attachment, Message, new_id, now_ms
 from engine.chats.presets import Preset
@@ -154,6 +155,18 @@ class Conversation(QObject):
     def asked_request(self) -> int | None:
         """The number under which the model is asked for the answer that is being written; None: it is not asked yet."""
         return None if self.answering.answer is None else self.answering.answer.request
+
+    def counted_chat(self, used: int | None) -> CountedChat:
+        """Return what is to be counted of what is shown; `used`: how many tokens it takes, where that is known."""
+        path = shown_path(self.tree.path, self._left_out)
+        return CountedChat(
+            messages=chat_messages(self.system, path),
+            template=self.chat.template,
+            system=self.system,
+            files=tuple(attachment_text(file) for message in path for file in message.attachments),
+            used=used,
+            max_tokens=self.sampling.settings.max_tokens,
+        )
 
     def tell_restored(self, chat: str, restored: Restored) -> None:
         """Take what became of the kept state of a conversation."""
@@ -392,7 +405,7 @@ class Conversation(QObject):
         return self._loading.snapshot.context_size
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        used = None if loaded is None else 0
+        used = 0 if loaded is not None and not self.tree.messages else None
         self.context_use_changed.emit(ContextUse(used, None if loaded is None else self._context_size))
 
 

@@ -95,6 +95,9 @@ class Layouts(QObject):
 
     def propose(self) -> None:
         """Go to the layout that is proposed for the devices as they are now."""
+        self._document.when_forecast(self._propose)
+
+    def _propose(self) -> None:
         if self._document.plan is None:
             return
         plan = self._document.plan.on(self._live.rig)

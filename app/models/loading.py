@@ -69,6 +69,8 @@ class Loading(QObject):
     state_changed = Signal(ModelState)
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
+    held_changed = Signal()
+    """It takes another amount of memory than before."""
     answered = Signal(Done)
     answer_lost = Signal(AnswerLost)
     stepped_back = Signal(StepBack)
@@ -88,6 +90,8 @@ class Loading(QObject):
         self.loaded: LoadedLayout | None = None
         self.model: ModelFile | None = None
         """The model that is loaded."""
+        self.checkpoint_bytes = 0
+        """What the child keeps of conversations whose memory cannot be cut back, beside what was measured."""
         self.proposals: tuple[Proposal, ...] = ()
         """What to change after the load that ran out of memory, if that is what became of the last one."""
         self.proposals_model: ModelFile | None = None
@@ -105,7 +109,7 @@ class Loading(QObject):
         bridge.loaded.connect(self._on_loaded)
         for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
             ended.connect(self._on_ended)
-        bridge.done.connect(self.answered)
+        bridge.done.connect(self._on_done)
 
     def prepare_close(self) -> None:
         """Say that what is loaded goes, in the GUI thread; then `close`."""
@@ -218,7 +222,14 @@ class Loading(QObject):
         if self.state is ModelState.EMPTY:
             self.released.emit()
 
+    def _on_done(self, event: Done) -> None:
+        if self.checkpoint_bytes != event.checkpoint_bytes:
+            self.checkpoint_bytes = event.checkpoint_bytes
+            self.held_changed.emit()
+        self.answered.emit(event)
+
     def _show_loaded(self, info: LoadedInfo | None) -> None:
+        self.checkpoint_bytes = 0
         if info is None:
             self.loaded = self.model = None
         else:

@@ -12,6 +12,7 @@ from app.models.opener import ModelOpener
 from app.settings import Settings
 from app.window.actions import Actions
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from widgets.controls.settings_bar import SettingsBar
 from widgets.library.model_panel import ModelPanel
 from widgets.library.recent_model import ModelChoice
@@ -64,7 +65,7 @@ class ModelPresenter(QObject):
         menu.clear()
         self._add_recent(menu)
         menu.addSeparator()
-        menu.addAction("&Clear the List", self._forget_recent)
+        menu.addAction(tr("&Clear the List"), self._forget_recent)
         menu.setEnabled(bool(recent))
 
     def _add_recent(self, menu: QMenu) -> None:

@@ -70,6 +70,7 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
+        self.desk.releases.start()
         for path in files:
             self.questions.open_dropped(path)
 
@@ -96,7 +97,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     desk = make_desk(settings, main)
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
-    views = make_views(main, desk)
+    views = make_views(main, desk, theme)
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)

@@ -21,7 +21,7 @@ from engine.chats.conversation import Conversation
 from engine.chats.exports import FORMAT, VERSION
 from engine.chats.image_reader import MAX_SIDE_PX
 from engine.chats.images import MAX_IMAGE_BYTES, is_image
-from engine.chats.message import ROLES, Attachment, Message, new_id
+from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
 from engine.chats.tree import MessageTree, mended_tree
 from engine.errors import ChatError
 from engine.files import read_at_most
@@ -256,6 +256,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             parent=None if message.parent is None else ids[message.parent],
             state="interrupted" if message.state == "writing" else message.state,
             attachments=tuple(msgspec.structs.replace(each, id=new_id()) for each in message.attachments),
+            choices=message.choices[:MAX_CHOICES],
         )
         for message in tree.messages.values()
     ]

@@ -14,13 +14,14 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address
 
 from engine.cancellation import CancelToken
+from engine.texts import show
 
 DEFAULT_TIMEOUT_S = 2.0
 # From ggml-rpc.cpp (rpc_cmd, the rpc_msg_* structs, RPC_CONN_CAPS_SIZE) and ggml-rpc.h (RPC_PROTO_*_VERSION).
@@ -36,6 +37,9 @@ MAX_DEVICES = 64
 MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
+NOTICE = b"\xffLDTUNL\n"
+"""How a tunnel of ours begins what it says itself; servers begin with the length of an answer, which this cannot be."""
+MAX_NOTICE_BYTES = 1000
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """SO_LINGER on with no time: closing sends a reset."""
@@ -46,6 +50,7 @@ class GreetingStatus(StrEnum):
     """What answered. `BUSY`: connected, but no answer in time, as from a server that serves somebody else.
 
     After its greeting: `ABSURD`, it claims what cannot be; `SILENT`, it did not answer what the engine asks first.
+    `UNTRUSTED`: a tunnel found somebody else than who was paired, or is not known there.
     """
 
     OK = "ok"
@@ -57,6 +62,7 @@ class GreetingStatus(StrEnum):
     REFUSED = "refused"
     TIMED_OUT = "timed_out"
     UNRESOLVED = "unresolved"
+    UNTRUSTED = "untrusted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,16 +98,25 @@ def greet(host: str, port: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Greetin
 
 
 def greet_all(
-    endpoints: Iterable[str], timeout_s: float = DEFAULT_TIMEOUT_S, *, cancel: CancelToken | None = None
+    endpoints: Iterable[str],
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    *,
+    routes: Mapping[str, str] | None = None,
+    cancel: CancelToken | None = None,
 ) -> dict[str, Greeting]:
     """Say hello to all endpoints in parallel, within `timeout_s` in all; on cancel, what has no result times out.
+
+    `routes`: where to dial for endpoints that are behind a tunnel of ours; an empty text where there is none.
 
     Raises:
         ValueError: for a text that is no endpoint.
     """
-    targets = {endpoint: parse_endpoint(endpoint) for endpoint in endpoints}
+    routes = routes or {}
+    asked = {endpoint: routes.get(endpoint, endpoint) for endpoint in endpoints}
+    targets = {endpoint: parse_endpoint(address) for endpoint, address in asked.items() if address}
+    closed = {endpoint: _unpaired(endpoint) for endpoint, address in asked.items() if not address}
     if not targets:
-        return {}
+        return closed
     deadline_s = time.monotonic() + timeout_s
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -109,7 +124,10 @@ def greet_all(
         if cancel is not None:
             stack.enter_context(cancel.waking(wake))
         addresses = _Addresses({host for host, _ in targets.values()}, wake)
-        talks = [stack.enter_context(_Talk(endpoint, *target, timeout_s)) for endpoint, target in targets.items()]
+        talks = [
+            stack.enter_context(_Talk(endpoint, *target, timeout_s, tunnelled=endpoint in routes))
+            for endpoint, target in targets.items()
+        ]
         while pending := [talk for talk in talks if talk.result is None]:
             for talk in pending:
                 talk.begin(addresses, selector)
@@ -119,7 +137,7 @@ def greet_all(
             if all(talk.result is None for talk in pending):
                 for key, _ in selector.select(left_s):
                     key.data(selector)
-        return {talk.endpoint: talk.result or talk.give_up() for talk in talks}
+        return {talk.endpoint: talk.result or talk.give_up() for talk in talks} | closed
 
 
 class _Wake:
@@ -177,8 +195,9 @@ _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
 class _Talk:
     """One hello in progress: look-up, connect, then question by question; no answer is read beyond its length."""
 
-    def __init__(self, endpoint: str, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
         self.endpoint = endpoint
+        self._tunnelled = tunnelled
         self.result: Greeting | None = None
         self._host = host
         self._port = port
@@ -302,7 +321,13 @@ class _Talk:
         except OSError:
             part = b""
         self._received += part
-        if not part:
+        if self._tunnelled and self._received.startswith(NOTICE):
+            # Our tunnel could not reach the other end, and says why before it closes.
+            if part:
+                self._answer_bytes = MAX_NOTICE_BYTES
+            else:
+                self._end(*read_notice(self._received))
+        elif not part:
             self._closed()
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
             self._end(GreetingStatus.NOT_RPC, "answers, but not as an RPC worker does; check the port")
@@ -331,7 +356,9 @@ class _Talk:
         )
 
     def _refused(self, code: int) -> None:
-        if code in (errno.ECONNREFUSED, getattr(errno, "WSAECONNREFUSED", errno.ECONNREFUSED)):
+        if self._tunnelled:
+            self._end(GreetingStatus.REFUSED, "cannot be asked: our end of the tunnel to it is gone; add it again")
+        elif code in (errno.ECONNREFUSED, getattr(errno, "WSAECONNREFUSED", errno.ECONNREFUSED)):
             self._end(GreetingStatus.REFUSED, "refused the connection: nothing listens there; start the RPC worker")
         else:
             self._end(
@@ -344,6 +371,23 @@ class _Talk:
     def _greeting(self, status: GreetingStatus, words: str) -> Greeting:
         sentence = f"{words}." if status is GreetingStatus.UNRESOLVED else f"{self.endpoint} {words}."
         return Greeting(self.endpoint, status, sentence.replace("?.", "?"), self._version)
+
+
+def make_notice(status: GreetingStatus, words: str) -> bytes:
+    """Return what a tunnel sends to who greets through it, in place of an answer that it could not get."""
+    return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
+
+
+def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
+    """Return why a tunnel did not reach its other end: status, and what follows the endpoint in the sentence."""
+    name, _, words = data.removeprefix(NOTICE).decode("utf-8", "replace").partition(" ")
+    known = {status.value: status for status in GreetingStatus if status is not GreetingStatus.OK}
+    return known.get(name, GreetingStatus.NOT_RPC), show(words)
+
+
+def _unpaired(endpoint: str) -> Greeting:
+    words = "is behind a tunnel and not paired with this computer; pair with it (Devices > Find Machines Nearby)"
+    return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}.")
 
 
 def _request(command: int, payload: bytes = b"") -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,7 @@ VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes")
 MAX_BACKEND_LENGTH = 60
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
@@ -77,7 +79,7 @@ def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
-        "largest_tensor_bytes", "capabilities", "faults",
+        "largest_tensor_bytes", "capabilities", "faults", "fingerprint",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -105,6 +107,7 @@ def _parse_device(item: JsonObject) -> Device:
         if "capabilities" in item.keys
         else Capabilities(),
         faults=_parse_faults(item),
+        fingerprint=_parse_fingerprint(item, backend),
     )
 
 
@@ -152,6 +155,17 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     return f"{host}:{port}"
 
 
+def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
+    fingerprint = item.nullable("fingerprint", item.text, None)
+    if fingerprint is None:
+        return None
+    if backend != "RPC":
+        item.refuse(f"a fingerprint belongs to backend RPC, not to {backend[:40]}", "fingerprint")
+    if _FINGERPRINT.fullmatch(fingerprint) is None:
+        item.refuse("a fingerprint has 64 digits from 0-9 and a-f; `layerdeck-cli rig peers` shows it", "fingerprint")
+    return fingerprint
+
+
 def _parse_capabilities(item: JsonObject) -> Capabilities:
     item.allow("row_split", "tensor_split", "repeatable")
     default = Capabilities()
@@ -175,6 +189,9 @@ def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     if device.id == earlier.id:
         item.refuse(f'the id "{device.id}" is there twice; give each device its own', "id")
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
+    if same_endpoint and device.fingerprint != earlier.fingerprint:
+        words = f"{device.id} and {earlier.id} are both at {device.endpoint}, which has one certificate"
+        item.refuse(f"{words}; give both the same fingerprint", "fingerprint")
     if same_endpoint and device.endpoint_device == earlier.endpoint_device:
         item.refuse(f"{device.id} and {earlier.id} are the same device of {device.endpoint}; leave one out", "endpoint")
 
@@ -200,6 +217,8 @@ def _device_document(device: Device) -> dict[str, object]:
     if device.endpoint is not None:
         document["endpoint"] = device.endpoint
         document["endpoint_device"] = device.endpoint_device
+    if device.fingerprint is not None:
+        document["fingerprint"] = device.fingerprint
     return {
         **document,
         "cap_bytes": device.cap_bytes,

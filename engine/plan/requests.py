@@ -62,6 +62,7 @@ def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
             pci_bus_id=device.pci_bus_id,
             endpoint=device.endpoint,
             endpoint_device=device.endpoint_device,
+            address=None if device.fingerprint is None else device.via or "",
         )
         for device in rig.devices
         if device.id != CPU_ID

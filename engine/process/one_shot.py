@@ -157,12 +157,19 @@ def ask_child(
         return child.ask(request, answer_type)
 
 
-def blaming(error: EngineError, endpoints: Iterable[str]) -> EngineError:
+def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, str] | None = None) -> EngineError:
     """Return `error` of a child that asked these endpoints; one of a child that fell silent or down names them.
+
+    `routes`: where it dialled for endpoints that are behind a tunnel.
 
     They had greeted well before: what came then they did not answer, or answered with what no engine survives.
     """
     asked = tuple(endpoints)
+    if isinstance(error, UnreachableError):
+        for endpoint, dialled in (routes or {}).items():
+            if dialled and dialled in str(error):
+                named_so = str(error).replace(dialled, endpoint)
+                error = UnreachableError(named_so, device=error.device, endpoint=endpoint)
     named = isinstance(error, UnreachableError) and error.endpoint is not None
     if not asked or named or not isinstance(error, UnreachableError | WorkerStalledError | WorkerCrashedError):
         return error

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.cancellation import CancelToken
@@ -27,13 +27,15 @@ ENDPOINTS_TIMEOUT_S = 8.0
 def discover(
     rpc_endpoints: Sequence[str] = (),
     *,
+    routes: Mapping[str, str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Rig:
     """Return this machine's GPUs by ggml's names, then the devices of the endpoints as RPC0.. in order, and the host.
 
-    Blocks for at most about `timeout_s` (the endpoints' 2 s hello included).
+    `routes`: where to dial for endpoints that are behind a tunnel. Blocks for at most about `timeout_s` (the endpoints'
+    2 s hello included).
 
     Raises:
         ArgumentError: for a text that is no endpoint, or one given twice.
@@ -41,18 +43,19 @@ def discover(
         EngineError: where the child failed.
     """
     endpoints = _endpoints(rpc_endpoints)
-    greetings = greet_all(endpoints, cancel=cancel)
+    routes = routes or {}
+    greetings = greet_all(endpoints, routes=routes, cancel=cancel)
     raise_if_cancelled(cancel)
     for greeting in greetings.values():
         _check(greeting)
-    request = ListDevices(endpoints=endpoints)
+    request = ListDevices(endpoints=endpoints, routes=dict(routes))
     if endpoints:
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
     try:
         answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
     except EngineError as error:
-        raise blaming(error, endpoints) from None
-    return Rig(_devices(answer.devices), host_device())
+        raise blaming(error, endpoints, routes) from None
+    return Rig(devices_of(answer.devices), host_device())
 
 
 def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
@@ -76,7 +79,7 @@ def _check(greeting: Greeting) -> None:
         raise UnreachableError(greeting.sentence, endpoint=greeting.endpoint)
 
 
-def _devices(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
+def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
     """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
     taken = {device.id for device in local}

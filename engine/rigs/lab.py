@@ -276,21 +276,23 @@ def serve(
     device: str = "CPU",
     cap_bytes: int | None = None,
     kept: KeptWeights | None = None,
+    kept_name: str = "",
+    client_port: int | None = None,
     until: threading.Event | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
     """Serve `device` to other programs until `until` is set; the worker is gone when this returns or raises.
 
-    `kept`: where the worker keeps weights, so that a client sends them once.
+    `kept`: where the worker keeps weights, so that a client sends them once, in a folder named `kept_name`, by default
+    after its port. `client_port`: the only port that connections are taken from, where the system can tell.
 
     Raises:
         EngineError: when it cannot serve (a port in use, an unknown device), or ended by itself.
     """
-    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
+    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes, client_port=client_port)
     if kept is not None:
-        request = msgspec.structs.replace(
-            request, kept_weights=str(_made_folder(kept.folder / str(port))), kept_quota_bytes=kept.quota_bytes
-        )
+        folder = _made_folder(kept.folder / (kept_name or str(port)))
+        request = msgspec.structs.replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
     child = ServingChild(request)
     until = until or threading.Event()
     child.start()

@@ -15,12 +15,12 @@ import msgspec
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
+from engine.engine_build import engine_version
 from engine.errors import EngineError, PlacedError
 from engine.gguf.reader import read_model
 from engine.json_file import read_kept, write_file
 from engine.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.plan.requests import device_refs
-from engine.probing.defect_log import engine_version
 from engine.process.one_shot import Questions
 from engine.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
 from engine.settings.context_settings import ContextSettings

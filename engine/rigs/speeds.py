@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.cancellation import CancelToken
-from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.device import CPU_ID, Device, Rig, routes_of
 from engine.devices.endpoint import greet_all
 from engine.errors import BusyError, EngineError
 from engine.plan.requests import device_refs
@@ -96,5 +96,5 @@ def _obstacle(device: Device, held: frozenset[str], cancel: CancelToken | None) 
         return ""
     if device.endpoint in held:
         return f"{device.id} holds the loaded model; unload it to measure there."
-    greeting = greet_all([device.endpoint], cancel=cancel)[device.endpoint]
+    greeting = greet_all([device.endpoint], routes=routes_of([device]), cancel=cancel)[device.endpoint]
     return "" if greeting.ok else f"{device.id}: {greeting.sentence}"

@@ -96,7 +96,7 @@ def take_message(turn: Turn, message: AnyMessage) -> None:
         case Piece():
             if run.state in (RequestState.ASKED, RequestState.READING):
                 _put(turn, replace(run, state=RequestState.ANSWERING))
-            turn.tell(Token(text=message.text, request=run.id))
+            turn.tell(Token(text=message.text, request=run.id, choices=message.choices))
         case LastWord() | Failure() | AllocationFailure():
             _end(turn, run, _ending(turn, run, message))
 

@@ -10,10 +10,10 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all
 Greetings = Mapping[str, Greeting]
 
 
-def greetings_of(endpoints: Sequence[str], cancel: CancelToken) -> Greetings:
+def greetings_of(endpoints: Sequence[str], routes: Mapping[str, str], cancel: CancelToken) -> Greetings:
     """Say hello; where this system gives us no sockets, that is the answer of each endpoint."""
     try:
-        return greet_all(endpoints, cancel=cancel)
+        return greet_all(endpoints, routes=routes, cancel=cancel)
     except OSError as error:
         reason = f"could not be asked ({error.strerror or error}); close other programs and try again"
         return {each: Greeting(each, GreetingStatus.REFUSED, f"{each} {reason}.") for each in endpoints}

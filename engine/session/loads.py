@@ -228,7 +228,7 @@ def _greet(turn: Turn) -> None:
 
 def _greet_now(turn: Turn, endpoints: tuple[str, ...]) -> None:
     if endpoints:
-        turn.await_work(Step.GREETING, partial(effects.Greet, endpoints=endpoints))
+        turn.await_work(Step.GREETING, partial(effects.Greet, endpoints=endpoints, routes=turn.load.plan.routes))
     else:
         _take_greetings(turn, {})
 

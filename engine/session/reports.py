@@ -61,6 +61,7 @@ def done_event(message: Generated) -> Done:
         stop_reason=message.stop_reason,
         replaced=show(message.replaced),
         cached_tokens=message.cached_tokens,
+        checkpoint_bytes=message.checkpoint_bytes,
     )
 
 
@@ -114,8 +115,10 @@ def lost_event(
 def _endpoints_to_blame(
     outcome: ProcessOutcome, devices: Mapping[str, Sequence[Device]], greetings: Mapping[str, Greeting]
 ) -> list[str]:
-    if (named := outcome.lost_endpoint) is not None and named in devices:
-        return [named]
+    named = outcome.lost_endpoint
+    # A tunnel is dialled where it begins, and that is what the engine names.
+    if named is not None and (known := [each for each, held in devices.items() if named in (each, held[0].via)]):
+        return known
     gone = [endpoint for endpoint, greeting in greetings.items() if not greeting.ok]
     certain = [endpoint for endpoint in gone if greetings[endpoint].status is not GreetingStatus.BUSY]
     if certain or gone:

@@ -15,6 +15,7 @@ from engine.settings.sampling_settings import MIROSTAT_MODES, SamplingSettings
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
 SAMPLING_GROUPS: tuple[SamplingGroup, ...] = ("Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape")
 MAX_WINDOW = 1 << 24
+MAX_ALTERNATIVES = 20
 MAX_SEED = (1 << 32) - 2
 """One less than LLAMA_DEFAULT_SEED, which means another seed each time."""
 
@@ -199,6 +200,14 @@ SAMPLING: tuple[SamplingSetting, ...] = (
     ),
     SamplingSetting(
         "json_schema", Text(), "Shape", "JSON schema", "the answer is JSON that obeys this schema; empty: none"
+    ),
+    SamplingSetting(
+        "alternatives",
+        Whole(0, MAX_ALTERNATIVES),
+        "Answer",
+        "Alternatives",
+        "how many likely tokens are kept with each one of an answer, with their probabilities before all samplers;"
+        " 0: none, which is fastest",
     ),
 )
 """Order of llama.cpp where it matters: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature."""

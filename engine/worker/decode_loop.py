@@ -186,7 +186,7 @@ class DecodeLoop:
 
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch."""
-        missing = [task.readable for task in self._running]
+        missing = [self._until_mark(task) for task in self._running]
         if max(missing) <= 1:
             return missing
         readers = [index for index, count in enumerate(missing) if count > 1]
@@ -199,6 +199,12 @@ class DecodeLoop:
             missing[index] = count
         return missing
 
+    def _until_mark(self, task: SequenceTask) -> int:
+        """Return how many tokens are read before a checkpoint is taken, or an image comes."""
+        if task.slot is None:
+            return task.missing
+        return min(task.readable, self._slots.until_mark(task.slot, task.missing, task.marks))
+
     def _go_on(self, shares: Sequence[_Share]) -> None:
         """Let the tasks go on by what was computed, and tell what came of it at once."""
         answers: list[Message] = []
@@ -209,6 +215,7 @@ class DecodeLoop:
             else:
                 slot.tokens += task.tokens[begun:end]
             slot.copied = False
+            self._slots.look_at(slot, task.marks)
             told = task.read(cells)
             if told is not None:
                 answers.append(told)
@@ -242,7 +249,7 @@ class DecodeLoop:
         """Go on after a batch that was ended or failed, with as little loss as the engine allows."""
         last_word = None if status == ABORTED else EndOfRequest(self._loaded.failed_computation(status, self._free))
         if self._loaded.has_recurrent_state:
-            self._slots.empty_all()
+            self._slots.go_back()
         else:
             for share in shares:
                 self._slots.settle(share.slot, share.task.tokens)

@@ -11,6 +11,7 @@ from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import Media, MediaPrompt
 from engine.worker.outcome import failure
 from engine.worker.text import token_text, tokenize
+from engine.worker.turn_marks import turn_marks
 
 if TYPE_CHECKING:
     from engine.worker.template_process import TemplateProcess
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
 def read_prompt(
     loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
-) -> tuple[MediaPrompt, str]:
-    """Return the prompt of a conversation, or of raw text where there is none, and what `chat_text` has to say.
+) -> tuple[MediaPrompt, str, tuple[int, ...]]:
+    """Return the prompt of a conversation, or of raw text where there is none, what `chat_text` has to say, and the
+    `turn_marks`.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
@@ -38,7 +40,7 @@ def read_prompt(
     if found.tokens[-1] < 0:
         raise failure("argument", "The chat template writes nothing after an image; write a question to it.")
     _check_batches(loaded, found)
-    return found, replaced
+    return found, replaced, turn_marks(loaded, text, messages, len(found.tokens))
 
 
 def prompt_of(loaded: LoadedContext, text: str, images: Sequence[ImageFile] = ()) -> MediaPrompt:

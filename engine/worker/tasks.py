@@ -35,12 +35,14 @@ class SequenceTask(Task, ABC):
     """A request that has a sequence read and goes on by the logits of its end, in a batch with others.
 
     `tokens` is all that its slot is to hold; what the slot does not hold yet is read, images among it by `media`.
+    `marks`: after how many of them a checkpoint is of use, where the memory needs such.
     """
 
-    def __init__(self, request: int, tokens: list[int], media: MediaReader) -> None:
+    def __init__(self, request: int, tokens: list[int], media: MediaReader, marks: Sequence[int] = ()) -> None:
         super().__init__(request)
         self.tokens = tokens
         self.media = media
+        self.marks = marks
         self.slot: Slot | None = None
 
     @property

@@ -59,7 +59,8 @@ def _freeze() -> Path:
             *("--distpath", str(DIST), "--workpath", str(WORK), str(spec)),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # What stands there already is the engine that goes into the bundle.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
         check=True,
     )
     return folder

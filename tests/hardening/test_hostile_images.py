@@ -7,7 +7,6 @@ import subprocess
 
 import pytest
 
-from engine.chats import images
 from engine.chats.image_reader import MAX_SIDE_PX, read_image
 from engine.chats.images import look_at
 from engine.errors import ChatError
@@ -61,6 +60,6 @@ def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.Monke
     def speak(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
         return subprocess.CompletedProcess([], 0, stdout=answer)
 
-    monkeypatch.setattr(images.subprocess, "run", speak)
+    monkeypatch.setattr(subprocess, "run", speak)
     with pytest.raises(ChatError, match=r"^photo cannot be read"):
         look_at(picture(), "photo")

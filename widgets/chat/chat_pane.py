@@ -176,9 +176,10 @@ class ChatPane(QWidget):
             self.show_reading(None)
         self._refresh()
 
-    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
-        """Show how many of `total` tokens the conversation takes, by part; None: not known."""
-        self.context_meter.show_parts(parts, total)
+    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+        """Show how many of `total` tokens the conversation takes, by part; None: not known. `reserve`: kept free for
+        the answer."""
+        self.context_meter.show_parts(parts, total, reserve)
 
     def show_reading(self, share: float | None, words: str = "") -> None:
         """Show how much of a long question has been read, 0 to 1; None: nothing is being read."""

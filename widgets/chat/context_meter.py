@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from widgets.common.counts import format_count
@@ -16,6 +16,7 @@ from widgets.common.tool_tips import plain_tool_tip
 
 BAR_PX = 4
 FULL_SHARE = 0.95
+RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,7 @@ class ContextMeter(QWidget):
         self._counted: tuple[ContextPart, ...] | None = None
         self._parts: tuple[ContextPart, ...] = ()
         self._total: int | None = None
+        self._reserve = 0
         self._pending = 0
         self._text = ""
         self._font = ui_font(12)
@@ -51,9 +53,12 @@ class ContextMeter(QWidget):
         self._palette = palette
         self.update()
 
-    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
-        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total."""
-        self._counted, self._total = None if parts is None else tuple(parts), total
+    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total.
+
+        `reserve`: what is kept free for the answer.
+        """
+        self._counted, self._total, self._reserve = None if parts is None else tuple(parts), total, reserve
         self._show()
 
     def show_pending(self, tokens: int) -> None:
@@ -69,6 +74,8 @@ class ContextMeter(QWidget):
         used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
         self._text = "" if total is None else f"{used} / {format_count(total)}"
         lines = [f"{part.label}: {format_count(part.tokens)} tokens" for part in self._parts]
+        if self._reserve:
+            lines.append(f"kept free for the answer: {format_count(self._reserve)} tokens")
         self.setToolTip(plain_tool_tip("\n".join(["Tokens of the context that the conversation takes", *lines])))
         self.setAccessibleName(f"Context: {self._text}")
         self.setVisible(total is not None)
@@ -100,4 +107,6 @@ class ContextMeter(QWidget):
             colour = palette.bad if used > self._total * FULL_SHARE else getattr(palette, part.colour)
             painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QColor(colour))
             left += width
+        width = min(self._reserve / self._total * bar.width(), bar.width() - left)
+        painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QBrush(QColor(palette.dim), RESERVE_PATTERN))
         painter.end()

@@ -16,6 +16,7 @@ _WORDS: dict[str, tuple[str, str]] = {
     "edit": ("Edit", "Change this question and send it again, as a branch"),
     "regenerate": ("Again", "Write another version of this answer"),
     "continue": ("Continue", "Go on where this answer ended"),
+    "tokens": ("Tokens", "How probable each token of this answer was, and what else there was"),
     "pin": ("Pin", "Have this stay in the context when it is full, or no more"),
     "branch": ("Branch", "Go on from here in a new conversation"),
     "delete": ("Delete", "Delete this question with its answers"),
@@ -67,6 +68,8 @@ class MessageHead(QWidget):
             offered |= {"branch", "delete"} | ({"edit", "pin"} if message.role == "user" else {"regenerate"})
             if message.can_continue:
                 offered.add("continue")
+            if message.has_choices:
+                offered.add("tokens")
         self._offered = offered
         self._refresh()
 

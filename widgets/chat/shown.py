@@ -7,7 +7,9 @@ from typing import Literal
 
 Role = Literal["user", "assistant", "note"]
 """`note`: a sentence of ours between messages."""
-ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now"]
+ActionKind = Literal[
+    "edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now", "tokens"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class ShownMessage:
     """A message. `version` of `versions` counts from 1; `thinking_note` tells how long was thought.
 
     `files` names what is attached to it beside `images`. `is_open`: its text is still coming. `can_continue`: an answer
-    that ended before its end. `is_pinned`: it stays in a context that is full.
+    that ended before its end. `is_pinned`: it stays in a context that is full. `has_choices`: how its tokens were
+    chosen is kept.
     """
 
     id: str
@@ -43,6 +46,7 @@ class ShownMessage:
     files: str = ""
     images: tuple[ShownImage, ...] = ()
     is_pinned: bool = False
+    has_choices: bool = False
 
 
 @dataclass(frozen=True, slots=True)

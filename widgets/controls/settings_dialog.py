@@ -9,6 +9,7 @@ import msgspec
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import ContextSettings, KvType
 from engine.settings.table import GROUPS, SETTINGS
@@ -31,7 +32,7 @@ class SettingsDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Settings of the next load")
+        self.setWindowTitle(tr("Settings of the next load"))
         self._settings = ContextSettings()
         self._decided: Mapping[str, Decision] = {}
         self.controls: dict[str, SettingControl] = {setting.key: make_control(setting) for setting in SETTINGS}
@@ -55,13 +56,13 @@ class SettingsDialog(QDialog):
             for setting in SETTINGS:
                 if setting.group == group:
                     rows.add(setting.key, setting.label, *self.controls[setting.key].widgets, hint=setting.help)
-        rows.add_title("Beside the model")
+        rows.add_title(tr("Beside the model"))
         column.addLayout(grid)
         column.addWidget(self.side_files)
         column.addWidget(self.loaded_label)
         column.addStretch(1)
         area = QScrollArea()
-        area.setAccessibleName("All settings")
+        area.setAccessibleName(tr("All settings"))
         area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

@@ -15,6 +15,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWidget
 
+from engine.language import tr
 from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
@@ -29,7 +30,7 @@ from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
 
-_NAME = "Layout editor"
+_NAME = tr("Layout editor")
 _SCROLL_BAR_GAP = 8
 _SCROLL_EDGE = 24
 _SCROLL_STEP = 8

@@ -6,6 +6,7 @@ from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QListView, QWidget
 
+from engine.language import tr
 from engine.library.listed import Listed
 from widgets.library.entry_delegate import EntryDelegate
 from widgets.library.library_list_model import LibraryListModel
@@ -29,7 +30,7 @@ class LibraryListView(QListView):
         self.setUniformItemSizes(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
-        self.setAccessibleName("Models")
+        self.setAccessibleName(tr("Models"))
         self.doubleClicked.connect(lambda _index: self.open_requested.emit())
         self._key = ""
 

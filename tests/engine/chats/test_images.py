@@ -22,7 +22,7 @@ RED, WHITE = (255, 0, 0), (255, 255, 255)
 
 def written(image: Image.Image, form: str = "PNG", **options: object) -> bytes:
     file = io.BytesIO()
-    image.save(file, form, **options)  # type: ignore[arg-type]
+    image.save(file, form, **options)
     return file.getvalue()
 
 

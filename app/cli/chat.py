@@ -53,7 +53,7 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     attached = tuple(map(read_attachment, options.attach))
     projector = order.plan.edit.side_files.projector
     if any(file.attachment.kind == "image" for file in attached) and (projector is None or not projector.sees):
-        raise ArgumentError("--attach: this model reads no images alone; name its projector (mmproj) with --projector.")
+        raise ArgumentError("--attach: this model reads no images alone; name its projector with --mmproj.")
     states = KeptStates(kept_states_path())
     wishes = TalkOptions(
         preset,

@@ -18,13 +18,13 @@ from engine.chats.attachments import ReadFile, as_attachment, read_attachment
 from engine.chats.images import Picture
 from engine.chats.message import Attachment, new_id
 from engine.errors import ChatError, EngineError
+from engine.language import tr
 from engine.protocol.messages import Counted, CountTokens
 from engine.session.events import Answered
 from engine.texts import show
 
 MAX_FILES = 16
 MAX_NAME_CHARACTERS = 80
-TOO_MANY = f"{MAX_FILES} files go with one question; leave one out, or ask in two steps."
 PASTED = "Pasted image"
 BLIND = (
     "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj file) beside the model in the"
@@ -83,7 +83,7 @@ class Attacher(QObject):
         self.refused.emit("")
         for path in paths:
             if len(self.files) >= MAX_FILES:
-                self.refused.emit(TOO_MANY)
+                self.refused.emit(_too_many())
                 break
             self._read(path.name, partial(read_attachment, path))
         self.changed.emit()
@@ -92,7 +92,7 @@ class Attacher(QObject):
         """Take an image that has no file, to go with the next question."""
         self.refused.emit("")
         if len(self.files) >= MAX_FILES:
-            self.refused.emit(TOO_MANY)
+            self.refused.emit(_too_many())
             return
         number = 1 + sum(1 for each in self.files if each.name.startswith(PASTED))
         name = f"{PASTED} {number}"
@@ -143,7 +143,7 @@ class Attacher(QObject):
                 self.refused.emit(error.summary())
                 self.changed.emit()
 
-        self._background.run(f"Reading {file.name}", read, take, refuse)
+        self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
     @property
     def _is_blind(self) -> bool:
@@ -178,6 +178,10 @@ class Attacher(QObject):
                 file.tokens = None
                 self._count(file)
         self.changed.emit()
+
+
+def _too_many() -> str:
+    return tr("{max_files} files go with one question; leave one out, or ask in two steps.", max_files=MAX_FILES)
 
 
 def _count_request(attachment: Attachment) -> CountTokens:

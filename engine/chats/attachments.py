@@ -19,6 +19,7 @@ from engine.chats.pdf_reader import SECONDS, PdfText
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.json_file import UNREADABLE
+from engine.language import tr
 from engine.programs import child_argv
 from engine.texts import show
 
@@ -48,7 +49,7 @@ def read_attachment(path: Path) -> ReadFile:
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         name = show(path.name, MAX_NAME_CHARACTERS)
-        raise ChatError(f"{name} cannot be attached ({reason}); check the path.") from None
+        raise ChatError(tr("{name} cannot be attached ({reason}); check the path.", name=name, reason=reason)) from None
     return as_attachment(data, path.name)
 
 
@@ -56,12 +57,13 @@ def as_attachment(data: bytes, file_name: str) -> ReadFile:
     """Return the bytes of a file as an attachment; takes as long and raises as `read_attachment` does."""
     name = show(file_name, MAX_NAME_CHARACTERS)
     if not data:
-        raise ChatError(f"{name} is empty; there is nothing to attach.")
+        raise ChatError(tr("{name} is empty; there is nothing to attach.", name=name))
     kind: AttachmentKind = "pdf" if data.startswith(b"%PDF-") else "image" if is_image(data) else "text"
     most_bytes = {"pdf": MAX_PDF_BYTES, "image": MAX_IMAGE_BYTES}.get(kind, MAX_TEXT_BYTES)
+    if len(data) > most_bytes and kind == "image":
+        raise ChatError(tr("{name} is larger than {most} MiB; make it smaller.", name=name, most=most_bytes >> 20))
     if len(data) > most_bytes:
-        remedy = "make it smaller" if kind == "image" else "attach a part of it"
-        raise ChatError(f"{name} is larger than {most_bytes >> 20} MiB; {remedy}.")
+        raise ChatError(tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most_bytes >> 20))
     looked = look_at(data, name) if kind == "image" else None
     attachment = Attachment(
         id=new_id(),
@@ -89,7 +91,7 @@ def _text(data: bytes, name: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ChatError(f"{name} is not text in UTF-8; attach text, code, a PDF file or an image.")
+        raise ChatError(tr("{name} is not text in UTF-8; attach text, code, a PDF file or an image.", name=name))
     return text
 
 
@@ -105,7 +107,7 @@ def _pdf_text(data: bytes, name: str) -> str:
         )
         found = msgspec.json.decode(done.stdout, type=PdfText)
     except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
-        found = PdfText(fault=f"it took longer than {SECONDS:g} s or too much memory to read")
+        found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:
-        raise ChatError(f"{name} cannot be attached: {found.fault}.")
+        raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))
     return found.text

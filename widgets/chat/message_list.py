@@ -11,6 +11,7 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
+from engine.language import tr
 from widgets.chat.bubble import Bubble
 from widgets.chat.gallery import Gallery
 from widgets.chat.shown import MessageAction, ShownMessage
@@ -38,7 +39,7 @@ class MessageList(QAbstractScrollArea):
         self._typesetter = typesetter
         self.gallery = Gallery(self)
         """The small pictures of images; somebody else brings them."""
-        self.setAccessibleName("Conversation")
+        self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)

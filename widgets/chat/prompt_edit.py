@@ -8,6 +8,8 @@ from PySide6.QtCore import QBuffer, QMimeData, Qt, Signal
 from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
 
+from engine.language import tr
+
 MAX_LINES = 6
 IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/gif")
 MODEL_ENDING = ".gguf"
@@ -47,8 +49,8 @@ class PromptEdit(QPlainTextEdit):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setPlaceholderText("Ask something…")
-        self.setAccessibleName("Message to the model")
+        self.setPlaceholderText(tr("Ask something…"))
+        self.setAccessibleName(tr("Message to the model"))
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.textChanged.connect(self._fit_height)

@@ -16,6 +16,7 @@ from app.notices import Notices
 from app.paths import APPLICATION
 from app.settings import Settings
 from engine.errors import EngineError
+from engine.language import tr
 from engine.releases.release import Release, is_newer
 from engine.releases.source import Source, ask, check_address, shipped_source
 from engine.texts import show
@@ -57,9 +58,18 @@ class Look:
             return self.fault
         if self.is_news:
             return show(
-                f"Layerdeck {self.release.version} is out; this is {self.installed}. {self.release.summary}".strip()
+                tr(
+                    "Layerdeck {version} is out; this is {installed}. {summary}",
+                    version=self.release.version,
+                    installed=self.installed,
+                    summary=self.release.summary,
+                ).strip()
             )
-        return f"Layerdeck {self.installed} is the newest version (said on {self.release.published})."
+        return tr(
+            "Layerdeck {installed} is the newest version (said on {published}).",
+            installed=self.installed,
+            published=self.release.published,
+        )
 
 
 class ReleaseKeeper(QObject):
@@ -125,7 +135,7 @@ class ReleaseKeeper(QObject):
         self._keep(looked=_today())
         # The numbers of one publisher: what another key signs never counts.
         function = partial(ask, self.address, self._source.key, seen_serial=kept.serial)
-        self._background.run("Looking for a new version", function, self._on_answer, self._on_fault)
+        self._background.run(tr("Looking for a new version"), function, self._on_answer, self._on_fault)
 
     def _look_if_due(self) -> None:
         kept = self.kept
@@ -137,7 +147,7 @@ class ReleaseKeeper(QObject):
         self._keep(serial=release.serial)
         look = Look(metadata.version(APPLICATION), release)
         if look.is_news:
-            self._notices.say(f"{look.sentence} Help > New Version says where.")
+            self._notices.say(tr("{sentence} Help > New Version says where.", sentence=look.sentence))
         self.looked.emit(look)
 
     def _on_fault(self, error: EngineError) -> None:

@@ -71,7 +71,7 @@ def fields_of(text: str) -> frozenset[str]:
 
 
 def read_language(document: str) -> Language:
-    """Return the language of a catalogue. A text whose fields are not those of the English one is left out.
+    """Return the language of a catalogue. A text with a field that the English one does not have is left out.
 
     Raises:
         ValueError: where it is no catalogue.
@@ -83,7 +83,7 @@ def read_language(document: str) -> Language:
     entries = read_catalogue(document)
     header = header_fields(entries)
     said = [entry for entry in entries if entry.text and entry.is_said]
-    sound = [each for each in said if all(fields_of(text) == fields_of(each.plural or each.text) for text in each.said)]
+    sound = [each for each in said if all(fields_of(text) <= fields_of(each.plural or each.text) for text in each.said)]
     rule = re.search(r"plural=([^;]+)", header.get("Plural-Forms", ""))
     return Language(
         header.get("Language", ENGLISH),

@@ -20,6 +20,7 @@ from engine.chats.message import Message, now_ms
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree
 from engine.errors import ChatError, EngineError
+from engine.language import tr
 
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
 """What was deleted can be brought back for so long, by whoever opens the database."""
@@ -129,7 +130,7 @@ class ChatArchive(QObject):
         def work() -> tuple[Chat, MessageTree]:
             kept = store.conversation(chat)
             if kept is None:
-                raise ChatError("This conversation is not there any more.")
+                raise ChatError(tr("This conversation is not there any more."))
             store.settled().result()
             return store.conversation(chat) or kept, store.tree(chat)
 
@@ -150,7 +151,7 @@ class ChatArchive(QObject):
         """Do something with the store beside the GUI thread, with all that was written so far; `what` is for people."""
         store = self._store
         if store is None:
-            self._notices.tell(ChatError("The conversations cannot be read, so there is nothing to work on."))
+            self._notices.tell(ChatError(tr("The conversations cannot be read, so there is nothing to work on.")))
             return
 
         def settled_work() -> _T:
@@ -244,7 +245,7 @@ class ChatArchive(QObject):
     def _warn(self, error: EngineError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._notices.say(f"{error.summary()} What is said now is shown, but not kept.", bad=True)
+            self._notices.say(tr("{error} What is said now is shown, but not kept.", error=error.summary()), bad=True)
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

@@ -9,7 +9,7 @@ from engine.devices.device import Rig
 from engine.fit.beside import rows_fit
 from engine.fit.loaded_models import HeldModel, choose_victims
 from engine.fit.proposal import Proposal
-from engine.language import tr
+from engine.language import tr, tr_count
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
@@ -58,12 +58,12 @@ def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
     names = _join([victim.name for victim in plan.victims])
     whom = _short_name(names) if len(plan.victims) == 1 else tr("{count} models", count=len(plan.victims))
     if plan.workers:
-        works = "works" if len(plan.workers) == 1 else "work"
-        text = tr(
-            "{name} needs {names}, which {works} for {victims}. A worker serves one model at a time.",
+        text = tr_count(
+            "{name} needs {workers}, which works for {victims}. A worker serves one model at a time.",
+            "{name} needs {workers}, which work for {victims}. A worker serves one model at a time.",
+            len(plan.workers),
             name=name,
-            names=_join(plan.workers),
-            works=works,
+            workers=_join(plan.workers),
             victims=victims,
         )
     elif plan.still_short:

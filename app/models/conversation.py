@@ -24,6 +24,7 @@ from engine.chats.message import Attachment, Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.thinking import begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
+from engine.language import tr
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage
 from engine.session.events import Done
@@ -283,7 +284,7 @@ class Conversation(QObject):
         chat = msgspec.structs.replace(
             self.chat,
             id=new_id(),
-            title=f"{self.chat.title or title_of_message(tree.path[0])} (branch)",
+            title=tr("{title} (branch)", title=self.chat.title or title_of_message(tree.path[0])),
             leaf=tree.leaf,
             draft="",
             pinned=False,

@@ -11,6 +11,7 @@ from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
 from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.plan.edit import Edit
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import (
@@ -27,7 +28,7 @@ from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import LoadedInfo
 
-ENGINE_ENDED = "The engine ended in the middle of this answer: Last load says how."
+ENGINE_ENDED = tr("The engine ended in the middle of this answer: Last load says how.")
 """The report has all of it; beside an answer it would push the words away."""
 
 _BESIDE = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
@@ -173,7 +174,7 @@ class Loading(QObject):
         self._held = None
         self.bridge.session.unload()
         for run in (each for each in requests if not isinstance(each.request, _BESIDE)):
-            self.answer_lost.emit(AnswerLost(run.id, "The model was unloaded."))
+            self.answer_lost.emit(AnswerLost(run.id, tr("The model was unloaded.")))
         self._show_now()
         return True
 
@@ -277,7 +278,7 @@ class Loading(QObject):
 
 def _loss_words(event: OutOfMemory | Failed | Crashed | Cancelled) -> str:
     if isinstance(event, Cancelled):
-        return "It was stopped before the model answered."
+        return tr("It was stopped before the model answered.")
     return ENGINE_ENDED if isinstance(event, Crashed) else event.message
 
 

@@ -18,6 +18,7 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
+from engine.language import tr
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
@@ -86,7 +87,7 @@ class SpeedKeeper(QObject):
             book = self.book
             self._notices.say(" ".join((*speed_lines(rig, book), *problems)))
 
-        self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._notices.tell)
+        self._background.run(tr("Measuring speeds"), lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
         """Take what was measured elsewhere; answers may have been learnt from meanwhile."""

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QWidget
 from app.models.open_model import OpenModel
 from app.theme import Theme
 from engine.chats.message import MAX_CHOICES
+from engine.language import tr
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.choices_dialog import ChoicesDialog, ShownChoice
 from widgets.chat.shown import MessageAction
@@ -43,7 +44,12 @@ class ChoicesPresenter(QObject):
         dialog = self.dialog = self.dialog or self._make_dialog()
         shown = [ShownChoice(each.text, each.probability, each.likeliest) for each in known.choices]
         is_whole = len(shown) < MAX_CHOICES
-        dialog.show_choices(shown, "" if is_whole else f"of an answer the first {format_count(MAX_CHOICES)} are kept")
+        dialog.show_choices(
+            shown,
+            ""
+            if is_whole
+            else tr("of an answer the first {max_choices} are kept", max_choices=format_count(MAX_CHOICES)),
+        )
         dialog.show()
         dialog.raise_()
         dialog.activateWindow()

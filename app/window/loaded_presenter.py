@@ -102,4 +102,4 @@ class LoadedPresenter(QObject):
 
 
 def _checkpoint_words(size_bytes: int) -> list[str]:
-    return [f"of which checkpoints of conversations: {format_bytes(size_bytes)}"] if size_bytes else []
+    return [tr("of which checkpoints of conversations: {size}", size=format_bytes(size_bytes))] if size_bytes else []

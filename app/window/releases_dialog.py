@@ -16,15 +16,16 @@ from PySide6.QtWidgets import (
 )
 
 from app.releases import Look, ReleaseKeeper
+from engine.language import tr
 from engine.releases.errors import ReleaseError
 from widgets.common.roles import plain_label, set_role
 
-INTRODUCTION = (
-    "Layerdeck asks nobody for new versions unless you want it to. Then it asks the address below, which learns "
-    "nothing but that somebody asked. The answer counts only if it is signed by those who publish Layerdeck. "
-    "Nothing is downloaded or installed."
+INTRODUCTION = tr(
+    "Layerdeck asks nobody for new versions unless you want it to. Then it asks the address "
+    "below, which learns nothing but that somebody asked. The answer counts only if it is "
+    "signed by those who publish Layerdeck. Nothing is downloaded or installed."
 )
-NOT_LOOKED = "Not looked yet."
+NOT_LOOKED = tr("Not looked yet.")
 
 
 class ReleasesDialog(QDialog):
@@ -32,19 +33,19 @@ class ReleasesDialog(QDialog):
 
     def __init__(self, parent: QWidget, keeper: ReleaseKeeper) -> None:
         super().__init__(parent)
-        self.setWindowTitle("New Version")
+        self.setWindowTitle(tr("New Version"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._keeper = keeper
         self._page = ""
-        self.daily_box = QCheckBox("&Look once a day")
+        self.daily_box = QCheckBox(tr("&Look once a day"))
         self.daily_box.setChecked(keeper.kept.daily)
         self.address_edit = QLineEdit(keeper.address)
         self.address_edit.setPlaceholderText("https://…")
-        self.address_edit.setAccessibleName("Address that is asked for new versions")
+        self.address_edit.setAccessibleName(tr("Address that is asked for new versions"))
         self._words = plain_label(NOT_LOOKED, wrap=True)
         self._words.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.look_button = QPushButton("Look &Now")
-        self.page_button = QPushButton("Open Its &Page")
+        self.look_button = QPushButton(tr("Look &Now"))
+        self.page_button = QPushButton(tr("Open Its &Page"))
         self.page_button.setEnabled(False)
         self._build()
         self.daily_box.toggled.connect(self._on_turned)
@@ -70,7 +71,7 @@ class ReleasesDialog(QDialog):
         buttons.addButton(self.page_button, QDialogButtonBox.ButtonRole.ActionRole)
         self.look_button.setDefault(True)
         buttons.rejected.connect(self.reject)
-        label = QLabel("&Address")
+        label = QLabel(tr("&Address"))
         label.setBuddy(self.address_edit)
         layout = QVBoxLayout(self)
         layout.setSpacing(8)
@@ -114,11 +115,11 @@ class ReleasesDialog(QDialog):
 
     def _on_page(self) -> None:
         if not QDesktopServices.openUrl(QUrl(self._page)):
-            self._say(f"No browser answered. The page is {self._page}")
+            self._say(tr("No browser answered. The page is {page}", page=self._page))
 
     def _show_looking(self) -> None:
         self.look_button.setEnabled(False)
-        self._say("Looking…")
+        self._say(tr("Looking…"))
 
     def _say(self, text: str, *, bad: bool = False) -> None:
         set_role(self._words, "error" if bad else "")

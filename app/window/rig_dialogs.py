@@ -79,9 +79,11 @@ def parse_caps(text: str) -> tuple[int, ...]:
     """
     caps = tuple(parse_size(part) for part in text.split(","))
     if any(cap == 0 for cap in caps):
-        raise ValueError("A worker needs a size above 0, such as 512MiB.")
+        raise ValueError(tr("A worker needs a size above 0, such as 512MiB."))
     if len(caps) > MAX_LAB_WORKERS:
-        raise ValueError(f"At most {MAX_LAB_WORKERS} workers: llama.cpp takes no more devices in one load.")
+        raise ValueError(
+            tr("At most {count} workers: llama.cpp takes no more devices in one load.", count=MAX_LAB_WORKERS)
+        )
     return caps
 
 

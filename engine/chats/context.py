@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.chats.message import Message
+from engine.language import tr
 
 Overflow = Literal["drop", "stop", "ask"]
 OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
@@ -56,17 +57,19 @@ class Fit:
     def sentence(self) -> str:
         """Return what a person is told, empty where there is nothing new."""
         if self.decision == "full":
-            return (
-                f"The conversation is {self.over_tokens} tokens longer than the context has room for. Shorten the last"
-                " question, unpin turns, or load with a longer context."
+            return tr(
+                "The conversation is {over_tokens} tokens longer than the context has room for. Shorten "
+                "the last question, unpin turns, or load with a longer context.",
+                over_tokens=self.over_tokens,
             )
         if self.decision == "ask":
-            return (
-                f"The context is full by {self.over_tokens} tokens. Leave out the oldest turns, or load with a longer"
-                " context."
+            return tr(
+                "The context is full by {over_tokens} tokens. Leave out the oldest turns, or load with a "
+                "longer context.",
+                over_tokens=self.over_tokens,
             )
         if self.newly:
-            return "The context is full: the oldest turns are kept here, and not shown to the model any more."
+            return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
         return ""
 
 

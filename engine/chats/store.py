@@ -28,6 +28,7 @@ from engine.chats.tree import MessageTree, difference, mended_tree
 from engine.chats.writer import Writer
 from engine.errors import ChatError
 from engine.json_file import UNREADABLE
+from engine.language import tr
 
 
 class ChatStore:
@@ -247,7 +248,7 @@ class ChatStore:
             ChatError: the database cannot be read.
         """
         if self._closed:
-            raise ChatError("The conversations are closed.")
+            raise ChatError(tr("The conversations are closed."))
         try:
             try:
                 connection = self._readers.get_nowait()
@@ -261,7 +262,9 @@ class ChatStore:
                 if self._closed:  # while this was read
                     self._close_readers()
         except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
-            raise ChatError(f"The conversations in {self.path.name} cannot be read ({error}).") from None
+            raise ChatError(
+                tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
+            ) from None
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:

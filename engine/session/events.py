@@ -8,17 +8,18 @@ from typing import Literal
 import msgspec
 
 from engine.devices.holder import MemoryHolder
+from engine.language import tr
 from engine.plan.report import DeviceRow
 from engine.protocol.messages import LastWord, TokenChoice
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
-    "header": "reading the file's header",
-    "fit": "checking the devices",
-    "allocate": "allocating memory for the weights",
-    "read": "reading the weights",
-    "context": "setting up the context (KV cache and compute buffers)",
-    "warm_up": "warming up",
+    "header": tr("reading the file's header"),
+    "fit": tr("checking the devices"),
+    "allocate": tr("allocating memory for the weights"),
+    "read": tr("reading the weights"),
+    "context": tr("setting up the context (KV cache and compute buffers)"),
+    "warm_up": tr("warming up"),
 }
 """What goes on in a stage, to stand after "while"; in the order of a load."""
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]

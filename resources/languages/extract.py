@@ -25,9 +25,10 @@ def texts_in_code(root: Path = ROOT) -> tuple[Entry, ...]:
         ValueError: for a text that is no literal, and one that has different forms for several.
     """
     found: dict[str, Entry] = {}
-    for path in sorted(path for source in SOURCES for path in (root / source).rglob("*.py")):
+    for path in sorted(path for folder in SOURCES for path in (root / folder).rglob("*.py")):
         place = path.relative_to(root).as_posix()
-        for entry in texts_of(ast.parse(path.read_text(encoding="utf-8")), place):
+        source = path.read_text(encoding="utf-8")
+        for entry in texts_of(ast.parse(source), place) if "engine.language import" in source else ():
             known = found.setdefault(entry.text, entry)
             if known.plural != entry.plural:
                 raise ValueError(f"{place}: {entry.text!r} has other forms elsewhere")

@@ -17,6 +17,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr
 from widgets.chat.token_text import TokenText, piece_words
 from widgets.common.counts import format_count
 from widgets.common.palette import DARK, Palette
@@ -28,8 +29,8 @@ MOST_OPAQUE = 100
 """Of 255: the words stay readable on the darkest shade."""
 LIKELY = 0.999
 """From this probability on a token has no shade: there was no choice."""
-HEADINGS = ("Token", "Probability")
-SOURCE = "By the model's own numbers, before all samplers and at temperature 1. Darker tokens were less probable."
+HEADINGS = (tr("Token"), tr("Probability"))
+SOURCE = tr("By the model's own numbers, before all samplers and at temperature 1. Darker tokens were less probable.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +47,16 @@ class ChoicesDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Tokens of an answer")
+        self.setWindowTitle(tr("Tokens of an answer"))
         self._palette = DARK
         self._choices: Sequence[ShownChoice] = ()
         self._note = ""
         self.count_label = plain_label("", "strong")
         self.text_edit = TokenText()
-        self.text_edit.setAccessibleName("The tokens of the answer")
+        self.text_edit.setAccessibleName(tr("The tokens of the answer"))
         self.token_label = plain_label("", "strong")
         self.table = QTableWidget(0, len(HEADINGS))
-        self.table.setAccessibleName("What else there was")
+        self.table.setAccessibleName(tr("What else there was"))
         self.table.setHorizontalHeaderLabels(HEADINGS)
         self.table.verticalHeader().hide()
         self.table.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
@@ -79,7 +80,9 @@ class ChoicesDialog(QDialog):
     def show_choices(self, choices: Sequence[ShownChoice], note: str = "") -> None:
         """Show the choices of an answer from its beginning; `note`: what there is to say of them."""
         self._choices, self._note = choices, note
-        self.count_label.setText(" · ".join([f"{format_count(len(choices))} tokens", *([note] if note else [])]))
+        self.count_label.setText(
+            " · ".join([tr("{count} tokens", count=format_count(len(choices))), *([note] if note else [])])
+        )
         self.text_edit.show_tokens([choice.text for choice in choices], self._shade)
         self._show_token()
 
@@ -100,7 +103,12 @@ class ChoicesDialog(QDialog):
             self.token_label.setText("")
             return
         self.token_label.setText(
-            f"Token {format_count(place + 1)}: {piece_words(choice.text)}, {_percent(choice.probability)}"
+            tr(
+                "Token {place}: {piece}, {percent}",
+                place=format_count(place + 1),
+                piece=piece_words(choice.text),
+                percent=_percent(choice.probability),
+            )
         )
         for row, (text, probability) in enumerate(rows):
             number = QTableWidgetItem(_percent(probability))

@@ -9,7 +9,9 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from engine.language import tr
 from widgets.common.counts import format_count
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, ui_font
 from widgets.common.tool_tips import plain_tool_tip
@@ -41,6 +43,7 @@ class ContextMeter(QWidget):
         self._pending = 0
         self._text = ""
         self._font = ui_font(12)
+        keep_left_to_right(self)
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.hide()
 
@@ -69,15 +72,17 @@ class ContextMeter(QWidget):
     def _show(self) -> None:
         parts, total = self._counted, self._total
         if self._pending:
-            parts = (*(parts or ()), ContextPart("attachments of the next question", self._pending, "experts"))
+            parts = (*(parts or ()), ContextPart(tr("attachments of the next question"), self._pending, "experts"))
         self._parts = parts or ()
         used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
         self._text = "" if total is None else f"{used} / {format_count(total)}"
-        lines = [f"{part.label}: {format_count(part.tokens)} tokens" for part in self._parts]
+        lines = [
+            tr("{label}: {tokens} tokens", label=part.label, tokens=format_count(part.tokens)) for part in self._parts
+        ]
         if self._reserve:
-            lines.append(f"kept free for the answer: {format_count(self._reserve)} tokens")
-        self.setToolTip(plain_tool_tip("\n".join(["Tokens of the context that the conversation takes", *lines])))
-        self.setAccessibleName(f"Context: {self._text}")
+            lines.append(tr("kept free for the answer: {reserve} tokens", reserve=format_count(self._reserve)))
+        self.setToolTip(plain_tool_tip("\n".join([tr("Tokens of the context that the conversation takes"), *lines])))
+        self.setAccessibleName(tr("Context: {text}", text=self._text))
         self.setVisible(total is not None)
         self.updateGeometry()
         self.update()

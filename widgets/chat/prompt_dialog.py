@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.chat.token_text import TokenText, piece_words
 from widgets.common.counts import format_count
 from widgets.common.palette import DARK, Palette
@@ -31,14 +32,14 @@ class PromptDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("What the model reads")
+        self.setWindowTitle(tr("What the model reads"))
         self._palette = DARK
         self._prompt = ShownPrompt((), ())
-        self.count_label = plain_label("Asking the model…", "strong")
+        self.count_label = plain_label(tr("Asking the model…"), "strong")
         self.note_label = plain_label("", "error", wrap=True)
         self.note_label.hide()
         self.text_edit = TokenText()
-        self.text_edit.setAccessibleName("The prompt")
+        self.text_edit.setAccessibleName(tr("The prompt"))
         self.token_label = plain_label("", "dim")
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         column = QVBoxLayout(self)
@@ -56,8 +57,8 @@ class PromptDialog(QDialog):
     def show_prompt(self, prompt: ShownPrompt) -> None:
         """Show a prompt from its beginning."""
         self._prompt = prompt
-        room = "" if prompt.n_ctx is None else f" of {format_count(prompt.n_ctx)}"
-        self.count_label.setText(f"{format_count(len(prompt.pieces))}{room} tokens")
+        room = "" if prompt.n_ctx is None else tr(" of {n_ctx}", n_ctx=format_count(prompt.n_ctx))
+        self.count_label.setText(tr("{count}{room} tokens", count=format_count(len(prompt.pieces)), room=room))
         self.note_label.setText(prompt.note)
         self.note_label.setVisible(bool(prompt.note))
         shaded = QColor(self._palette.line)
@@ -74,4 +75,11 @@ class PromptDialog(QDialog):
             self.token_label.setText("")
             return
         piece = piece_words(self._prompt.pieces[place])
-        self.token_label.setText(f"Token {format_count(place + 1)}: number {self._prompt.tokens[place]}, {piece}")
+        self.token_label.setText(
+            tr(
+                "Token {place}: number {tokens}, {piece}",
+                place=format_count(place + 1),
+                tokens=self._prompt.tokens[place],
+                piece=piece,
+            )
+        )

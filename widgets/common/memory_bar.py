@@ -9,17 +9,12 @@ from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
 from engine.language import tr
-from engine.memory.estimate import Grade
+from engine.memory.estimate import grade_words
 from engine.plan.report import DeviceRow
 from engine.units import GIB, MIB, format_bytes
 from widgets.common.painting import colour, mix, paint_hatch
 from widgets.common.palette import Palette
 
-_GRADES = {
-    Grade.ESTIMATED: tr("estimated"),
-    Grade.PROBED: tr("probed"),
-    Grade.MEASURED: tr("measured"),
-}
 PartRole = Literal["weights", "kv", "compute", "pipeline"]
 
 OVERFLOW_WIDTH = 18.0
@@ -104,11 +99,6 @@ def room_text(bar: MemoryBar) -> str:
     if bar.shortfall_bytes > 0 and bar.parts:
         return tr("short {size}", size=format_bytes(bar.shortfall_bytes))
     return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
-
-
-def grade_words(grade: Grade) -> str:
-    """Return where a row's numbers come from."""
-    return _GRADES[grade]
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:

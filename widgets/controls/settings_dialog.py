@@ -12,7 +12,7 @@ from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QScrollArea, QVBoxLa
 from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import ContextSettings, KvType
-from engine.settings.table import GROUPS, SETTINGS
+from engine.settings.table import GROUPS, SETTINGS, Group
 from widgets.common.roles import plain_label
 from widgets.controls.decided_row import DecidedRows
 from widgets.controls.setting_controls import SettingControl, make_control
@@ -22,6 +22,8 @@ from widgets.controls.states import SideFileNames
 WIDTH_PX = 880
 HEIGHT_PX = 720
 NO_REFUSALS: Mapping[str, Mapping[KvType, str]] = {}
+
+_TITLES: dict[Group, str] = {"Context": tr("Context"), "Batches": tr("Batches"), "Computing": tr("Computing")}
 
 
 class SettingsDialog(QDialog):
@@ -52,7 +54,7 @@ class SettingsDialog(QDialog):
         grid = QGridLayout()
         rows = DecidedRows(grid)
         for group in GROUPS:
-            rows.add_title(group)
+            rows.add_title(_TITLES[group])
             for setting in SETTINGS:
                 if setting.group == group:
                     rows.add(setting.key, setting.label, *self.controls[setting.key].widgets, hint=setting.help)

@@ -44,7 +44,7 @@ class SideFileForm(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._names = SideFileNames()
-        self.projector_label = ElidedLabel("none", "")
+        self.projector_label = ElidedLabel(tr("none"), "")
         self.choose_button = _button(tr("Choose…"))
         self.remove_button = _button(tr("Remove"))
         self.device_box = QComboBox()
@@ -53,7 +53,7 @@ class SideFileForm(QWidget):
         self.adapter_rows: list[AdapterRow] = []
         self._adapters = QVBoxLayout()
         self._adapters.setSpacing(4)
-        self._none_label = plain_label("none", "")
+        self._none_label = plain_label(tr("none"), "")
         self.projector_line, self.adapters_line = (plain_label("", "dim", wrap=True) for _ in range(2))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
@@ -78,14 +78,14 @@ class SideFileForm(QWidget):
             decided = (decisions or {}).get(setting)
             line.setText("" if decided is None else decided_text(decided))
             line.setVisible(decided is not None)
-        self.projector_label.setText(Path(names.projector).name if names.projector else "none")
+        self.projector_label.setText(Path(names.projector).name if names.projector else tr("none"))
         self.projector_label.setToolTip(plain_tool_tip(names.projector))
         for widget in (self.device_box, self.remove_button):
             widget.setVisible(bool(names.projector))
         self.device_box.clear()
         self.device_box.addItems([AUTO, *devices])
         self.device_box.setCurrentText(names.device or AUTO)
-        self._none_label.setText("" if names.adapters else "none")
+        self._none_label.setText("" if names.adapters else tr("none"))
         if [each.path for each in names.adapters] != [each.path for each in self._names.adapters]:
             self._rebuild(len(names.adapters))
         for row, adapter in zip(self.adapter_rows, names.adapters, strict=True):

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from widgets.layout_editor.view import EditorView
 
 _HANDLE_REACH = 9.0
-_MOVE_BOUNDARY = "Ctrl+Left and Ctrl+Right move it by one layer"
-_MOVE_LAYERS = "Ctrl+Up and Ctrl+Down move it to the next device"
+_MOVE_BOUNDARY = tr("Ctrl+Left and Ctrl+Right move it by one layer")
+_MOVE_LAYERS = tr("Ctrl+Up and Ctrl+Down move it to the next device")
 
 
 class Kind(StrEnum):

@@ -9,7 +9,7 @@ from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
 from engine.language import tr
-from widgets.common.painting import colour
+from widgets.common.painting import colour, keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 
@@ -46,6 +46,7 @@ class Legend(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._fonts = Fonts()
+        keep_left_to_right(self)
         self._palette = DARK
         self._entries = legend_entries(experts=False)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)

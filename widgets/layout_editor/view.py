@@ -17,6 +17,7 @@ from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWi
 
 from engine.language import tr
 from engine.plan.preview import LoadedLayout, Preview
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor import accessible, ruler
@@ -52,6 +53,7 @@ class EditorView(QGraphicsView):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._scene = EditorScene(self)
+        keep_left_to_right(self)
         self.setScene(self._scene)
         self.interaction = Interaction(QApplication.startDragDistance(), self)
         self.interaction.marks_changed.connect(self._update_marks)

@@ -69,18 +69,7 @@ def out_of_memory_outcome(
 
     When it happened is in the event's message: memory can also run out while generating.
     """
-    device = device_words(event.device, names)
-    sentence = tr("{device} was asked for {requested}", device=device, requested=format_bytes(event.requested_bytes))
-    if event.free_bytes is None:
-        sentence += tr(" and could not give it.")
-    else:
-        missing_bytes = event.requested_bytes - event.free_bytes
-        sentence += tr(" and had {free} free", free=format_bytes(event.free_bytes))
-        sentence += (
-            tr(": {missing} missing.", missing=format_bytes(missing_bytes))
-            if missing_bytes > 0
-            else tr(", but not in one piece.")
-        )
+    sentence = _refusal(event, device_words(event.device, names))
     rows = used_rows(event.allocated)
     return Outcome(
         badge=tr("OOM"),
@@ -90,6 +79,27 @@ def out_of_memory_outcome(
         rows=rows,
         rows_title=tr("Already placed when it failed") if rows else "",
         proposals=tuple(proposals) or tuple(map(ProposalWords, event.proposals)),
+    )
+
+
+def _refusal(event: OutOfMemory, device: str) -> str:
+    requested = format_bytes(event.requested_bytes)
+    if event.free_bytes is None:
+        return tr("{device} was asked for {requested} and could not give it.", device=device, requested=requested)
+    free, missing_bytes = format_bytes(event.free_bytes), event.requested_bytes - event.free_bytes
+    if missing_bytes <= 0:
+        return tr(
+            "{device} was asked for {requested} and had {free} free, but not in one piece.",
+            device=device,
+            requested=requested,
+            free=free,
+        )
+    return tr(
+        "{device} was asked for {requested} and had {free} free: {missing} missing.",
+        device=device,
+        requested=requested,
+        free=free,
+        missing=format_bytes(missing_bytes),
     )
 
 

@@ -131,7 +131,11 @@ def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     here = piece.spans[0].copies
     copies = [_hand_back(piece, copy) for copy, _, _ in here]
     # All that reads a copy may have been computed before.
-    still = [each.key for each, (copy, _, own) in zip(copies, here, strict=True) if piece.reads[own] or copy.key in ahead.read]
+    still = [
+        each.key
+        for each, (copy, _, own) in zip(copies, here, strict=True)
+        if piece.reads[own] or copy.key in ahead.read
+    ]
     if not begins:
         behind = [_hand_back(piece, copy) for copy in ahead.copies]
         copies += behind

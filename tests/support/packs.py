@@ -33,9 +33,7 @@ def compiled(code: str, folder: Path) -> bytes:
 
 def manifest_of(name: str, files: Mapping[str, bytes], /, **changed: object) -> dict[str, object]:
     """Return the manifest of a pack with these files, the first of them its library; `changed` keys are as given."""
-    listed = {
-        file: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()
-    }
+    listed = {file: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()}
     return {
         "version": 1,
         "name": name,

@@ -48,14 +48,14 @@ def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], t
     code, out = told(capsys, "install", str(archive))
     assert (code, out) == (
         exit_codes.CRASHED,
-        "tiny  Vulkan  not used. Its library is no backend that this engine can use.\n",
+        "tiny  Vulkan  Not used. Its library is no backend that this engine can use.\n",
     )
     code, out = told(capsys, "off", "tiny", "--json")
     (pack,) = json.loads(out)["packs"]
     assert (code, pack["name"], pack["state"], pack["devices"]) == (exit_codes.OK, "tiny", "off", [])
     assert (pack["removable"], Path(pack["folder"])) == (True, packs_path() / "tiny")
     code, out = told(capsys, "check", "tiny")
-    assert (code, "switched off" in out) == (exit_codes.OK, True)
+    assert (code, "Switched off" in out) == (exit_codes.OK, True)
     assert told(capsys, "remove", "tiny")[0] == exit_codes.OK
     assert list(packs_path().iterdir()) == []
 

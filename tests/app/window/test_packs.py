@@ -97,7 +97,7 @@ def test_packs_are_shown_switched_and_removed(
     put(tmp_path, "good", ok=True)
     put(tmp_path, "poor", ok=False, reason="The engine dies (SIGSEGV) when it loads the pack.")
     dialog._shelf.refresh()
-    good, poor = "good in use: Vulkan0.", "poor not used. The engine dies (SIGSEGV) when it loads the pack."
+    good, poor = "good In use: Vulkan0.", "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
     qtbot.waitUntil(lambda: rows(dialog) == [good, poor], timeout=DEADLINE_MS)
     assert dialog.text == "A pack is not used; its row says why."
     assert searches == ["again"], "a pack that came by itself brings devices too"
@@ -106,7 +106,7 @@ def test_packs_are_shown_switched_and_removed(
     assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Switch Off")
 
     click(dialog, "switch")
-    qtbot.waitUntil(lambda: rows(dialog) == ["good switched off.", poor], timeout=DEADLINE_MS)
+    qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor], timeout=DEADLINE_MS)
     assert dialog.switch_button.text() == "Switch On"
     assert searches == ["again"]
     click(dialog, "switch")

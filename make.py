@@ -34,16 +34,20 @@ from typing import IO
 from resources.packs import build as packs
 from resources.packs.needs import find_fault as find_pack_fault
 from resources.packs.recipes import LEFT_OUT, PORTABLE, RECIPES
-from resources.packs.source import fetch_source, find_source
+from resources.packs.source import fetch_ggml, find_source
 from resources.packs.wheel import leave_out as leave_out_of_wheel
 from resources.setup.failures import explain
+from resources.setup.kept_build import BuildFolder, build_folder
 from resources.setup.missing import find_missing, sentence
 from resources.setup.times import format_duration, keep_time, read_times, told_duration
+from resources.setup.unfinished import being_written
 from resources.vulkan import needs as vulkan
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "layerdeck-setup.json"
+UNFINISHED = ROOT / "build" / "venv-unfinished"
+"""Is there while .venv is written to. Not in it: what clears it would take the mark along."""
 MIN_PYTHON = (3, 11)
 FOLDERS = ("app", "benchmarks", "engine", "resources", "tests", "widgets")
 BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal", "portable")
@@ -564,10 +568,12 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
     say(f"Building llama.cpp for this machine ({build.backend}), once: {duration}.")
     began_s = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
-        finished = Path(scratch, "finished")
+    with build_folder(cache / "builds", build.key) as scratch:
+        if scratch.goes_on:
+            say("It goes on where it was stopped.")
+        finished = scratch.temporary / "finished"
         finished.mkdir()
-        build_wheel(build, cuda, Path(scratch), finished, cache / f"build-{build.key}.log")
+        build_wheel(build, cuda, scratch, finished, cache / f"build-{build.key}.log")
         description = json.dumps(asdict(build), indent=2)
         (finished / "build.json").write_text(description + "\n", encoding="utf-8")
         try:
@@ -578,29 +584,42 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
     wheel = cached_wheel(folder)
     assert wheel is not None
     took_s = time.monotonic() - began_s
-    keep_time(cache, build.backend, took_s)
+    if not scratch.goes_on:
+        keep_time(cache, build.backend, took_s)
     say(f"Built in {format_duration(took_s)}, and kept for later: {wheel}")
     return wheel
 
 
-def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, log: Path) -> None:
+def build_wheel(build: Build, cuda: Cuda | None, scratch: BuildFolder, target: Path, log: Path) -> None:
     """Build the wheel into `target`. The folder for temporary files is ours: the build tree is large."""
+    python = venv_program("python")
+    if not scratch.source.exists():
+        fetch_source(python, build.version, scratch.source, scratch.temporary, log)
     options = declare_layer_settings(build.options) if build.backend == "vulkan" else build.options
-    environ = {**os.environ, "CMAKE_ARGS": shlex.join(options), "TMPDIR": str(scratch)}
+    environ = {**os.environ, "CMAKE_ARGS": shlex.join(options), "TMPDIR": str(scratch.temporary)}
     if build.backend == "cuda" and cuda:
         environ.setdefault("CUDACXX", cuda.nvcc)
-    requirement = f"{ENGINE}=={build.version}"
-    command = [str(venv_program("python")), "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(target)]
-    # pip's cache holds wheels by version only, whatever options they were built with.
-    command += ["--no-cache-dir", "--no-binary", ENGINE]
+    # From a folder, for which pip has no wheel in its cache: those there are by version, whatever their options.
+    command = [str(python), "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(target)]
+    command += ["--config-settings", f"build-dir={scratch.objects}"]
     # Ninja as a wheel where it is missing, rather than make, which may be missing as well.
-    command += ["--config-settings", "ninja.make-fallback=false", requirement]
+    command += ["--config-settings", "ninja.make-fallback=false", str(scratch.source)]
     run_logged(command, environ, log)
     wheel = cached_wheel(target)
     if wheel is None:
         raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
     if build.backend == "portable":
         leave_out_of_wheel(wheel, LEFT_OUT)
+
+
+def fetch_source(python: Path, version: str, folder: Path, scratch: Path, log: Path) -> None:
+    """Unpack the engine's source into `folder`, whole or not at all, by way of the folder `scratch`."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary", ENGINE]
+    command += ["--dest", str(scratch), f"{ENGINE}=={version}"]
+    run_logged(command, {**os.environ, "TMPDIR": str(scratch)}, log)
+    unpacked = scratch / "unpacked"
+    shutil.unpack_archive(next(scratch.glob("*.tar.gz")), unpacked)
+    next(unpacked.iterdir()).rename(folder)
 
 
 def declare_layer_settings(options: tuple[str, ...]) -> tuple[str, ...]:
@@ -716,12 +735,15 @@ def require_venv() -> None:
     wanted = "{}.{}".format(*sys.version_info[:2])
     script = "import sys; print('{}.{}'.format(*sys.version_info[:2]))"
     found = output_of([str(venv_program("python")), "-c", script])
-    if found is not None and found.strip() == wanted and venv_program("pip").exists():
+    is_whole = found is not None and found.strip() == wanted and venv_program("pip").exists()
+    if is_whole and not UNFINISHED.exists():
         return
-    say("Creating .venv")
+    say("Creating .venv anew, since an earlier set-up was stopped in it" if is_whole else "Creating .venv")
+    STAMP.unlink(missing_ok=True)
     # With pip in it, which builds the engine.
-    if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
-        call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
+    with being_written(UNFINISHED):
+        if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
+            call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
 
 
 def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
@@ -771,7 +793,8 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     require_venv()
     STAMP.unlink(missing_ok=True)
     wheel = require_wheel(build, cuda)
-    install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
+    with being_written(UNFINISHED):
+        install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
     compile_modules()
     fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
     if stamp.get("wheel") != build.key:
@@ -905,11 +928,8 @@ def run_follow(arguments: Sequence[str]) -> int:
         call([sys.executable, "-m", "venv", "--clear", str(folder)], "The virtual environment could not be created.")
         pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
         call([*pip, "install", str(wheel)], "Installing the engine failed.")
-        with tempfile.TemporaryDirectory() as scratch:
-            download = [*pip, "download", "--no-deps", "--no-binary", ENGINE, "--dest", scratch]
-            call([*download, f"{ENGINE}=={build.version}"], "The source of the engine could not be had.")
-            shutil.unpack_archive(next(Path(scratch).glob("*.tar.gz")), Path(scratch, "unpacked"))
-            shutil.move(Path(scratch, "unpacked"), source)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            fetch_source(python, build.version, source, Path(scratch), folder / "source.log")
     zoo = ["-m", "tests.zoo.follow", "--python", str(python), "--source", str(source), *arguments[1:]]
     return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
 
@@ -935,7 +955,7 @@ def run_pack(arguments: Sequence[str]) -> int:
         raise SetupError(fault)
     require_venv()
     cache, python = cache_folder(sys.platform, os.environ, Path.home()), str(venv_program("python"))
-    source = find_source(cache, engine_version()) or fetch_source(cache, engine_version(), python)
+    source = find_source(cache, engine_version()) or fetch_ggml(cache, engine_version(), python)
     if source is None:
         raise SetupError(f"The source package of {ENGINE} {engine_version()} could not be had; is there a network?", 1)
     require_build_tools()
@@ -1018,7 +1038,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Take a request to end like Ctrl-C, so that a build is stopped and its folder removed."""
+    """Take a request to end like Ctrl-C, so that a build is stopped with its compilers and the next one goes on."""
     raise KeyboardInterrupt
 
 
@@ -1027,7 +1047,9 @@ def main(arguments: Sequence[str]) -> int:
     command, rest = parse_command(arguments)
     if sys.version_info < MIN_PYTHON:
         raise SetupError(f"Layerdeck needs Python 3.11 or later; this is {platform.python_version()}.")
-    signal.signal(signal.SIGTERM, raise_interrupt)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), raise_interrupt)
     return COMMANDS[command][0](rest)
 
 

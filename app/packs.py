@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from engine.cancellation import CancelToken
     from engine.devices.device import Rig
     from engine.rigs.pack_keeper import PackKeeper
+    from engine.rigs.search import Peer
 
 
 def use_packs() -> None:
@@ -29,8 +30,10 @@ def pack_keeper(cancel: CancelToken | None = None) -> PackKeeper:
     return PackKeeper(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
 
 
-def find_all_devices(verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None) -> Rig:
-    """Return this machine's devices, those of packs among them, and those of the endpoints."""
+def find_all_devices(
+    verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None, peers: Sequence[Peer] = ()
+) -> Rig:
+    """Return this machine's devices, those of packs among them, those of the endpoints and of paired machines."""
     from engine.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_keeper(), verdicts, rpc_endpoints, checks=checks)
+    return find_packed_devices(pack_keeper(), verdicts, rpc_endpoints, checks=checks, peers=peers)

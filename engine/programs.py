@@ -10,6 +10,7 @@ CHILDREN = {
     "download": "engine.downloads",
     "pdf": "engine.chats.pdf_reader",
     "library": "engine.library.child",
+    "tunnel": "engine.tunnel",
 }
 """Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
 

@@ -15,7 +15,8 @@ from engine.rigs.speed_test import measured_book, speed_lines
 
 def run_devices(options: Namespace) -> int:
     """Print this machine's rig file (always JSON: it is meant to be kept)."""
-    rig = find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path())
+    peers = options.tunnels.peers(options.peer)
+    rig = find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path(), peers=peers)
     if options.measure:
         book, problems = measured_book(rig, read_speed_book(speeds_path()))
         write_speed_book(speeds_path(), book)

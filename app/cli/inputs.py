@@ -49,7 +49,7 @@ def read_inputs(options: Namespace) -> Asked:
     rig = read_rig(options.rig) if options.rig is not None else None
     document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
     context = context_of(options, model, document.context if document is not None else None)
-    rig = with_margins(rig or this_machine(), options.margin)
+    rig = with_margins(options.tunnels.reach(rig or this_machine()), options.margin)
     side_files = side_files_of(options, model, rig)
     memory = ModelMemory(model)
     if document is not None:

@@ -47,12 +47,18 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     pci_bus_id: str | None = None
     endpoint: str | None = None
     endpoint_device: int = 0
+    address: str | None = None
+    """Where to dial instead of the endpoint: a tunnel's beginning; empty: nowhere, there is none."""
 
 
 class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
-    """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child."""
+    """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child.
+
+    `routes`: where to dial for endpoints that are behind a tunnel.
+    """
 
     endpoints: tuple[str, ...] = ()
+    routes: dict[str, str] = {}
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -199,6 +205,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA).
 
     `kept_weights`: the folder, which is there, in which it keeps weights that clients send, up to `kept_quota_bytes`.
+    `client_port`: only connections from this port are taken, where the system can tell them apart; None: all are.
     """
 
     host: str
@@ -208,6 +215,28 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     n_threads: int = 1
     kept_weights: str | None = None
     kept_quota_bytes: int = 0
+    client_port: int | None = None
+
+
+class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
+    """Listen here and pass on what comes to the machine at `endpoint`; answered by `TunnelOpened` or `Failure`.
+
+    `certificate`: base64 of DER, of that machine; `identity`: the file of our own. `port`: 0 for any.
+    """
+
+    endpoint: str
+    certificate: str
+    identity: str
+    port: int = 0
+
+
+class Browse(Request, frozen=True, tag="browse", kw_only=True):
+    """Look for machines that announce themselves; answered by a `NearbyMachines` whenever there are others.
+
+    `interfaces`: addresses of this machine to look on; none: all.
+    """
+
+    interfaces: tuple[str, ...] = ()
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
@@ -302,6 +331,8 @@ AnyRequest = (
     | DeviceMemoryQuery
     | MeasureSpeed
     | Download
+    | OpenTunnel
+    | Browse
     | Stop
     | Quit
 )
@@ -458,16 +489,28 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
     prompt_tokens: int
 
 
-class Piece(Answer, frozen=True, tag="piece", kw_only=True):
-    """Generated text, never empty."""
+class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that was chosen, how probable it was, and the likeliest ones with their probabilities, the first of all
+    first: before all samplers, at a temperature of 1. It may be among them."""
 
     text: str
+    probability: float
+    likeliest: tuple[tuple[str, float], ...]
+
+
+class Piece(Answer, frozen=True, tag="piece", kw_only=True):
+    """Generated text, never empty. `choices`: of the tokens since the last piece, where they were asked for; a text
+    that is held back comes later than its tokens."""
+
+    text: str
+    choices: tuple[TokenChoice, ...] = ()
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
+    `checkpoint_bytes`: what copies of memory that cannot be cut back take of the computer's, of all requests together.
     """
 
     prompt_tokens: int
@@ -479,6 +522,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
     replaced: str = ""
+    checkpoint_bytes: int = 0
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):
@@ -524,11 +568,33 @@ class SequenceRestored(LastWord, frozen=True, tag="sequence_restored", kw_only=T
 
 
 class Serving(Message, frozen=True, tag="serving", kw_only=True):
-    """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation."""
+    """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation.
+
+    `is_guarded`: nobody but who was named (`Serve.client_port`) gets in.
+    """
 
     port: int
     caps_enforced: bool
     baseline_bytes: int
+    is_guarded: bool = False
+
+
+class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
+    port: int
+
+
+class NearbyMachine(msgspec.Struct, frozen=True):
+    """What a machine says of itself, within bounds; nothing of it is sure before it is paired."""
+
+    name: str
+    endpoint: str
+    device: str
+    total_bytes: int
+    fingerprint: str
+
+
+class NearbyMachines(Message, frozen=True, tag="nearby_machines", kw_only=True):
+    machines: tuple[NearbyMachine, ...]
 
 
 class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
@@ -613,6 +679,8 @@ AnyMessage = (
     | SequenceSaved
     | SequenceRestored
     | Serving
+    | TunnelOpened
+    | NearbyMachines
     | LogitDigest
     | Quantised
     | DeviceMemoryReadings

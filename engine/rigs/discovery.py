@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.cancellation import CancelToken
@@ -12,6 +12,7 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_e
 from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
+from engine.language import tr
 from engine.pci import parse_pci_name
 from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
@@ -31,13 +32,15 @@ ENDPOINTS_TIMEOUT_S = 8.0
 def discover(
     rpc_endpoints: Sequence[str] = (),
     *,
+    routes: Mapping[str, str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Rig:
     """Return this machine's GPUs by ggml's names, then the devices of the endpoints as RPC0.. in order, and the host.
 
-    Blocks for at most about `timeout_s` (the endpoints' 2 s hello included).
+    `routes`: where to dial for endpoints that are behind a tunnel. Blocks for at most about `timeout_s` (the endpoints'
+    2 s hello included).
 
     Raises:
         ArgumentError: for a text that is no endpoint, or one given twice.
@@ -45,17 +48,18 @@ def discover(
         EngineError: where the child failed.
     """
     endpoints = _endpoints(rpc_endpoints)
-    greetings = greet_all(endpoints, cancel=cancel)
+    routes = routes or {}
+    greetings = greet_all(endpoints, routes=routes, cancel=cancel)
     raise_if_cancelled(cancel)
     for greeting in greetings.values():
         _check(greeting)
-    request = ListDevices(endpoints=endpoints)
+    request = ListDevices(endpoints=endpoints, routes=dict(routes))
     if endpoints:
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
     try:
         answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
     except EngineError as error:
-        raise blaming(error, endpoints) from None
+        raise blaming(error, endpoints, routes) from None
     return Rig(devices_of(answer.devices), host_device())
 
 
@@ -68,7 +72,9 @@ def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise ArgumentError(f"{error}.") from None
         if f"{host}:{port}" in endpoints:
-            raise ArgumentError(f"The RPC endpoint {host}:{port} was given twice; give each once.")
+            raise ArgumentError(
+                tr("The RPC endpoint {host}:{port} was given twice; give each once.", host=host, port=port)
+            )
         endpoints.append(f"{host}:{port}")
     return tuple(endpoints)
 
@@ -121,7 +127,9 @@ def _local_device(found: GgmlDevice) -> Device:
 def _remote_device(device_id: str, found: GgmlDevice) -> Device:
     device = Device(
         id=device_id,
-        name=f"{found.endpoint}" if found.endpoint_device == 0 else f"{found.endpoint} device {found.endpoint_device}",
+        name=f"{found.endpoint}"
+        if found.endpoint_device == 0
+        else tr("{endpoint} device {endpoint_device}", endpoint=found.endpoint, endpoint_device=found.endpoint_device),
         backend="RPC",
         kind="gpu",
         total_bytes=found.total_bytes,

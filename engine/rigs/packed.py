@@ -10,11 +10,16 @@ from engine.engine_build import engine_build
 from engine.errors import WorkerCrashedError, WorkerStalledError
 from engine.packs.book import read_book
 from engine.rigs.pack_keeper import PackKeeper
-from engine.rigs.search import find_devices
+from engine.rigs.search import Peer, find_devices
 
 
 def find_packed_devices(
-    packs: PackKeeper, verdicts: Path, rpc_endpoints: Sequence[str] = (), *, checks: Path | None = None
+    packs: PackKeeper,
+    verdicts: Path,
+    rpc_endpoints: Sequence[str] = (),
+    *,
+    checks: Path | None = None,
+    peers: Sequence[Peer] = (),
 ) -> Rig:
     """Return what `find_devices` finds. Where that breaks with packs in use, these are checked, and it is tried again.
 
@@ -22,7 +27,7 @@ def find_packed_devices(
     `find_devices` does, and for the checks; raises what it raises.
     """
     try:
-        return find_devices(verdicts, rpc_endpoints, checks=checks)
+        return find_devices(verdicts, rpc_endpoints, checks=checks, peers=peers)
     except (WorkerCrashedError, WorkerStalledError):
         before = read_book(packs.book).in_use(engine_build())
         if not before:
@@ -30,4 +35,4 @@ def find_packed_devices(
         packs.check_all()
         if read_book(packs.book).in_use(engine_build()) == before:
             raise
-        return find_devices(verdicts, rpc_endpoints, checks=checks)
+        return find_devices(verdicts, rpc_endpoints, checks=checks, peers=peers)

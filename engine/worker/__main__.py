@@ -106,7 +106,7 @@ class Worker:
         if self._packs is None:
             self._packs = load_packs(self._engine)
         try:
-            give_up_rights(request)
+            give_up_rights(self._engine, request)
             return self._answer(request)
         except EndOfRequest as end:
             return end.message
@@ -123,7 +123,7 @@ class Worker:
         # what only some children do is imported where they do it: a probe is over in little more than its imports
         match request:
             case ListDevices():
-                return list_devices(self._engine, request.endpoints, self._packs or ())
+                return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
             case Probe():
                 return probe(self._engine, self._log, request)
             case Load():

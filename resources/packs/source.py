@@ -17,7 +17,7 @@ def find_source(cache: Path, version: str) -> Path | None:
     return folder if (folder / "CMakeLists.txt").is_file() else None
 
 
-def fetch_source(cache: Path, version: str, python: str) -> Path | None:
+def fetch_ggml(cache: Path, version: str, python: str) -> Path | None:
     """Have `python`'s pip download the source package and keep ggml's part of it; None where pip could not."""
     kept = cache / "sources" / version
     kept.parent.mkdir(parents=True, exist_ok=True)

@@ -104,7 +104,8 @@ def test_the_oldest_processor_says_the_same(
 ) -> None:
     """With no other CPU backend beside the engine than that of SSE4.2."""
     package = util.find_spec("llama_cpp")
-    assert package is not None and package.origin is not None
+    assert package is not None
+    assert package.origin is not None
     monkeypatch.setenv(PACKS_VARIABLE, NO_PACKS)
     said = answer(model, on(CPU_ID))
     libraries = tmp_path / "lib"

@@ -117,6 +117,8 @@ class NearbyDialog(QDialog):
 
     def _on_paired(self) -> None:
         self.code_line.clear()
+        # From here Enter adds it.
+        self.table.setFocus()
 
     def _on_add(self) -> None:
         if (row := self.selected) is not None:

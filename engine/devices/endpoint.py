@@ -389,8 +389,9 @@ def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
 
 
 def _unpaired(endpoint: str) -> Greeting:
-    words = "is behind a tunnel and not paired with this computer; pair with it (Devices > Find Machines Nearby)"
-    return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}.")
+    words = "is behind a tunnel and not paired with this computer"
+    remedy = "pair with it (`rig pair`, or Devices > Find Machines Nearby)"
+    return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}; {remedy}.")
 
 
 def _request(command: int, payload: bytes = b"") -> bytes:

@@ -16,6 +16,7 @@ from engine.chats.asking import attachment_text
 from engine.chats.attachments import read_attachment
 from engine.chats.message import Attachment, new_id
 from engine.errors import EngineError
+from engine.language import tr
 from engine.protocol.messages import Counted, CountTokens
 from engine.session.events import Answered
 from engine.texts import show
@@ -73,7 +74,12 @@ class Attacher(QObject):
         self.refused.emit("")
         for path in paths:
             if len(self.files) >= MAX_FILES:
-                self.refused.emit(f"{MAX_FILES} files go with one question; leave one out, or ask in two steps.")
+                self.refused.emit(
+                    tr(
+                        "{max_files} files go with one question; leave one out, or ask in two steps.",
+                        max_files=MAX_FILES,
+                    )
+                )
                 break
             self._read(path)
         self.changed.emit()
@@ -117,7 +123,7 @@ class Attacher(QObject):
                 self.refused.emit(error.summary())
                 self.changed.emit()
 
-        self._background.run(f"Reading {file.name}", lambda: read_attachment(path), take, refuse)
+        self._background.run(tr("Reading {name}", name=file.name), lambda: read_attachment(path), take, refuse)
 
     # ------------------------------------------------------------------ tokens
 

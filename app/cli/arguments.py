@@ -235,6 +235,27 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
     kept.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
 
 
+def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
+    commands = packs.add_subparsers(
+        dest="packs_command", metavar="list|install|remove|check|on|off", parser_class=Parser
+    )
+    texts = {
+        "list": "what is installed, and what its check found (also without a word)",
+        "install": "install a pack from a .tar.gz, and check it",
+        "remove": "remove an installed pack",
+        "check": "check packs anew: all, or one",
+        "on": "use a pack again that was switched off",
+        "off": "leave a pack unused",
+    }
+    for name, text in texts.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        if name == "install":
+            command.add_argument("file", type=Path, metavar="FILE")
+        elif name != "list":
+            command.add_argument("name", metavar="NAME", nargs="?" if name == "check" else None)
+
+
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", type=Path, metavar="PATH")
     command.add_argument(
@@ -267,6 +288,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "download": ("download a model; the same call goes on where it ended", _add_download_arguments),
     "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
+    "packs": ("engine packs: what makes a backend (Vulkan, CUDA) of the bundle's engine", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
     "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),

@@ -69,7 +69,10 @@ def _quieten_logs() -> None:
 
 def _run_command(options: Namespace) -> int:
     """Run the command that the parser let through: each has a module of its name, with `run_NAME`."""
+    from app.packs import use_packs
+
     name = options.command
+    use_packs()
     run_command: Callable[[Namespace], int] = getattr(import_module(f"app.cli.{name}"), f"run_{name}")
     with CommandTunnels() as options.tunnels:
         return run_command(options)

@@ -16,6 +16,7 @@ from engine.chats.asking import answer_request, chat_messages
 from engine.chats.context import Overflow
 from engine.chats.message import Message, MessageState
 from engine.errors import EngineError
+from engine.language import tr
 from engine.protocol.messages import Counted
 from engine.session.events import Answered, Done, Token
 
@@ -74,7 +75,7 @@ class Answering(QObject):
         if answer is not None and answer.asking is not None:
             self.answer_overflow(False)
         elif answer is not None and (answer.waits or answer.counting is not None):
-            self._fail(answer, "It was stopped before the model was asked.")
+            self._fail(answer, tr("It was stopped before the model was asked."))
         else:
             self._loading.stop_answer()
 
@@ -88,7 +89,7 @@ class Answering(QObject):
         if leave_out:
             self._take_count(answer, *asking, "drop")
         else:
-            self._fail(answer, "It was not asked: the context is full.")
+            self._fail(answer, tr("It was not asked: the context is full."))
 
     def answer_now(self) -> None:
         """End its thought, and have it answer with what there is."""
@@ -121,7 +122,7 @@ class Answering(QObject):
             return
         (_, question), answer.counting = answer.counting, None
         if not isinstance(event.answer, Counted):
-            self._fail(answer, "The conversation could not be counted; send it again.")
+            self._fail(answer, tr("The conversation could not be counted; send it again."))
             return
         self._take_count(answer, question, event.answer, self.overflow)
 
@@ -131,7 +132,9 @@ class Answering(QObject):
             answer.asking = question, counted
             self.overflow_asked.emit(fit.sentence())
         elif fit.decision != "fits":
-            self._fail(answer, f"{fit.sentence()} The context has {counted.n_ctx} tokens.")
+            self._fail(
+                answer, tr("{sentence} The context has {n_ctx} tokens.", sentence=fit.sentence(), n_ctx=counted.n_ctx)
+            )
         else:
             answer.left_out = frozenset(fit.left_out)
             self.shortened.emit(answer)
@@ -144,7 +147,7 @@ class Answering(QObject):
         answer = self.answer
         if answer is None or not answer.is_of(event.request):
             return
-        answer.take(event.text)
+        answer.take(event.text, event.choices)
         if not self._timer.isActive():
             self._timer.start()
         self.text.emit(event.text)

@@ -15,6 +15,7 @@ from app.rig.live_rig import LiveRig
 from app.rig.peers import Peers
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig, write_rig
+from engine.language import tr
 from engine.rigs.discovery import discover
 
 
@@ -49,15 +50,17 @@ class RigFiles(QObject):
         def show(devices: DeviceList) -> None:
             self._lab.leave_unless_in(devices.rig)
             self._live.set_devices(devices)
-            self._notices.say(f"The devices are those of {path.name}")
+            self._notices.say(tr("The devices are those of {name}", name=path.name))
 
-        self._background.run(f"Reading {path.name}", read, show, self._notices.tell)
+        self._background.run(tr("Reading {name}", name=path.name), read, show, self._notices.tell)
 
     def save(self, path: Path) -> None:
         """Write the rig file of the devices shown."""
         rig = self._live.devices.rig
 
         def show(_result: None) -> None:
-            self._notices.say(f"Saved {path.name}")
+            self._notices.say(tr("Saved {name}", name=path.name))
 
-        self._background.run(f"Saving {path.name}", partial(write_rig, path, rig), show, self._notices.tell)
+        self._background.run(
+            tr("Saving {name}", name=path.name), partial(write_rig, path, rig), show, self._notices.tell
+        )

@@ -12,12 +12,13 @@ from app.background import Background
 from app.chats.attacher import Attached, Attacher
 from app.models.open_model import OpenModel
 from engine.chats.message import Message
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.counts import format_count
 
-ATTACH_FILTER = "Text, code and PDF (*)"
+ATTACH_FILTER = tr("Text, code and PDF (*)")
 
 
 class AttachPresenter(QObject):
@@ -51,7 +52,7 @@ class AttachPresenter(QObject):
         self.attacher.add(files)
 
     def _on_attach(self) -> None:
-        dialog = QFileDialog(self._window, "Attach files")
+        dialog = QFileDialog(self._window, tr("Attach files"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
         dialog.setNameFilter(ATTACH_FILTER)
         dialog.filesSelected.connect(lambda names: self.attacher.add([Path(name) for name in names]))
@@ -65,12 +66,12 @@ class AttachPresenter(QObject):
 
 def _shown(file: Attached, room: int | None) -> AttachedFile:
     if file.attachment is None:
-        return AttachedFile(file.id, file.name, "reading…")
+        return AttachedFile(file.id, file.name, tr("reading…"))
     size = format_bytes(file.attachment.size_bytes)
     if file.tokens is None:
         return AttachedFile(file.id, file.name, size)
-    words = f"{size}, {format_count(file.tokens)} tokens"
+    words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))
     if room is not None and file.tokens > room:
-        words = f"{format_count(file.tokens)} tokens, the context has {format_count(room)}"
+        words = tr("{tokens} tokens, the context has {room}", tokens=format_count(file.tokens), room=format_count(room))
         return AttachedFile(file.id, file.name, words, is_bad=True)
     return AttachedFile(file.id, file.name, words)

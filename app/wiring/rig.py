@@ -14,6 +14,7 @@ from app.rig.lab import Lab
 from app.rig.limit_book import LimitBook
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
+from app.rig.pack_shelf import PackShelf
 from app.rig.peers import Peers
 from app.rig.repeat_test import RepeatTest
 from app.rig.rig_files import RigFiles
@@ -32,6 +33,7 @@ class RigParts:
     files: RigFiles
     limits: LimitSetter
     repeats: RepeatTest
+    packs: PackShelf
     peers: Peers
 
     def start(self, file: Path | None = None) -> None:
@@ -41,10 +43,12 @@ class RigParts:
             self.search.refresh()
         else:
             self.files.open(file)
+        self.packs.check_new()
 
     def close(self) -> None:
         """Stop sampling, and end the lab's workers and the tunnels to other machines."""
         self.sampling.close()
+        self.packs.close()
         self.lab.close()
         self.peers.close()
 
@@ -63,5 +67,6 @@ def make_rig(background: Background, notices: Notices, settings: Settings, paren
         files=RigFiles(live, lab, peers, background, notices, parent),
         limits=LimitSetter(live, lab, book, parent),
         repeats=RepeatTest(live, search, background, notices, parent=parent),
+        packs=PackShelf(search, background, notices, parent),
         peers=peers,
     )

@@ -14,6 +14,7 @@ from engine.chats.pdf_reader import SECONDS, PdfText
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.json_file import UNREADABLE
+from engine.language import tr
 from engine.programs import child_argv
 from engine.texts import show
 
@@ -35,13 +36,13 @@ def read_attachment(path: Path) -> tuple[Attachment, bytes]:
         data = read_at_most(path, MAX_PDF_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ChatError(f"{name} cannot be attached ({reason}); check the path.") from None
+        raise ChatError(tr("{name} cannot be attached ({reason}); check the path.", name=name, reason=reason)) from None
     if not data:
-        raise ChatError(f"{name} is empty; there is nothing to attach.")
+        raise ChatError(tr("{name} is empty; there is nothing to attach.", name=name))
     is_pdf = data.startswith(b"%PDF-")
     most_bytes = MAX_PDF_BYTES if is_pdf else MAX_TEXT_BYTES
     if len(data) > most_bytes:
-        raise ChatError(f"{name} is larger than {most_bytes >> 20} MiB; attach a part of it.")
+        raise ChatError(tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most_bytes >> 20))
     attachment = Attachment(
         id=new_id(),
         kind="pdf" if is_pdf else "text",
@@ -60,7 +61,7 @@ def _text(data: bytes, name: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ChatError(f"{name} is not text in UTF-8; attach text, code or a PDF file.")
+        raise ChatError(tr("{name} is not text in UTF-8; attach text, code or a PDF file.", name=name))
     return text
 
 
@@ -76,7 +77,7 @@ def _pdf_text(data: bytes, name: str) -> str:
         )
         found = msgspec.json.decode(done.stdout, type=PdfText)
     except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
-        found = PdfText(fault=f"it took longer than {SECONDS:g} s or too much memory to read")
+        found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:
-        raise ChatError(f"{name} cannot be attached: {found.fault}.")
+        raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))
     return found.text

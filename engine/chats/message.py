@@ -8,11 +8,15 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol.messages import TokenChoice
+
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
 """`writing`: an answer under way; `stopped` by a person; `interrupted`: the program or the model's process ended in the
 middle of it; `failed`: with an error, which is in `note`. Content so far is kept in each case."""
+MAX_CHOICES = 2048
+"""Tokens of a message whose alternatives are kept: some hundred bytes each."""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 
@@ -66,6 +70,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     Of an answer: `reasoning` is what was thought before `content`; `model` its name and `model_identity` what tells it
     from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the
     names of `SamplingSettings`; `stop_reason` as in events; `note` a sentence on what went wrong, or what was left out.
+    `choices`: how its first tokens were chosen, thought first, where that was asked for; at most `MAX_CHOICES`.
     `pinned`: it stays in the context when old turns are dropped.
     """
 
@@ -85,6 +90,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     attachments: tuple[Attachment, ...] = ()
     created_ms: int = 0
+    choices: tuple[TokenChoice, ...] = ()
 
 
 def _speed(tokens: int, seconds: float | None) -> float | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.language import tr
+
 CPU_ID = "CPU"
 """The host's id: always there, always last in lists of devices."""
 
@@ -155,7 +157,10 @@ def find_id_fault(device_id: str) -> str | None:
     """Return a sentence on why this cannot be a device's id, None if it can."""
     if _ID.fullmatch(device_id):
         return None
-    return f'"{device_id[:60]}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"'
+    return tr(
+        '"{device_id}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"',
+        device_id=device_id[:60],
+    )
 
 
 def names_of(devices: Iterable[Device]) -> str:

@@ -21,6 +21,7 @@ from enum import StrEnum
 from ipaddress import IPv4Address
 
 from engine.cancellation import CancelToken
+from engine.language import tr
 from engine.texts import show
 
 DEFAULT_TIMEOUT_S = 2.0
@@ -87,7 +88,9 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or not 0 < int(match.group(2)) <= _MAX_PORT:
-        raise ValueError(f'"{text}" is not an endpoint; write HOST:PORT such as "192.168.1.7:50052" (IPv4 or a name)')
+        raise ValueError(
+            tr('"{text}" is not an endpoint; write HOST:PORT such as "192.168.1.7:50052" (IPv4 or a name)', text=text)
+        )
     return match.group(1), int(match.group(2))
 
 
@@ -229,25 +232,36 @@ class _Talk:
         version = self._version = (hello[0], hello[1], hello[2])
         if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
             theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
-            words = f"speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both"
+            words = tr(
+                "speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both",
+                theirs=theirs,
+                ours=ours,
+            )
             return GreetingStatus.WRONG_VERSION, words
         self._has_greeted = True
         (count,) = _DEVICE.unpack((yield _request(_DEVICE_COUNT), _DEVICE.size))
         if not 0 < count <= MAX_DEVICES:
-            return _absurd(f"{count:,} devices", f"1 to {MAX_DEVICES}")
+            return _absurd(tr("{count:,} devices", count=count), tr("1 to {max_devices}", max_devices=MAX_DEVICES))
         for index in range(count):
             device = _DEVICE.pack(index)
             (alignment_bytes,) = _HEADER.unpack((yield _request(_GET_ALIGNMENT, device), _HEADER.size))
             if alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES:
-                wanted = f"a power of two up to {MAX_ALIGNMENT_BYTES:,}"
-                return _absurd(f"an alignment of {alignment_bytes:,} bytes for device {index}", wanted)
+                wanted = tr("a power of two up to {max_alignment_bytes:,}", max_alignment_bytes=MAX_ALIGNMENT_BYTES)
+                return _absurd(
+                    tr(
+                        "an alignment of {alignment:,} bytes for device {index}", alignment=alignment_bytes, index=index
+                    ),
+                    wanted,
+                )
             (max_bytes,) = _HEADER.unpack((yield _request(_GET_MAX_SIZE, device), _HEADER.size))
             if max_bytes == 0:
-                return _absurd(f"buffers of at most 0 bytes for device {index}", "more")
+                return _absurd(tr("buffers of at most 0 bytes for device {index}", index=index), "more")
             free_bytes, total_bytes = _MEMORY.unpack((yield _request(_GET_DEVICE_MEMORY, device), _MEMORY.size))
             if max(free_bytes, total_bytes) > MAX_DEVICE_BYTES:
-                claimed = f"{max(free_bytes, total_bytes):,} bytes of memory for device {index}"
-                return _absurd(claimed, f"up to {MAX_DEVICE_BYTES:,}")
+                claimed = tr(
+                    "{max:,} bytes of memory for device {index}", max=max(free_bytes, total_bytes), index=index
+                )
+                return _absurd(claimed, tr("up to {max_device_bytes:,}", max_device_bytes=MAX_DEVICE_BYTES))
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
@@ -259,7 +273,8 @@ class _Talk:
             return
         if address is None:
             self._end(
-                GreetingStatus.UNRESOLVED, f'"{self._host}" has no IPv4 address; check the name, or write the address'
+                GreetingStatus.UNRESOLVED,
+                tr('"{host}" has no IPv4 address; check the name, or write the address', host=self._host),
             )
             return
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -275,19 +290,30 @@ class _Talk:
         if self._has_greeted:
             return self._greeting(
                 GreetingStatus.SILENT,
-                f"greets as an RPC worker and then did not answer within {self._timeout_s:g} s; restart the worker",
+                tr(
+                    "greets as an RPC worker and then did not answer within {timeout_s:g} s; restart the worker",
+                    timeout_s=self._timeout_s,
+                ),
             )
         if self._connected and self._received:
-            return self._greeting(GreetingStatus.NOT_RPC, "began an answer and did not finish it; is it an RPC worker?")
+            return self._greeting(
+                GreetingStatus.NOT_RPC, tr("began an answer and did not finish it; is it an RPC worker?")
+            )
         if self._connected:
             return self._greeting(
                 GreetingStatus.BUSY,
-                f"took the connection but did not answer within {self._timeout_s:g} s: an RPC worker serves "
-                "one program at a time, so end the program that uses it",
+                tr(
+                    "took the connection but did not answer within {timeout_s:g} s: an RPC worker serves one "
+                    "program at a time, so end the program that uses it",
+                    timeout_s=self._timeout_s,
+                ),
             )
         return self._greeting(
             GreetingStatus.TIMED_OUT,
-            f"did not answer within {self._timeout_s:g} s; check the address, the network and its firewall",
+            tr(
+                "did not answer within {timeout_s:g} s; check the address, the network and its firewall",
+                timeout_s=self._timeout_s,
+            ),
         )
 
     def _on_connected(self, selector: selectors.BaseSelector) -> None:
@@ -330,7 +356,7 @@ class _Talk:
         elif not part:
             self._closed()
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
-            self._end(GreetingStatus.NOT_RPC, "answers, but not as an RPC worker does; check the port")
+            self._end(GreetingStatus.NOT_RPC, tr("answers, but not as an RPC worker does; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
             self._send(selector)
             return
@@ -348,24 +374,29 @@ class _Talk:
         return True
 
     def _closed(self) -> None:
-        when = "after its greeting" if self._has_greeted else "without an answer"
+        when = tr("after its greeting") if self._has_greeted else tr("without an answer")
         if self._tunnelled:
-            self._end(GreetingStatus.NOT_RPC, f"closed the tunnel {when}; check the worker there, then ask again")
+            text = tr("closed the tunnel {when}; check the worker there, then ask again", when=when)
+            self._end(GreetingStatus.NOT_RPC, text)
             return
         self._end(
             GreetingStatus.NOT_RPC,
-            f"closed the connection {when}: it is no RPC worker, or one of another version; check the port, "
-            "and run the same release on both",
+            tr(
+                "closed the connection {when}: it is no RPC worker, or one of another version; check the "
+                "port, and run the same release on both",
+                when=when,
+            ),
         )
 
     def _refused(self, code: int) -> None:
         if self._tunnelled:
-            self._end(GreetingStatus.REFUSED, "cannot be asked: our end of the tunnel to it is gone; add it again")
+            self._end(GreetingStatus.REFUSED, tr("cannot be asked: our end of the tunnel to it is gone; add it again"))
         elif code in (errno.ECONNREFUSED, getattr(errno, "WSAECONNREFUSED", errno.ECONNREFUSED)):
-            self._end(GreetingStatus.REFUSED, "refused the connection: nothing listens there; start the RPC worker")
+            self._end(GreetingStatus.REFUSED, tr("refused the connection: nothing listens there; start the RPC worker"))
         else:
             self._end(
-                GreetingStatus.REFUSED, f"cannot be reached ({os.strerror(code)}); check the address and the network"
+                GreetingStatus.REFUSED,
+                tr("cannot be reached ({strerror}); check the address and the network", strerror=os.strerror(code)),
             )
 
     def _end(self, status: GreetingStatus, words: str) -> None:
@@ -389,9 +420,8 @@ def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
 
 
 def _unpaired(endpoint: str) -> Greeting:
-    words = "is behind a tunnel and not paired with this computer"
-    remedy = "pair with it (`rig pair`, or Devices > Find Machines Nearby)"
-    return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}; {remedy}.")
+    words = tr("is behind a tunnel and not paired with this computer; pair with it (Devices > Find Machines Nearby)")
+    return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}.")
 
 
 def _request(command: int, payload: bytes = b"") -> bytes:
@@ -399,5 +429,7 @@ def _request(command: int, payload: bytes = b"") -> bytes:
 
 
 def _absurd(claim: str, wanted: str) -> _Verdict:
-    words = f"claims {claim}, which cannot be ({wanted} is understood); check what runs there"
+    words = tr(
+        "claims {claim}, which cannot be ({wanted} is understood); check what runs there", claim=claim, wanted=wanted
+    )
     return GreetingStatus.ABSURD, words

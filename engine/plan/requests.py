@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.devices.device import CPU_ID, Rig
 from engine.errors import ModelFileError
+from engine.language import tr
 from engine.memory.backends import backend_traits
 from engine.memory.side_files import Projector
 from engine.plan.plan import Plan
@@ -76,5 +77,5 @@ def _as_text(path: Path) -> str:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ModelFileError(path, "its path is not UTF-8 text, and so cannot be loaded; rename it") from None
+        raise ModelFileError(path, tr("its path is not UTF-8 text, and so cannot be loaded; rename it")) from None
     return str(path)

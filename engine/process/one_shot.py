@@ -21,6 +21,7 @@ from engine.errors import (
     WorkerCrashedError,
     WorkerStalledError,
 )
+from engine.language import tr
 from engine.process.child import ChildProcess
 from engine.process.outcome import ProcessOutcome, last_words
 from engine.protocol.messages import AnyMessage, AnyRequest, Failure, Hello, Load, Message, Probe
@@ -126,7 +127,11 @@ class Questions:
                     message = self._arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
                 except queue.Empty:
                     raise WorkerStalledError(
-                        f"The engine process gave no answer within {timeout_s:g} s. Close other programs and try again."
+                        tr(
+                            "The engine process gave no answer within {timeout_s:g} s. Close other programs and try "
+                            "again.",
+                            timeout_s=timeout_s,
+                        )
                     ) from None
                 if isinstance(message, answer_type):
                     return message
@@ -173,10 +178,14 @@ def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, s
     named = isinstance(error, UnreachableError) and error.endpoint is not None
     if not asked or named or not isinstance(error, UnreachableError | WorkerStalledError | WorkerCrashedError):
         return error
-    what = "fell silent" if isinstance(error, WorkerStalledError) else "went down"
+    what = tr("fell silent") if isinstance(error, WorkerStalledError) else tr("went down")
     return UnreachableError(
-        f"The engine process {what} while it asked {' or '.join(asked)}, which does not answer as an RPC worker should."
-        " Check what runs there, and start the worker again.",
+        tr(
+            "The engine process {what} while it asked {names}, which does not answer as an RPC "
+            "worker should. Check what runs there, and start the worker again.",
+            what=what,
+            names=" or ".join(asked),
+        ),
         endpoint=asked[0] if len(asked) == 1 else None,
     )
 
@@ -184,7 +193,7 @@ def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, s
 def raise_if_cancelled(cancel: CancelToken | None) -> None:
     """Raise the EngineError of a cancelled question."""
     if cancel is not None and cancel.cancelled:
-        raise EngineError("The question to the engine was cancelled.")
+        raise EngineError(tr("The question to the engine was cancelled."))
 
 
 def error_of(failure: Failure, request: AnyRequest) -> EngineError:

@@ -384,8 +384,17 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     op_s: float | None = None
 
 
+class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of loading an engine pack: the devices that came with it, or the reason why it was left out."""
+
+    name: str
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     devices: tuple[GgmlDevice, ...]
+    packs: tuple[PackLoad, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -480,16 +489,28 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
     prompt_tokens: int
 
 
-class Piece(Answer, frozen=True, tag="piece", kw_only=True):
-    """Generated text, never empty."""
+class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that was chosen, how probable it was, and the likeliest ones with their probabilities, the first of all
+    first: before all samplers, at a temperature of 1. It may be among them."""
 
     text: str
+    probability: float
+    likeliest: tuple[tuple[str, float], ...]
+
+
+class Piece(Answer, frozen=True, tag="piece", kw_only=True):
+    """Generated text, never empty. `choices`: of the tokens since the last piece, where they were asked for; a text
+    that is held back comes later than its tokens."""
+
+    text: str
+    choices: tuple[TokenChoice, ...] = ()
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
+    `checkpoint_bytes`: what copies of memory that cannot be cut back take of the computer's, of all requests together.
     """
 
     prompt_tokens: int
@@ -501,6 +522,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
     replaced: str = ""
+    checkpoint_bytes: int = 0
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):

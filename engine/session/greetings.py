@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.cancellation import CancelToken
 from engine.devices.endpoint import Greeting, GreetingStatus, greet_all
+from engine.language import tr
 
 Greetings = Mapping[str, Greeting]
 
@@ -15,5 +16,7 @@ def greetings_of(endpoints: Sequence[str], routes: Mapping[str, str], cancel: Ca
     try:
         return greet_all(endpoints, routes=routes, cancel=cancel)
     except OSError as error:
-        reason = f"could not be asked ({error.strerror or error}); close other programs and try again"
+        reason = tr(
+            "could not be asked ({strerror}); close other programs and try again", strerror=error.strerror or error
+        )
         return {each: Greeting(each, GreetingStatus.REFUSED, f"{each} {reason}.") for each in endpoints}

@@ -184,7 +184,7 @@ class DecodeLoop:
 
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch."""
-        missing = [task.missing for task in self._running]
+        missing = [self._until_mark(task) for task in self._running]
         if max(missing) <= 1:
             return missing
         readers = [index for index, count in enumerate(missing) if count > 1]
@@ -197,6 +197,9 @@ class DecodeLoop:
             missing[index] = count
         return missing
 
+    def _until_mark(self, task: SequenceTask) -> int:
+        return task.missing if task.slot is None else self._slots.until_mark(task.slot, task.missing, task.marks)
+
     def _go_on(self, shares: Sequence[_Share]) -> None:
         """Let the tasks go on by what was computed, and tell what came of it at once."""
         answers: list[Message] = []
@@ -207,6 +210,7 @@ class DecodeLoop:
             else:
                 slot.tokens += task.tokens[begun:end]
             slot.copied = False
+            self._slots.look_at(slot, task.marks)
             told = task.read(end - begun)
             if told is not None:
                 answers.append(told)
@@ -240,7 +244,7 @@ class DecodeLoop:
         """Go on after a batch that was ended or failed, with as little loss as the engine allows."""
         last_word = None if status == ABORTED else EndOfRequest(self._loaded.failed_computation(status, self._free))
         if self._loaded.has_recurrent_state:
-            self._slots.empty_all()
+            self._slots.go_back()
         else:
             for share in shares:
                 self._slots.settle(share.slot, share.task.tokens)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.pci import parse_pci_name
-from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
+from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice, PackLoad
 from engine.worker.bindings import DEVICE_KINDS, Bindings
 from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
@@ -77,16 +77,18 @@ class ResolvedDevices:
         return tuple(readings)
 
 
-def list_devices(engine: Bindings, endpoints: Iterable[str], routes: Mapping[str, str]) -> DeviceList:
+def list_devices(
+    engine: Bindings, endpoints: Iterable[str], routes: Mapping[str, str], packs: tuple[PackLoad, ...] = ()
+) -> DeviceList:
     """Describe the local devices and those of each endpoint; an endpoint that does not answer aborts the process.
 
-    `routes`: where to dial for endpoints that are behind a tunnel.
+    `routes`: where to dial for endpoints that are behind a tunnel. `packs`: what came of loading them.
     """
     found = [_describe(engine, device) for device in engine.devices()]
     for endpoint in endpoints:
         for index, device in enumerate(_endpoint_devices(engine, routes.get(endpoint, endpoint))):
             found.append(_describe(engine, device, endpoint=endpoint, endpoint_device=index))
-    return DeviceList(devices=tuple(found))
+    return DeviceList(devices=tuple(found), packs=packs)
 
 
 def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterable[str]) -> ResolvedDevices:

@@ -102,6 +102,16 @@ class LoadedContext:
         low = self.engine.low
         return bool(low.llama_model_is_recurrent(self.model) or low.llama_model_is_hybrid(self.model))
 
+    @property
+    def has_window_cache(self) -> bool:
+        """Tell whether layers that look back a window only have a cache of that length."""
+        return not self.settings.swa_full and int(self.engine.low.llama_model_n_swa(self.model)) > 0
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Tell whether the memory of a sequence cannot always be cut back to fewer tokens."""
+        return bool(self.memory) and (self.has_recurrent_state or self.has_window_cache)
+
     def decode(self, tokens: Sequence[int]) -> int:
         """Append tokens to the first sequence and wait for the result; returns llama.cpp's status."""
         array = (ctypes.c_int32 * len(tokens))(*tokens)

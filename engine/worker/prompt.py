@@ -10,6 +10,7 @@ from engine.protocol.messages import ChatMessage
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
 from engine.worker.text import token_text, tokenize
+from engine.worker.turn_marks import turn_marks
 
 if TYPE_CHECKING:
     from engine.worker.template_process import TemplateProcess
@@ -17,8 +18,9 @@ if TYPE_CHECKING:
 
 def prompt_tokens(
     loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
-) -> tuple[list[int], str]:
-    """Return the tokens of a conversation, or of raw text where there is none, and what `chat_text` has to say.
+) -> tuple[list[int], str, tuple[int, ...]]:
+    """Return the tokens of a conversation, or of raw text where there is none, what `chat_text` has to say, and the
+    `turn_marks`.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
@@ -34,7 +36,7 @@ def prompt_tokens(
             f"The conversation takes {len(tokens)} tokens and the context holds {room}, one of them for the answer."
             " Shorten or clear the conversation, or load with a longer context.",
         )
-    return tokens, replaced
+    return tokens, replaced, turn_marks(loaded, text, messages, len(tokens))
 
 
 def tokens_of_prompt(loaded: LoadedContext, text: str) -> list[int]:

@@ -32,12 +32,14 @@ class Task:
 class SequenceTask(Task, ABC):
     """A request that has a sequence read and goes on by the logits of its end, in a batch with others.
 
-    `tokens` is all that its slot is to hold; what the slot does not hold yet is read.
+    `tokens` is all that its slot is to hold; what the slot does not hold yet is read. `marks`: after how many of them
+    a checkpoint is of use, where the memory needs such.
     """
 
-    def __init__(self, request: int, tokens: list[int]) -> None:
+    def __init__(self, request: int, tokens: list[int], marks: Sequence[int] = ()) -> None:
         super().__init__(request)
         self.tokens = tokens
+        self.marks = marks
         self.slot: Slot | None = None
 
     @property

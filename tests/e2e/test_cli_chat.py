@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,11 +17,12 @@ from app.paths import APPLICATION
 from engine.chats.message import Message
 from engine.chats.presets import Preset, write_presets
 from engine.chats.store import ChatStore
-from tests.support.command_line import ROOT, run_here
+from tests.support.command_line import ROOT, program, run_here
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 
-PROGRAM = (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())", "chat")
+pytestmark = pytest.mark.program
+
 Event = dict[str, Any]
 
 
@@ -46,7 +46,7 @@ class Home:
     def run(self, *words: str | Path, lines: str = "") -> subprocess.CompletedProcess[str]:
         """Run `chat` to its end with these lines as its input."""
         return subprocess.run(
-            [*PROGRAM, *map(str, words)],
+            [*program(), "chat", *map(str, words)],
             cwd=ROOT,
             env=self.environment,
             input=lines,
@@ -65,7 +65,7 @@ class Home:
     def start(self, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
         """Start `chat` with pipes; what is left of it at the end of the block is killed."""
         with subprocess.Popen(
-            [*PROGRAM, *map(str, words), "--json"],
+            [*program(), "chat", *map(str, words), "--json"],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.PIPE,

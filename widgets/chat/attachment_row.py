@@ -9,6 +9,7 @@ from functools import partial
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.common.wrap_layout import WrapLayout
@@ -74,7 +75,7 @@ class AttachmentRow(QWidget):
         chip = QFrame()
         chip.setProperty("role", "card")
         chip.setMaximumWidth(CHIP_WIDTH_PX)
-        chip.setAccessibleName(f"Attached: {file.name}, {file.detail}")
+        chip.setAccessibleName(tr("Attached: {name}, {detail}", name=file.name, detail=file.detail))
         name = ElidedLabel(file.name)
         name.setMaximumWidth(CHIP_WIDTH_PX // 2)
         detail = plain_label(file.detail, "dim")
@@ -83,8 +84,8 @@ class AttachmentRow(QWidget):
         button = QToolButton()
         button.setText("×")
         button.setProperty("role", "quiet")
-        button.setToolTip("Leave this file out")
-        button.setAccessibleName(f"Leave {file.name} out")
+        button.setToolTip(tr("Leave this file out"))
+        button.setAccessibleName(tr("Leave {name} out", name=file.name))
         button.clicked.connect(partial(self.removed.emit, file.id))
         self.remove_buttons[file.id] = button
         row = QHBoxLayout(chip)

@@ -6,6 +6,7 @@ from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
+from engine.language import tr
 from widgets.chat.edit_box import EditBox
 from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
 from widgets.chat.shown import MessageAction, ShownMessage
@@ -71,11 +72,11 @@ class Bubble(QWidget):
         if message.thinking != self.thinking.text:
             self.thinking.set_text(message.thinking)
         self.message = message
-        self.setAccessibleName(f"Message of {message.speaker}")
-        self.view.setAccessibleName(f"Words of {message.speaker}")
+        self.setAccessibleName(tr("Message of {speaker}", speaker=message.speaker))
+        self.view.setAccessibleName(tr("Words of {speaker}", speaker=message.speaker))
         self.head.show_message(message)
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
-        self._files.setText(f"With {message.files}" if message.files else "")
+        self._files.setText(tr("With {files}", files=message.files) if message.files else "")
         set_role(self._note, "error" if message.is_error else "dim")
         self._note.setText(message.note)
         if not message.is_open:
@@ -88,7 +89,7 @@ class Bubble(QWidget):
             self.thinking.append(thinking)
         if text:
             if self.thinking.text and not self.view.text:
-                self.thinking.show_note("Thoughts", is_open=False)
+                self.thinking.show_note(tr("Thoughts"), is_open=False)
             self.view.live.append(text)
 
     def fit(self, width: int) -> int:

@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.chats.templates import TEMPLATES
+from engine.language import tr
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.context_meter import ContextMeter, ContextPart
 from widgets.chat.message_list import MessageList
@@ -34,9 +35,9 @@ from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.markdown.typesetter import Typesetter
 
-CONTEXT_FULL = "The context is full. Begin a new conversation, or load with a larger context."
-MODEL_LOST = "The model's engine ended. What was said stays here."
-UNTITLED = "New conversation"
+CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a larger context.")
+MODEL_LOST = tr("The model's engine ended. What was said stays here.")
+UNTITLED = tr("New conversation")
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
@@ -64,7 +65,7 @@ class ChatPane(QWidget):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready = False
-        self._reason = "Load a model to chat."
+        self._reason = tr("Load a model to chat.")
         self._context_full = False
         self._lost = False
         self._is_answering = False
@@ -84,27 +85,29 @@ class ChatPane(QWidget):
         self.prompt_edit = PromptEdit()
         self.attachments = AttachmentRow()
         self.sample_questions = SampleQuestions()
-        self.attach_button = _flat_button("Attach…", "Let files go with the question: text, code, PDF")
-        self.send_button = QPushButton("Send")
-        self.stop_button = QPushButton("Stop")
-        self.new_button = _flat_button("New", "Begin a new conversation")
-        self.list_button = _flat_button("☰", "Show or hide the list of conversations")
-        self.settings_button = _flat_button("Settings", "System prompt, preset and samplers of this conversation")
+        self.attach_button = _flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF"))
+        self.send_button = QPushButton(tr("Send"))
+        self.stop_button = QPushButton(tr("Stop"))
+        self.new_button = _flat_button(tr("New"), tr("Begin a new conversation"))
+        self.list_button = _flat_button("☰", tr("Show or hide the list of conversations"))
+        self.settings_button = _flat_button(
+            tr("Settings"), tr("System prompt, preset and samplers of this conversation")
+        )
         self.settings_button.setCheckable(True)
-        self.undo_button = QPushButton("Undo")
-        self.banner_new_button = QPushButton("New conversation")
-        self.reload_button = QPushButton("Reload")
+        self.undo_button = QPushButton(tr("Undo"))
+        self.banner_new_button = QPushButton(tr("New conversation"))
+        self.reload_button = QPushButton(tr("Reload"))
         self.title_label = ElidedLabel(UNTITLED, "strong")
         self.context_meter = ContextMeter()
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
-        self.progress.setAccessibleName("How much of the question has been read")
+        self.progress.setAccessibleName(tr("How much of the question has been read"))
         self._progress_label = plain_label("", "dim")
         self._status_label = plain_label("", "dim", wrap=True)
         self._full_banner = _make_banner(CONTEXT_FULL, self.banner_new_button)
         self._lost_banner = _make_banner(MODEL_LOST, self.reload_button)
         self.overflow_banner = OverflowBanner()
-        self._undo_banner = _make_banner("A turn was deleted.", self.undo_button)
+        self._undo_banner = _make_banner(tr("A turn was deleted."), self.undo_button)
         self._undo_banner.hide()
         self.setAcceptDrops(True)
         self._build()
@@ -174,9 +177,10 @@ class ChatPane(QWidget):
             self.show_reading(None)
         self._refresh()
 
-    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
-        """Show how many of `total` tokens the conversation takes, by part; None: not known."""
-        self.context_meter.show_parts(parts, total)
+    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+        """Show how many of `total` tokens the conversation takes, by part; None: not known. `reserve`: kept free for
+        the answer."""
+        self.context_meter.show_parts(parts, total, reserve)
 
     def show_reading(self, share: float | None, words: str = "") -> None:
         """Show how much of a long question has been read, 0 to 1; None: nothing is being read."""

@@ -11,6 +11,7 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
+from engine.language import tr
 from widgets.chat.bubble import Bubble
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.markdown.typesetter import Typesetter
@@ -35,7 +36,7 @@ class MessageList(QAbstractScrollArea):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._typesetter = typesetter
-        self.setAccessibleName("Conversation")
+        self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)

@@ -8,6 +8,8 @@ from PySide6.QtCore import QMimeData, Qt, Signal
 from PySide6.QtGui import QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
 
+from engine.language import tr
+
 MAX_LINES = 6
 MODEL_ENDING = ".gguf"
 
@@ -27,8 +29,8 @@ class PromptEdit(QPlainTextEdit):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setPlaceholderText("Ask something…")
-        self.setAccessibleName("Message to the model")
+        self.setPlaceholderText(tr("Ask something…"))
+        self.setAccessibleName(tr("Message to the model"))
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.textChanged.connect(self._fit_height)

@@ -7,7 +7,9 @@ from typing import Literal
 
 Role = Literal["user", "assistant", "note"]
 """`note`: a sentence of ours between messages."""
-ActionKind = Literal["edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now"]
+ActionKind = Literal[
+    "edit", "regenerate", "continue", "branch", "delete", "pin", "older", "newer", "answer_now", "tokens"
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +17,7 @@ class ShownMessage:
     """A message. `version` of `versions` counts from 1; `thinking_note` tells how long was thought.
 
     `files` names what is attached to it. `is_open`: its text is still coming. `can_continue`: an answer that ended
-    before its end. `is_pinned`: it stays in a context that is full.
+    before its end. `is_pinned`: it stays in a context that is full. `has_choices`: how its tokens were chosen is kept.
     """
 
     id: str
@@ -32,6 +34,7 @@ class ShownMessage:
     can_continue: bool = False
     files: str = ""
     is_pinned: bool = False
+    has_choices: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.devices.device import Holding
+from engine.language import tr
 from engine.plan.report import DeviceRow
 from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
 from widgets.common.painting import colour, mix
@@ -159,7 +160,7 @@ class LaneItem(QGraphicsItem):
         bar, forecast = self._bars
         top = (place.lanes.pitch - _BAR_HEIGHT - 6 - 2 * _LINE) / 2
         if row is None or bar is None:
-            text = elide("no memory to show", fonts.small, width)
+            text = elide(tr("no memory to show"), fonts.small, width)
             self._text(painter, QRectF(left, top, width, _BAR_HEIGHT), text, fonts.small, palette.dim)
             return
         painter.save()

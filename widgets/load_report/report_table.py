@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPixmap
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
+from engine.language import tr
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
 from widgets.load_report.columns import DIFFERENCE_TITLE, Column, TableLine, table_lines, visible_columns
@@ -65,4 +66,4 @@ class ReportTable(QWidget):
         for position, text in enumerate(line.forecast, start=1):
             self._grid.addWidget(plain_label(text, "dim"), at + 1, position, Qt.AlignmentFlag.AlignRight)
         if line.forecast:
-            self._grid.addWidget(plain_label("forecast", "dim"), at + 1, 0)
+            self._grid.addWidget(plain_label(tr("forecast"), "dim"), at + 1, 0)

@@ -6,6 +6,7 @@ import ctypes
 from pathlib import Path
 
 from engine.protocol.messages import RestoreSequence, SequenceRestored
+from engine.worker.checkpoints import Checkpoint
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
 from engine.worker.saved_state import refusal
@@ -45,7 +46,7 @@ class Restoring(TurnTask):
 
     def turn(self, slots: Slots) -> SequenceRestored:
         try:
-            tokens, state = self._reader.content()
+            tokens, state, checkpoints = self._reader.content()
         except SequenceFileError as error:
             raise failure("argument", str(error)) from None
         size = self._session.vocabulary_size
@@ -57,7 +58,7 @@ class Restoring(TurnTask):
             slots.empty_all()
             reason = self._session.log.facts.reason() or "no reason was given"
             raise failure("argument", f"llama.cpp does not take the state in {self._name}: {reason}.")
-        slot.tokens[:] = tokens
+        slots.take_over(slot, tokens, [Checkpoint(count, memoryview(kept)) for count, kept in checkpoints])
         return SequenceRestored(request=self.id, tokens=len(tokens))
 
     def _restore(self, slot: Slot, state: bytes, count: int) -> bool:

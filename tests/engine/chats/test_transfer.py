@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
@@ -11,42 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chats.conversation import Conversation
 from engine.chats.exports import as_html, as_json, as_markdown
 from engine.chats.imports import parse_conversations, read_conversations
 from engine.chats.llama_ui import as_jsonl
-from engine.chats.message import Attachment, Message, Timings
-from engine.chats.tree import MessageTree, add, edited, tree_of
+from engine.chats.message import Message
+from engine.chats.tree import MessageTree, add
 from engine.errors import ChatError
-
-CONVERSATION = Conversation(id="c", title="A <b>title</b>", system="Be kind.", created_ms=5, updated_ms=9)
-DATA = b"print(1)"
-FILE = Attachment(
-    id="f",
-    kind="text",
-    name="a.py",
-    mime="text/x-python",
-    sha256=hashlib.sha256(DATA).hexdigest(),
-    size_bytes=len(DATA),
-    text="print(1)",
-)
-
-
-def tree() -> MessageTree:
-    messages = (
-        Message(id="q", role="user", content="<script>alert(1)</script>", attachments=(FILE,), created_ms=6),
-        Message(
-            id="a",
-            role="assistant",
-            parent="q",
-            content="Yes\u202e\u2028",
-            reasoning="hm\nso",
-            model="Demo",
-            timings=Timings(prompt_tokens=3, generated_tokens=2, generation_seconds=0.5),
-            created_ms=7,
-        ),
-    )
-    return edited(tree_of(messages, "a"), "q", "Again?", created_ms=8)
+from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, kept_tree
 
 
 def shape(tree: MessageTree) -> list[tuple[object, ...]]:
@@ -66,27 +36,28 @@ def shape(tree: MessageTree) -> list[tuple[object, ...]]:
 
 def test_our_document_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    path.write_bytes(as_json([(CONVERSATION, tree())], {FILE.sha256: DATA}))
+    path.write_bytes(as_json([(CHAT, kept_tree())], {FILE.sha256: DATA}))
     (found,) = read_conversations(path)
-    assert shape(found.tree) == shape(tree())
-    assert found.tree.path[-1].content == "Again?"
-    assert found.conversation.id != "c"
-    assert msgspec.structs.replace(found.conversation, id="c", leaf=None) == CONVERSATION
+    assert shape(found.tree) == shape(kept_tree())
+    assert found.tree.path[-1].content == "What else?"
+    assert found.conversation.id != CHAT.id
+    assert msgspec.structs.replace(found.conversation, id=CHAT.id, leaf=None) == CHAT
+    assert [message.choices for message in found.tree.messages.values()] == [(), CHOICES, ()]
     assert found.files == {FILE.sha256: DATA}
 
 
 def test_llama_cpps_lines_keep_the_tree_and_the_system_prompt() -> None:
-    data = as_jsonl([(CONVERSATION, tree()), (CONVERSATION, tree())])
+    data = as_jsonl([(CHAT, kept_tree()), (CHAT, kept_tree())])
     first, second = parse_conversations(data, source="x.jsonl")
     assert next(message.role for message in first.tree.messages.values()) == "system"
-    assert [line[1:] for line in shape(first.tree)[1:]] == [line[1:] for line in shape(tree())]
-    assert first.tree.path[-1].content == "Again?"
-    assert second.conversation.title == CONVERSATION.title
+    assert [line[1:] for line in shape(first.tree)[1:]] == [line[1:] for line in shape(kept_tree())]
+    assert first.tree.path[-1].content == "What else?"
+    assert second.conversation.title == CHAT.title
     assert not set(first.tree.messages) & set(second.tree.messages)
 
 
 def test_lines_have_the_form_that_llama_cpp_reads() -> None:
-    records = [json.loads(line) for line in as_jsonl([(CONVERSATION, tree())]).decode().split("\n")[:-1]]
+    records = [json.loads(line) for line in as_jsonl([(CHAT, kept_tree())]).decode().split("\n")[:-1]]
     assert (records[0]["type"], records[0]["harness"]) == ("session", "llama.app")
     messages = [record["message"] for record in records[1:]]
     assert [message["type"] for message in messages[:2]] == ["root", "text"]
@@ -105,7 +76,7 @@ def test_an_older_list_of_conversations_is_read() -> None:
 
 
 def test_html_runs_nothing() -> None:
-    page = as_html(CONVERSATION, list(tree().messages.values()))
+    page = as_html(CHAT, list(kept_tree().messages.values()))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "\u202e" not in page
@@ -113,8 +84,8 @@ def test_html_runs_nothing() -> None:
 
 
 def test_markdown_has_all_that_is_shown() -> None:
-    text = as_markdown(CONVERSATION, list(tree().messages.values()))
-    for part in ("# A <b>title</b>", "Be kind.", "> hm\n> so", "Attached: a.py", "## Answer (Demo)", "Again?"):
+    text = as_markdown(CHAT, list(kept_tree().messages.values()))
+    for part in ("# Ships: a/b <b>", "Be kind.", "> hm\n> so", "Attached: quay.py", "## Answer (Demo)", "What else?"):
         assert part in text
 
 
@@ -177,6 +148,6 @@ def test_any_document_is_read_or_refused(document: object) -> None:
 
 
 def test_an_imported_tree_goes_on() -> None:
-    (found,) = parse_conversations(as_json([(CONVERSATION, tree())]), source="x")
+    (found,) = parse_conversations(as_json([(CHAT, kept_tree())]), source="x")
     longer = add(found.tree, Message(id="new", role="assistant", content="", parent=found.tree.leaf))
     assert longer.path[-1].id == "new"

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from engine.memory.compute_graph.ggml.scheduler import Backend, Copy, Piece, Work
-from engine.memory.compute_graph.ggml.sections import FarReachError, Key, is_shared
+from engine.memory.compute_graph.ggml.sections import EARLY, FarReachError, Key, is_early, is_shared
 
 _ENDLESS = 1 << 62
 
@@ -119,14 +119,28 @@ class Ahead:
 def look_back(piece: Piece, ahead: Ahead, backends: Sequence[Backend]) -> Ahead:
     """Return what the section before `piece` has to know, given what `piece` has to."""
     begins, section = len(piece.spans) > 1, piece.section
-    passing = [key for key in ahead.read if is_shared(key)]
+    passing = [key for key in ahead.read if is_shared(key) or (is_early(key) and key not in piece.slots)]
+    roots = [copy.root_key for copy in ahead.copies if copy.root_key is not None]
     if begins:
-        passing += [copy.root_key for copy in ahead.copies if copy.root_key is not None]
+        passing += roots
+    if piece.early:
+        # What was computed before the turn of this section may be read behind it alone.
+        read = {piece.slots[key] for key in (*ahead.read, *roots) if key in piece.slots}
+        passing += [(0, EARLY, slot) for slot in piece.early if slot in read]
     before = [section.hand_back(key) for key in passing if section.is_known_before(key)]
-    copies = [_hand_back(piece, copy) for copy, _, _ in piece.spans[0].copies]
+    here = piece.spans[0].copies
+    copies = [_hand_back(piece, copy) for copy, _, _ in here]
+    # All that reads a copy may have been computed before.
+    still = [
+        each.key
+        for each, (copy, _, own) in zip(copies, here, strict=True)
+        if piece.reads[own] or copy.key in ahead.read
+    ]
     if not begins:
-        copies += [_hand_back(piece, copy) for copy in ahead.copies]
-    known = piece.handed_back.union([key for key in before if key is not None], [copy.key for copy in copies])
+        behind = [_hand_back(piece, copy) for copy in ahead.copies]
+        copies += behind
+        still += [each.key for each, copy in zip(behind, ahead.copies, strict=True) if copy.key in ahead.read]
+    known = piece.handed_back.union([key for key in before if key is not None], still)
     memories = {backends[span.backend].memory for span in piece.spans if span.backend >= 0}
     return Ahead(tuple(copies), known, ahead.memories | memories)
 

@@ -11,12 +11,13 @@ nothing that follows depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 
 from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth, Size, joined, look_back, start
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
+from engine.memory.compute_graph.ggml.ordering import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
 from engine.memory.effort import go_on
@@ -24,8 +25,13 @@ from engine.memory.effort import go_on
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
 """See `Chains.section`."""
 
+_numbers = count()
+"""What segments and steps are remembered by: by themselves they would hold each other, and be freed long after use."""
+
 NOTHING: Places = ()
 _NO_COPIES: frozenset[Key] = frozenset()
+_Order = tuple[Piece, tuple[Followed, ...], frozenset[NodePlace]]
+_OrderOfMany = tuple[tuple[Piece, ...], tuple[Followed, ...], frozenset[NodePlace]]
 PieceStep = tuple[Piece, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
 """A piece, the backend of the split behind it and whether that has inputs, copies of what layers made, and copies of
 what all may read, by backend."""
@@ -69,6 +75,7 @@ class Segment:
     steps: Steps
     memories: tuple[str, ...]
     stops: tuple[Stop | None, ...]
+    number: int = field(default_factory=_numbers.__next__)
 
     def crossing(self, other: Segment) -> Crossing:
         """Return the way to another segment of the same walk."""
@@ -80,17 +87,21 @@ class Steps:
 
     def __init__(self, scheduler: Scheduler, section_of: Callable[[SectionName], Section]) -> None:
         self.scheduler = scheduler
+        self._own_number = next(_numbers)
         self._section_of = section_of
         self._allocation = Allocation(scheduler.backends, scheduler.n_copies)
         self._bounds: dict[Stop, Bound] = {}
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
+        self.reorders = any(backend.reorders for backend in scheduler.backends)
+        self._ordered: dict[_Order, tuple[Piece, frozenset[NodePlace]]] = {}
+        self._ordered_segments: dict[_OrderOfMany, tuple[tuple[Piece, ...], frozenset[NodePlace]]] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
         self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
-        self._entered: dict[tuple[Steps, Crossing, int], int] = {}
-        self._assigned_segments: dict[tuple[Segment, int], tuple[tuple[Assigned, ...], int]] = {}
+        self._entered: dict[tuple[int, Crossing, int], int] = {}
+        self._assigned_segments: dict[tuple[int, int], tuple[tuple[Assigned, ...], int]] = {}
         self._cut_segments: dict[tuple[tuple[Assigned, ...], Standing], tuple[tuple[Piece, ...], Standing]] = {}
         self._aheads_of: dict[tuple[tuple[Piece, ...], int], tuple[tuple[int, ...], int]] = {}
         self._filled_segments: dict[tuple[tuple[Piece, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
@@ -112,9 +123,9 @@ class Steps:
 
     def entered(self, origin: Steps, crossing: Crossing, state: int) -> int:
         """Return the number here of a state of the segment `origin`."""
-        found = self._entered.get((origin, crossing, state))
+        found = self._entered.get((origin._own_number, crossing, state))
         if found is None:
-            found = self._entered[origin, crossing, state] = self.number(crossing.of(origin._states[state]))
+            found = self._entered[origin._own_number, crossing, state] = self.number(crossing.of(origin._states[state]))
         return found
 
     def bound(self, stop: Stop) -> Bound:
@@ -130,9 +141,9 @@ class Steps:
 
     def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
         """Return the sections with their backends, and what those passed on, given what came before."""
-        found = self._assigned_segments.get((segment, state))
+        found = self._assigned_segments.get((segment.number, state))
         if found is None:
-            found = self._assigned_segments[segment, state] = self._assign_all(segment.stops, state)
+            found = self._assigned_segments[segment.number, state] = self._assign_all(segment.stops, state)
         return found
 
     def _assign_all(self, stops: Sequence[Stop | None], state: int) -> tuple[tuple[Assigned, ...], int]:
@@ -198,6 +209,34 @@ class Steps:
             (lasting[key[2]] if is_shared(key) else passing).add(key)  # type: ignore[index]
         copies = tuple(frozenset(lasting[index]) for index in assigned.involved)
         return piece, cut.backend, cut.has_inputs, frozenset(passing), copies
+
+    def order(
+        self, pieces: tuple[Piece, ...], behind: tuple[Followed, ...], used: frozenset[NodePlace]
+    ) -> tuple[tuple[Piece, ...], frozenset[NodePlace]]:
+        """Return the pieces with their work in the order of the backends, and which nodes behind them are then
+        computed, given those that were before."""
+        if not self.reorders:
+            return pieces, used
+        found = self._ordered_segments.get((pieces, behind, used))
+        if found is None:
+            found = self._ordered_segments[pieces, behind, used] = self._order_all(pieces, behind, used)
+        return found
+
+    def _order_all(
+        self, pieces: tuple[Piece, ...], behind: tuple[Followed, ...], used: frozenset[NodePlace]
+    ) -> tuple[tuple[Piece, ...], frozenset[NodePlace]]:
+        ordered = []
+        followed = (*((piece, None) for piece in pieces), *behind)
+        for number, piece in enumerate(pieces, 1):
+            ahead = pieces_ahead(followed[number:])
+            found = self._ordered.get((piece, ahead, used))
+            if found is None:
+                go_on()
+                found = put_in_order(piece, ahead, used, self.scheduler.backends)
+                self._ordered[piece, ahead, used] = found
+            piece, used = found
+            ordered.append(piece)
+        return tuple(ordered), used
 
     def look_back(self, pieces: tuple[Piece, ...], state: int) -> tuple[tuple[int, ...], int]:
         """Return for each piece what it has to know of those behind it, and what the one before them has to."""
@@ -293,7 +332,7 @@ class Simulation:
             FarReachError: sections know too little of each other.
         """
         assigned = self._assign()
-        pieces = self._cut(assigned)
+        pieces = self._order(self._cut(assigned))
         aheads = self._look_back(pieces)
         ends = {memory: 0 for segment in self._segments for memory in segment.memories}
         kept = dict.fromkeys(ends, 0)
@@ -345,6 +384,23 @@ class Simulation:
             pieces, standing = segment.steps.cut(assigned[place], standing)
             found.append(pieces)
         return found
+
+    def _order(self, pieces: Sequence[tuple[Piece, ...]]) -> Sequence[tuple[Piece, ...]]:
+        if not any(segment.steps.reorders for segment in self._segments):
+            return pieces
+        found = []
+        used: frozenset[NodePlace] = frozenset()
+        for place, segment in enumerate(self._segments):
+            ordered, used = segment.steps.order(pieces[place], pieces_ahead(self._behind(pieces, place)), used)
+            found.append(ordered)
+        return found
+
+    def _behind(self, pieces: Sequence[tuple[Piece, ...]], place: int) -> Iterator[Followed]:
+        """Yield the pieces of the segments behind one."""
+        for before, segment in enumerate(self._segments[place + 1 :], place):
+            first, *others = pieces[before + 1]
+            yield first, segment.crossing(self._segments[before])
+            yield from ((piece, None) for piece in others)
 
     def _look_back(self, pieces: Sequence[tuple[Piece, ...]]) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []

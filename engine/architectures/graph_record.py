@@ -15,7 +15,8 @@ Builder = str
 
 Scaled = frozenset[Literal["attention", "dense", "experts", "joined"]]
 """Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one."""
-MOSTLY_SCALED: Scaled = frozenset({"attention", "experts", "joined"})
+MOSTLY_SCALED: Scaled = frozenset({"attention", "joined"})
+EXPERTS_SCALED: Scaled = frozenset({"attention", "experts", "joined"})
 ALL_SCALED: Scaled = frozenset({"attention", "dense", "experts", "joined"})
 ATTENTION_SCALED: Scaled = frozenset({"attention"})
 NONE_SCALED: Scaled = frozenset()

@@ -23,7 +23,7 @@ from engine.json_file import JsonObject, encode_document, parse_document, read_f
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
-_BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes")
+_BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 
 
@@ -77,7 +77,7 @@ def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
-        "largest_tensor_bytes", "capabilities", "faults",
+        "largest_tensor_bytes", "largest_buffer_bytes", "capabilities", "faults",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -101,6 +101,7 @@ def _parse_device(item: JsonObject) -> Device:
         alignment_bytes=_parse_alignment(item, "alignment_bytes"),
         host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
         largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
+        largest_buffer_bytes=item.nullable("largest_buffer_bytes", item.size, None),
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),

@@ -207,7 +207,6 @@ class _Ordering:
                 self._passed.append((found, passed))
         return found
 
-
     def _hand_back(self, behind: int, key: Key) -> Key | None:
         """Return what the piece before one behind calls what that knows as `key`, None for what it cannot know."""
         section, way = self._pieces[behind].section, self._ways[behind]

@@ -77,7 +77,9 @@ class Order:
     kept: tuple[tuple[int, tuple[Reading, ...]], ...]
 
 
-def reorder(nodes: Sequence[Seen], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False) -> Order:
+def reorder(
+    nodes: Sequence[Seen], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
+) -> Order:
     """Return the order of the nodes of a split up to where those before `end` are all computed, and what is taken along
     of those behind; `used`: places of nodes that were computed before; `goes_on`: the split has more nodes before
     these, which all were."""

@@ -24,7 +24,7 @@ RECORDS: Records = {
             Style(post_norm=False, late_rows="after_norm"),
             attention="delta_net.gated_attention",
             recurrence="delta_net.joint_delta_net",
-            scaled=ALL_SCALED,
+            scaled=ALL_SCALED - {"joined", "states"},
         ),
     ),
     **same(

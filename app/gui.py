@@ -156,15 +156,18 @@ def _show_icon(application: QApplication, _window: WindowParts) -> None:
 def serve_later_starts(application: QApplication, opening: Opening) -> None:
     """Listen from now on: who starts twice in a hurry wants one window. What is asked before it is whole waits."""
     from app.paths import instance_name
-    from app.single_instance import FirstInstance
+    from app.single_instance import FirstInstance, OpenEvents
 
     first = FirstInstance(instance_name(), application)
     early: list[list[Path]] = []
-    first.asked.connect(early.append)
+    sources = [first, OpenEvents(application)] if sys.platform == "darwin" else [first]
+    for source in sources:
+        source.asked.connect(early.append)
 
     def serve(window: WindowParts) -> None:
-        first.asked.disconnect()
-        first.asked.connect(partial(window.open_files))
+        for source in sources:
+            source.asked.disconnect()
+            source.asked.connect(partial(window.open_files))
         for files in early:
             window.open_files(files)
 

@@ -13,7 +13,7 @@ from engine.packs.book import PACKS_VARIABLE
 if TYPE_CHECKING:
     from engine.cancellation import CancelToken
     from engine.devices.device import Rig
-    from engine.rigs.pack_checks import PackChecks
+    from engine.rigs.pack_keeper import PackKeeper
     from engine.rigs.search import Peer
 
 
@@ -22,12 +22,12 @@ def use_packs() -> None:
     os.environ.setdefault(PACKS_VARIABLE, str(pack_book_path()))
 
 
-def pack_checks(cancel: CancelToken | None = None) -> PackChecks:
+def pack_keeper(cancel: CancelToken | None = None) -> PackKeeper:
     """Return what checks this user's packs."""
     from engine.packs.store import PackStore, packs_beside_program
-    from engine.rigs.pack_checks import PackChecks
+    from engine.rigs.pack_keeper import PackKeeper
 
-    return PackChecks(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
+    return PackKeeper(PackStore(packs_path(), packs_beside_program()), pack_book_path(), cancel)
 
 
 def find_all_devices(
@@ -36,4 +36,4 @@ def find_all_devices(
     """Return this machine's devices, those of packs among them, those of the endpoints and of paired machines."""
     from engine.rigs.packed import find_packed_devices
 
-    return find_packed_devices(pack_checks(), verdicts, rpc_endpoints, checks=checks, peers=peers)
+    return find_packed_devices(pack_keeper(), verdicts, rpc_endpoints, checks=checks, peers=peers)

@@ -1,4 +1,4 @@
-"""One window for each user: a second start hands its files to the first and ends."""
+"""One window for each user: a second start, or the system, hands its files to the first."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Signal
+from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
 CONNECT_MS = 1000
@@ -78,6 +79,23 @@ class FirstInstance(QObject):
         socket.write(TAKEN)
         socket.flush()
         self.asked.emit(files)
+
+
+class OpenEvents(QObject):
+    """macOS hands files over by itself: the program that runs gets an event for each of them."""
+
+    asked = Signal(list)  # list[Path]
+
+    def __init__(self, application: QCoreApplication) -> None:
+        super().__init__(application)
+        application.installEventFilter(self)
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        """Take the events that open a file; all others go on."""
+        if not isinstance(event, QFileOpenEvent) or not event.file():
+            return False
+        self.asked.emit([Path(event.file())])
+        return True
 
 
 def _files(line: bytes) -> list[Path] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -51,6 +52,10 @@ class ChatArchive(QObject):
         self._background = background
         self._notices = notices
         self._store: ChatStore | None = None
+        self._lock = threading.Lock()
+        self._opened: ChatStore | None = None
+        """The store from the moment on in which it is open; a window may close before it hears of that."""
+        self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
         """What is to be written once the store is open; None where there will be none."""
         self._chats: dict[str, Chat] = {}
@@ -61,10 +66,9 @@ class ChatArchive(QObject):
 
     def start(self) -> None:
         """Open the store, beside the GUI thread."""
-        path = self._path
         self._background.run(
             "Opening the conversations",
-            lambda: _open(path),
+            self._open,
             self._on_opened,
             self._on_failed,
             quiet=True,
@@ -72,9 +76,20 @@ class ChatArchive(QObject):
 
     def close(self) -> None:
         """Keep what is still waiting."""
-        store, self._store, self._waiting = self._store, None, None
-        if store is not None:
+        self._store, self._waiting = None, None
+        with self._lock:
+            self._is_closed = True
+        if self._opened is not None:
+            self._opened.close()
+
+    def _open(self) -> tuple[ChatStore, tuple[Chat, ...]]:
+        store = ChatStore(self._path)
+        with self._lock:
+            if not self._is_closed:
+                self._opened = store
+        if self._opened is None:
             store.close()
+        return store, store.conversations()
 
     def _on_opened(self, opened: tuple[ChatStore, tuple[Chat, ...]]) -> None:
         self._store, chats = opened
@@ -231,11 +246,6 @@ class ChatArchive(QObject):
         if not self._has_warned:
             self._has_warned = True
             self._notices.say(tr("{error} What is said now is shown, but not kept.", error=error.summary()), bad=True)
-
-
-def _open(path: Path) -> tuple[ChatStore, tuple[Chat, ...]]:
-    store = ChatStore(path)
-    return store, store.conversations()
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

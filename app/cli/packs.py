@@ -7,45 +7,42 @@ from collections.abc import Iterable
 
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
-from app.packs import pack_checks
-from engine.engine_build import engine_build, engine_version
-from engine.packs.book import read_book, write_book
-from engine.packs.listing import ListedPack, list_packs
-from engine.rigs.pack_checks import PackChecks
+from app.packs import pack_keeper
+from engine.engine_build import engine_version
+from engine.packs.listing import ListedPack
+from engine.rigs.pack_keeper import PackKeeper
+
+DOCUMENT_VERSION = 1
 
 
 def run_packs(options: Namespace) -> int:
-    """Do what is asked and print what there is then; a pack that does not work after its check is exit code 5."""
-    packs = pack_checks()
-    checked = _change(packs, options)
-    listed = list_packs(packs.store, read_book(packs.book), engine_build())
+    """Do what is asked and print what there is then; a pack that its check found not to work is exit code 5."""
+    keeper = pack_keeper()
+    checked = _change(keeper, options)
+    listed = keeper.listed()
     if options.json:
-        print_document({"version": 1, "engine": engine_version(), "packs": [each.document() for each in listed]})
+        packs = [each.document() for each in listed]
+        print_document({"version": DOCUMENT_VERSION, "engine": engine_version(), "packs": packs})
     else:
         _print(listed)
-    broken = [each for each in listed if each.name in checked and each.state == "broken"]
+    broken = any(each.name in checked and each.state == "broken" for each in listed)
     return exit_codes.exit_code("crashed") if broken else exit_codes.OK
 
 
-def _change(packs: PackChecks, options: Namespace) -> set[str]:
+def _change(keeper: PackKeeper, options: Namespace) -> set[str]:
     """Do it; return the names of packs that were checked."""
     match options.packs_command:
         case "install":
-            pack = packs.store.install(options.file, engine_version())
-            say(f"Installed {pack.name} in {pack.folder}. Checking it.")
-            write_book(packs.book, read_book(packs.book).switched(pack.name, on=True))
-            packs.check(pack)
-            return {pack.name}
+            say(f"Installing {options.file.name} and checking it")
+            return {keeper.install(options.file).name}
         case "remove":
-            folder = packs.store.remove(options.name)
-            write_book(packs.book, read_book(packs.book).without(folder).switched(options.name, on=True))
+            keeper.remove(options.name)
         case "on" | "off":
-            name = packs.store.pack(options.name).name
-            write_book(packs.book, read_book(packs.book).switched(name, on=options.packs_command == "on"))
+            keeper.switch(options.name, on=options.packs_command == "on")
         case "check" if options.name is not None:
-            return {packs.check(packs.store.pack(options.name)).name}
+            return {keeper.check(keeper.store.pack(options.name)).name}
         case "check":
-            return {verdict.name for verdict in packs.check_all(lambda pack: say(f"Checking {pack.name}"))}
+            return {verdict.name for verdict in keeper.check_all(lambda pack: say(f"Checking {pack.name}"))}
     return set()
 
 

@@ -69,7 +69,8 @@ class Loader(QObject):
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
-        document.preview_changed.connect(self._on_preview_changed)
+        document.preview_changed.connect(self._on_edited)
+        document.edit_settled.connect(self._on_edited)
 
     @property
     def is_waiting(self) -> bool:
@@ -246,7 +247,7 @@ class Loader(QObject):
         elif wanted.room != asked.room:
             self._ask(wanted)
 
-    def _on_preview_changed(self) -> None:
+    def _on_edited(self) -> None:
         """A question is about one edit; about another one it would be another question."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()

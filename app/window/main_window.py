@@ -50,7 +50,7 @@ SCREEN_ROOM = QSize(16, 40)
 class MainWindow(QMainWindow):
     """One screen that tells the whole story: devices, model, layout, last load, chat. It knows nothing of any."""
 
-    file_dropped = Signal(object)  # Path
+    files_dropped = Signal(object)  # tuple[Path, ...]
     saving = Signal()
     """Comes once, when everything is still there, for what is to be kept."""
     closing = Signal()
@@ -205,12 +205,11 @@ class MainWindow(QMainWindow):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Tell of the first file that was dropped."""
-        for url in event.mimeData().urls():
-            if url.isLocalFile():
-                event.acceptProposedAction()
-                self.file_dropped.emit(Path(url.toLocalFile()))
-                return
+        """Tell of the files that were dropped."""
+        files = tuple(Path(url.toLocalFile()) for url in event.mimeData().urls() if url.isLocalFile())
+        if files:
+            event.acceptProposedAction()
+            self.files_dropped.emit(files)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """End every process before the window goes; closing twice does nothing more."""

@@ -41,6 +41,13 @@ def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Men
     return "File", (
         Command("open_model", tr("&Open Model…"), questions.open_model, _Key.Open),
         Command("open_demo", tr("Open &Demo Model"), opener.open_demo),
+        Command(
+            "open_again",
+            tr("Open This Model A&gain"),
+            opener.open_again,
+            "Ctrl+Alt+O",
+            tip=tr("The same file with another layout, beside the first: both can be loaded and asked"),
+        ),
         SEPARATOR,
         Command("open_layout", tr("Open &Layout…"), questions.open_layout, "Ctrl+Shift+O"),
         Command("save_layout", tr("&Save Layout…"), questions.save_layout, _Key.Save),
@@ -94,6 +101,8 @@ def devices_menu(
     speeds: SpeedKeeper,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
+    show_packs: Callable[[], None],
+    show_nearby: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
@@ -102,6 +111,7 @@ def devices_menu(
         Command("start_lab", tr("Start &Lab Rig…"), questions.start_lab),
         Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
+        Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
         Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
         Command("test_repeats", tr("&Test Repeated Devices"), repeats.run),
@@ -109,6 +119,9 @@ def devices_menu(
         Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
         SEPARATOR,
         Command("kept_weights", tr("&Weights Kept by Workers…"), show_kept_weights),
+        Command(
+            "packs", tr("&Engine Packs…"), show_packs, tip=tr("Backends for cards: installed, switched and removed")
+        ),
     )
 
 

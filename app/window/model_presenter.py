@@ -18,6 +18,7 @@ from widgets.library.model_panel import ModelPanel
 from widgets.library.recent_model import ModelChoice
 
 _NEED_A_MODEL = (
+    "open_again",
     "save_layout",
     "open_layout",
     "propose",
@@ -96,6 +97,7 @@ class ModelPresenter(QObject):
         menu = QMenu(self._window)
         menu.addAction(self._actions["open_model"])
         menu.addAction(self._actions["open_demo"])
+        menu.addAction(self._actions["open_again"])
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addSeparator()
         self._add_recent(menu)

@@ -97,9 +97,9 @@ class Questions(QObject):
         """Start a lab with the caps that people type."""
         ask_lab_caps(self._window, self._lab.start)
 
-    def open_dropped(self, path: Path) -> None:
-        """Open a file that was dropped as what its name says: `.json` is a layout, anything else a model."""
-        if path.suffix.lower() == ".json":
+    def open_dropped(self, *paths: Path) -> None:
+        """Open files that were dropped as what their names say: `.json` is a layout, anything else a model."""
+        layouts = [path for path in paths if path.suffix.lower() == ".json"]
+        self._opener.open_all([path for path in paths if path not in layouts])
+        for path in layouts:
             self._layouts.open(path)
-        else:
-            self._opener.open(path)

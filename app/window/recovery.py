@@ -53,6 +53,7 @@ class Recovery(QObject):
         self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
         self._background, self._notices = background, notices
         self._waiting: list[OpenedModel] = []
+        self._reopened: set[Path] = set()
         """What is to be opened again, the next one first."""
         self._restores = False
         self._writer = Worker("run mark")
@@ -122,12 +123,15 @@ class Recovery(QObject):
 
     def _open_next(self) -> None:
         if self._waiting:
-            self._opener.open(Path(self._waiting[0].path))
+            path = Path(self._waiting[0].path)
+            # a file may have been open with several layouts
+            (self._opener.open_again if path in self._reopened else self._opener.open)(path)
 
     def _on_model_changed(self, file: ModelFile | None) -> None:
         if file is None or not self._waiting or str(file.paths[0]) != self._waiting[0].path:
             return
         opened = self._waiting.pop(0)
+        self._reopened.add(Path(opened.path))
         if opened.layout:
             self._layouts.use("what was open", opened.layout)
         QTimer.singleShot(0, self._open_next)

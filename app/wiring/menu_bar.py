@@ -26,6 +26,8 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.nearby_presenter import NearbyPresenter
+from app.window.packs_presenter import PacksPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
 from app.window.side_by_side import SideBySide
@@ -73,6 +75,8 @@ def make_actions(
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
+                show_packs=PacksPresenter(desk.rig.packs, main).show,
+                show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(

@@ -71,8 +71,7 @@ class WindowParts:
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
         self.desk.releases.start()
-        for path in files:
-            self.questions.open_dropped(path)
+        self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:
         """Note what is open in the mark of this run, and open what one left that did not close."""
@@ -80,8 +79,7 @@ class WindowParts:
 
     def open_files(self, files: Sequence[Path]) -> None:
         """Open what a later start was given, and come to the front."""
-        for path in files:
-            self.questions.open_dropped(path)
+        self.questions.open_dropped(*files)
         self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
         self.main.raise_()
         self.main.activateWindow()
@@ -151,7 +149,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.model_panel.lab_requested.connect(questions.start_lab)
     main.device_strip.add_remote_requested.connect(questions.add_remote)
     main.device_strip.add_lab_requested.connect(questions.start_lab)
-    main.file_dropped.connect(questions.open_dropped)
+    main.files_dropped.connect(lambda files: questions.open_dropped(*files))
     # Qt keeps the method of a plain object weakly: this one is to be there for as long as the window.
     main.closing.connect(partial(desk.close))
 

@@ -51,6 +51,9 @@ class ChatStore:
         """Keep what is still waiting and close."""
         self._closed = True
         self._writer.close()
+        self._close_readers()
+
+    def _close_readers(self) -> None:
         while True:
             try:
                 self._readers.get_nowait().close()
@@ -256,6 +259,8 @@ class ChatStore:
                 yield connection
             finally:
                 self._readers.put(connection)
+                if self._closed:  # while this was read
+                    self._close_readers()
         except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
             raise ChatError(
                 tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)

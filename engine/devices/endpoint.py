@@ -375,6 +375,10 @@ class _Talk:
 
     def _closed(self) -> None:
         when = tr("after its greeting") if self._has_greeted else tr("without an answer")
+        if self._tunnelled:
+            text = tr("closed the tunnel {when}; check the worker there, then ask again", when=when)
+            self._end(GreetingStatus.NOT_RPC, text)
+            return
         self._end(
             GreetingStatus.NOT_RPC,
             tr(

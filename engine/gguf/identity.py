@@ -12,9 +12,11 @@ from engine.language import tr
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Device, number, size and time of change (ns) of each part's file."""
+    """Device, number, size and time of change (ns) of each part's file. `copy`: the same file may be open several
+    times, each with a layout of its own; the first one is 0."""
 
     parts: tuple[tuple[int, int, int, int], ...]
+    copy: int = 0
 
 
 def identify(paths: Sequence[Path]) -> FileIdentity:

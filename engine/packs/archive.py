@@ -64,7 +64,7 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
 class _Metered(io.RawIOBase):
     """What comes out of an archive, as much as was allowed: a few bytes may unpack to any number."""
 
-    def __init__(self, source: IO[bytes]) -> None:
+    def __init__(self, source: gzip.GzipFile) -> None:
         super().__init__()
         self._source = source
         self._left_bytes = _HEADER_BYTES

@@ -5,7 +5,6 @@ A verdict holds for one pack, one build of the engine and these very files; a ch
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -106,7 +105,7 @@ def file_states(folder: Path, names: Iterable[str]) -> tuple[FileState, ...]:
     states = []
     for name in sorted(names):
         try:
-            state = os.stat(folder / name, follow_symlinks=False)
+            state = (folder / name).stat(follow_symlinks=False)
         except (OSError, ValueError):
             states.append(FileState(name, -1, 0))
         else:

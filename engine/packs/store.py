@@ -22,7 +22,7 @@ _UNFINISHED = ".installing-"
 
 @dataclass(frozen=True, slots=True)
 class Pack:
-    """A pack that is there. Without a `manifest` it cannot be used, and `fault` says why; `ours`: in the user's folder."""
+    """A pack that is there. Without a `manifest` it cannot be used, and `fault` says why; `ours`: the user's."""
 
     name: str
     folder: Path

@@ -13,6 +13,7 @@ from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
 from engine.language import tr
+from engine.pci import parse_pci_name
 from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
 from engine.rigs.host import host_device
@@ -20,6 +21,9 @@ from engine.units import MIB
 
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
 """Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
+
+LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
+"""Backends for everybody's cards: a maker's own computes faster on the same card."""
 
 ENDPOINTS_TIMEOUT_S = 8.0
 """For the child's questions to endpoints that have greeted: with their hello an answer comes within 10 s."""
@@ -85,10 +89,21 @@ def _check(greeting: Greeting) -> None:
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
     """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
+    local = _by_one_backend(local)
     taken = {device.id for device in local}
     ids = (name for number in itertools.count() if (name := f"RPC{number}") not in taken)
     remote = [_remote_device(next(ids), each) for each in found if each.endpoint is not None]
     return (*local, *remote)
+
+
+def _by_one_backend(devices: list[Device]) -> list[Device]:
+    """Return the devices without those that a better backend lists as well: their memory is there once.
+
+    Who wants the other backend switches the pack of the better one off.
+    """
+    placed = [(device, parse_pci_name(device.pci_bus_id or "")) for device in devices]
+    better = {slot for device, slot in placed if slot is not None and device.backend not in LESSER_BACKENDS}
+    return [device for device, slot in placed if slot not in better or device.backend not in LESSER_BACKENDS]
 
 
 def _local_device(found: GgmlDevice) -> Device:

@@ -148,7 +148,7 @@ def _with_flash(cache_type: KvType) -> ContextSettings:
 
 @dataclass(slots=True)
 class Checker:
-    """Runs cases; what is expected is computed once. `argv`: another child than ours; `environment`: more of its own."""
+    """Runs cases; what is expected is computed once. `argv`, `environment`: another child than ours, and in what."""
 
     rig: Rig
     argv: Sequence[str] | None = None

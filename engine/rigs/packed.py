@@ -9,12 +9,12 @@ from engine.devices.device import Rig
 from engine.engine_build import engine_build
 from engine.errors import WorkerCrashedError, WorkerStalledError
 from engine.packs.book import read_book
-from engine.rigs.pack_checks import PackChecks
+from engine.rigs.pack_keeper import PackKeeper
 from engine.rigs.search import Peer, find_devices
 
 
 def find_packed_devices(
-    packs: PackChecks,
+    packs: PackKeeper,
     verdicts: Path,
     rpc_endpoints: Sequence[str] = (),
     *,

@@ -54,7 +54,7 @@ class DeviceReadings:
             return HostReader(device.id)
         if device.endpoint is not None:
             process = workers.get(device.endpoint)
-            if process is None and not is_local(device.endpoint):
+            if process is None and (device.fingerprint is not None or not is_local(device.endpoint)):
                 return NoReader(device.id, REMOTE_NOTE)
             return LocalWorkerReader(device, process)
         pci = parse_pci_id(device.pci_bus_id or "")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 from engine.process.child import ChildProcess
@@ -32,14 +33,20 @@ class NearbySearch:
         argv = child_argv("tunnel") if argv is None else argv
         self._child = ChildProcess(self._take, self._take_end, argv=argv, name="nearby")
         self._child.watch(False)
+        self._lock = threading.Lock()
+        self._closed = False
 
     def start(self) -> None:
-        """Begin. Once."""
-        self._child.start()
-        self._child.send(self._request)
+        """Begin, once; not where it was closed before."""
+        with self._lock:
+            if not self._closed:
+                self._child.start()
+                self._child.send(self._request)
 
     def close(self) -> None:
-        """End it, waiting a bounded time. In every state, any number of times."""
+        """End it, waiting a bounded time. In every state, any number of times, from any thread."""
+        with self._lock:
+            self._closed = True
         self._child.stop(ask_s=_ASK_S)
         self._child.wait(_END_S)
 

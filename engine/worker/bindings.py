@@ -138,7 +138,7 @@ class Bindings:
     @property
     def folder(self) -> Path:
         """The folder of the engine's libraries."""
-        return Path(os.path.abspath(self.low._lib._name)).parent
+        return Path(self.low._lib._name).absolute().parent
 
     @cached_property
     def rpc_add_server(self) -> Any:

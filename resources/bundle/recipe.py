@@ -36,6 +36,11 @@ METADATA = ("layerdeck", "llama_cpp_python", "PySide6_Essentials")
 """Distributions that are asked for their version while the program runs."""
 
 
+def is_library(path: Path) -> bool:
+    """Say whether a file is a shared library of some system."""
+    return ".so" in path.name or path.suffix in (".dylib", ".dll")
+
+
 def own_modules(root: Path) -> list[str]:
     """Return the names of all our modules below the repository's `root`, those that run as programs included."""
     files = [path for package in OWN_PACKAGES for path in (root / package).rglob("*.py")]

@@ -19,7 +19,7 @@ _EVERYWHERE = re.compile(
 
 
 def find_nvcc(environ: Mapping[str, str]) -> str | None:
-    """Return CUDA's compiler: of CUDACXX, of CUDA_HOME or CUDA_PATH, of the path, or where NVIDIA's installer puts it."""
+    """Return CUDA's compiler: what CUDACXX, CUDA_HOME or CUDA_PATH name, on the path, or where NVIDIA puts it."""
     homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
     places = [environ.get("CUDACXX"), *(str(Path(home, "bin", "nvcc")) for home in homes)]
     places += [shutil.which("nvcc", path=environ.get("PATH")), "/usr/local/cuda/bin/nvcc"]

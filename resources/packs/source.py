@@ -1,8 +1,7 @@
-"""ggml's source, out of llama-cpp-python's source package: kept, since a pack has to be of the engine's version."""
+"""ggml's source, out of llama-cpp-python's source package: kept, since packs are of the engine's version."""
 
 from __future__ import annotations
 
-import io
 import shutil
 import subprocess
 import tarfile
@@ -40,7 +39,8 @@ def _unpack_ggml(archive: Path, folder: Path) -> None:
         for member in tar:
             _, *inside = member.name.split("/")
             if member.isfile() and tuple(inside[: len(_INSIDE)]) == _INSIDE and ".." not in inside:
-                target = Path(folder, "ggml", *inside[len(_INSIDE) :])
+                target = folder.joinpath("ggml", *inside[len(_INSIDE) :])
                 target.parent.mkdir(parents=True, exist_ok=True)
-                with target.open("wb") as file:
-                    shutil.copyfileobj(tar.extractfile(member) or io.BytesIO(), file)
+                content = tar.extractfile(member)
+                assert content is not None
+                target.write_bytes(content.read())

@@ -37,7 +37,8 @@ def device_subtitle(device: Device) -> str:
     """Return the dim words beside the id."""
     if device.endpoint is None:
         return device.name
-    return device.endpoint if device.name in ("", device.endpoint) else f"{device.name} · {device.endpoint}"
+    words = device.endpoint if device.name in ("", device.endpoint) else f"{device.name} · {device.endpoint}"
+    return words if device.fingerprint is None else f"{words} · encrypted"
 
 
 def status_line(sample: Sample | None) -> str:

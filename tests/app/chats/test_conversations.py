@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,10 +13,13 @@ from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.background import Background
+from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
 from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
+from app.notices import Notices
 from app.paths import chats_path
 from app.settings import Settings
 from app.theme import Theme
@@ -385,3 +389,13 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
     presenter.show()
     assert "load" in dialog.note_label.text().lower()
     dialog.close()
+
+
+def test_a_window_that_closes_while_its_conversations_are_opened_leaves_no_thread(qtbot: QtBot, tmp_path: Path) -> None:
+    background = Background()
+    archive = ChatArchive(tmp_path / "chats.sqlite3", background, Notices())
+    archive.start()
+    background.close()
+    archive.close()
+    names = {"chats", "Opening the conversations"}
+    qtbot.waitUntil(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()))

@@ -1,4 +1,4 @@
-"""Checking an engine pack before anything uses it: it is loaded, and computes, in children of its own."""
+"""Engine packs installed, switched, removed, and checked before anything uses them: in children of their own."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from engine.devices.device import Device, Rig
 from engine.engine_build import engine_build, engine_version
 from engine.errors import EngineError, WorkerCrashedError, WorkerStalledError
 from engine.packs.book import PACKS_VARIABLE, PackBook, Verdict, file_states, read_book, write_book
+from engine.packs.listing import ListedPack, list_packs
 from engine.packs.manifest import find_damage
 from engine.packs.store import Pack, PackStore
 from engine.process.one_shot import Questions, raise_if_cancelled
@@ -32,13 +33,36 @@ _TYPE = "F16"
 
 
 @dataclass(frozen=True, slots=True)
-class PackChecks:
-    """Checks packs of `store` and keeps what it finds in the `book`. `argv`: another child than ours."""
+class PackKeeper:
+    """Keeps the packs of `store`, and what it finds out about them in the `book`. `argv`: another child than ours."""
 
     store: PackStore
     book: Path
     cancel: CancelToken | None = None
     argv: Sequence[str] | None = None
+
+    def listed(self) -> tuple[ListedPack, ...]:
+        """Return what is there, and whether it is used."""
+        return list_packs(self.store, read_book(self.book), engine_build())
+
+    def install(self, archive: Path) -> Verdict:
+        """Install the pack in a file, switch it on and check it.
+
+        Raises:
+            EngineError: as `PackStore.install`, and as `check`.
+        """
+        pack = self.store.install(archive, engine_version())
+        self._write(read_book(self.book).switched(pack.name, on=True))
+        return self.check(pack)
+
+    def remove(self, name: str) -> None:
+        """Remove a pack, and what is known of it; raises as `PackStore.remove`."""
+        folder = self.store.remove(name)
+        self._write(read_book(self.book).without(folder).switched(name, on=True))
+
+    def switch(self, name: str, *, on: bool) -> None:
+        """Have a pack used, or not; raises `PackError` where there is none of that name."""
+        self._write(read_book(self.book).switched(self.store.pack(name).name, on=on))
 
     def check_new(self) -> tuple[Verdict, ...]:
         """Check the packs that are switched on and were not checked yet, as they are and with this engine."""
@@ -65,8 +89,11 @@ class PackChecks:
             EngineError: after the cancel, or where the book cannot be written.
         """
         verdict = self._judged(pack)
-        write_book(self.book, read_book(self.book).with_verdict(verdict))
+        self._write(read_book(self.book).with_verdict(verdict))
         return verdict
+
+    def _write(self, book: PackBook) -> None:
+        write_book(self.book, book)
 
     def _judged(self, pack: Pack) -> Verdict:
         manifest = pack.manifest

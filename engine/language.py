@@ -67,7 +67,7 @@ def tr_count(one: str, several: str, count: int, /, **fields: object) -> str:
 
 def fields_of(text: str) -> frozenset[str]:
     """Return the names of what varies in `text`."""
-    return frozenset(_FIELD.findall(text))
+    return frozenset(_FIELD.findall(text)) if "{" in text else frozenset()
 
 
 def read_language(document: str) -> Language:

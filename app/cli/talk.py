@@ -14,17 +14,26 @@ from app.cli.interrupts import on_interrupt
 from app.cli.lines import LineReader
 from app.cli.talk_answer import AnswerWriter
 from app.cli.talk_session import POLL_S, Over, TalkSession
-from engine.chats.asking import SYSTEM, answer_request, chat_messages, count_request, messages_by_id
+from engine.chats.asking import (
+    SYSTEM,
+    answer_request,
+    chat_messages,
+    count_request,
+    messages_by_id,
+    names_of_images,
+    with_files,
+)
+from engine.chats.attachments import ReadFile
 from engine.chats.context import Overflow, answer_reserve, choose, tokens_of
 from engine.chats.conversation import Conversation
 from engine.chats.kept_state import MIN_TOKENS, KeptStates, key_of, model_identity
-from engine.chats.message import Attachment, Message, new_id, now_ms
+from engine.chats.message import Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
 from engine.chats.tree import add
-from engine.errors import EngineError
+from engine.errors import ChatError, EngineError
 from engine.fit.step_back import layout_words
-from engine.protocol.messages import Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
+from engine.protocol.messages import ChatMessage, Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
 from engine.session.events import Done
 from engine.session.load_order import LoadOrder
 from engine.settings.sampling_sources import changed_settings, model_sampling, sampling_of
@@ -36,13 +45,13 @@ HELP = "/again: another answer to the last question; /quit: end (as the end of t
 @dataclass(frozen=True, slots=True)
 class TalkOptions:
     """`settings`: what of the samplers the command line set; `prompt`: the only question, None where lines are read;
-    `attached`: files with the first question, and their bytes."""
+    `attached`: files with the first question."""
 
     preset: Preset | None = None
     settings: Mapping[str, object] = field(default_factory=dict)
     overflow: Overflow = "drop"
     prompt: str | None = None
-    attached: tuple[tuple[Attachment, bytes], ...] = ()
+    attached: tuple[ReadFile, ...] = ()
 
 
 class Talk:
@@ -149,14 +158,14 @@ class Talk:
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)
         before = self._tree
-        for _attachment, data in self._attached:
-            self._store.keep_file(data)
+        for file in self._attached:
+            self._store.keep_file(file.data)
         question = Message(
             id=new_id(),
             role="user",
             content=text,
             parent=before.leaf,
-            attachments=tuple(attachment for attachment, _data in self._attached),
+            attachments=tuple(file.attachment for file in self._attached),
             created_ms=now_ms(),
         )
         self._attached = ()
@@ -168,6 +177,11 @@ class Talk:
         """Answer the last question of a path."""
         shown = self._shown_of(path)
         if shown is None:
+            return
+        try:
+            messages = self._with_files(chat_messages(self._system, shown))
+        except ChatError as error:
+            self._printer.notice(error.summary())
             return
         before = self._tree
         message = Message(
@@ -184,7 +198,7 @@ class Talk:
         )
         self._tree = add(before, message)
         self._store.apply(self._conversation.id, before, self._tree)
-        asked = answer_request(chat_messages(self._system, shown), self._sampling, template=self._conversation.template)
+        asked = answer_request(messages, self._sampling, template=self._conversation.template)
         request, ending, whole = self._writer.write(self._conversation.id, message, asked)
         self._tree = add(before, whole)
         if not isinstance(ending, Done):
@@ -192,6 +206,14 @@ class Talk:
             return
         self._printer.done(ending, whole)
         self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
+
+    def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
+        """Return messages with the bytes of their images; raises as `with_files` does."""
+        names = names_of_images(messages)
+        if not names:
+            return messages
+        self._store.settled().result()
+        return with_files(messages, {name: data for name in names if (data := self._store.file(name)) is not None})
 
     def _shown_of(self, path: tuple[Message, ...]) -> tuple[Message, ...] | None:
         """Return what of a path the model is shown; None where it does not fit, which is said."""

@@ -14,6 +14,7 @@ from app.packs import pack_keeper
 from app.rig.device_search import DeviceSearch
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
+from engine.language import tr
 from engine.packs.listing import ListedPack
 from engine.rigs.pack_keeper import PackKeeper
 
@@ -49,19 +50,19 @@ class PackShelf(QObject):
 
     def check_new(self) -> None:
         """Check packs that nobody has checked with this engine; the window does not wait for it."""
-        self._do("Checking engine packs", lambda keeper: keeper.check_new(), quiet=True)
+        self._do(tr("Checking engine packs"), lambda keeper: keeper.check_new(), quiet=True)
 
     def refresh(self) -> None:
         """Look at what is there."""
-        self._do("Looking for engine packs", lambda keeper: keeper.listed(), quiet=True)
+        self._do(tr("Looking for engine packs"), lambda keeper: keeper.listed(), quiet=True)
 
     def install(self, path: Path) -> None:
         """Install the pack in a file."""
-        self._do(f"Installing {path.name} and checking it", lambda keeper: keeper.install(path))
+        self._do(tr("Installing {name} and checking it", name=path.name), lambda keeper: keeper.install(path))
 
     def remove(self, name: str) -> None:
         """Remove an installed pack."""
-        self._do(f"Removing {name}", lambda keeper: keeper.remove(name))
+        self._do(tr("Removing {name}", name=name), lambda keeper: keeper.remove(name))
 
     def switch(self, name: str, *, on: bool) -> None:
         """Have a pack used, or not."""
@@ -70,11 +71,11 @@ class PackShelf(QObject):
             keeper.switch(name, on=on)
             keeper.check_new()
 
-        self._do(f"Switching {name} {'on' if on else 'off'}", work)
+        self._do(tr("Switching {name} on", name=name) if on else tr("Switching {name} off", name=name), work)
 
     def check(self, name: str) -> None:
         """Check a pack anew."""
-        self._do(f"Checking {name}", lambda keeper: keeper.check(keeper.store.pack(name)))
+        self._do(tr("Checking {name}", name=name), lambda keeper: keeper.check(keeper.store.pack(name)))
 
     def close(self) -> None:
         """End what runs."""
@@ -83,7 +84,7 @@ class PackShelf(QObject):
     def _do(self, what: str, work: Callable[[PackKeeper], object], *, quiet: bool = False) -> None:
         """Do `work` where nothing else is under way, then show what is there."""
         if self.packs.under_way:
-            self._notices.say(f"{self.packs.under_way}: please wait for that first.")
+            self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))
             return
         self._show(Packs(self.packs.listed, what))
 

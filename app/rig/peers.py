@@ -19,10 +19,9 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import ArgumentError, EngineError, RigError
+from engine.language import tr
 from engine.protocol.messages import NearbyMachine
 from engine.rigs.search import Peer, find_peer
-from engine.tunnel.calling import pair_with
-from engine.tunnel.identity import read_identity
 from engine.tunnel.nearby import NearbySearch
 from engine.tunnel.pairings import Pairing, PairingBook
 from engine.tunnel.tunnels import Tunnels
@@ -129,6 +128,10 @@ class Peers(QObject):
         """Pair with the machine at `endpoint` that shows `code`; how it went is told."""
 
         def exchange() -> Pairing:
+            # Takes a while to import, and most windows never pair.
+            from engine.tunnel.calling import pair_with
+            from engine.tunnel.identity import read_identity
+
             try:
                 pairing = pair_with(endpoint, code, read_identity(self._identity), platform.node() or "unnamed")
             except ValueError as error:
@@ -137,16 +140,24 @@ class Peers(QObject):
             return pairing
 
         def show(pairing: Pairing) -> None:
-            self.told.emit(f"Paired with {pairing.words}.", False)
+            self.told.emit(tr("Paired with {words}.", words=pairing.words), False)
             self.paired.emit(pairing)
             self._look_up()
 
-        self._background.run(f"Pairing with {endpoint}", exchange, show, self._tell_error)
+        self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
 
     def add(self, machine: Found) -> None:
         """Add the devices of a paired machine, where it answers."""
         if machine.endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
-            self._tell_error(RigError(f"{machine.name} at {machine.endpoint} is already among the devices."))
+            self._tell_error(
+                RigError(
+                    tr(
+                        "{name} at {endpoint} is already among the devices.",
+                        name=machine.name,
+                        endpoint=machine.endpoint,
+                    )
+                )
+            )
             return
 
         def look() -> tuple[Device, ...]:
@@ -155,20 +166,22 @@ class Peers(QObject):
 
         def show(found: tuple[Device, ...]) -> None:
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
-            self._notices.say(f"Added {machine.name}")
-            self.told.emit(f"{machine.name} is among the devices now.", False)
+            self._notices.say(tr("Added {name}", name=machine.name))
+            self.told.emit(tr("{name} is among the devices now.", name=machine.name), False)
 
-        self._background.run(f"Asking {machine.name}", look, show, self._tell_error)
+        self._background.run(tr("Asking {name}", name=machine.name), look, show, self._tell_error)
 
     def forget(self, machine: Found) -> None:
         """End the pairing on this side."""
 
         def show(_removed: object) -> None:
-            self.told.emit(f"{machine.name} is forgotten on this computer. Forget this one there too.", False)
+            self.told.emit(
+                tr("{name} is forgotten on this computer. Forget this one there too.", name=machine.name), False
+            )
             self._look_up()
 
         self._background.run(
-            "Forgetting a machine", partial(self._book.forget, machine.fingerprint), show, self._tell_error
+            tr("Forgetting a machine"), partial(self._book.forget, machine.fingerprint), show, self._tell_error
         )
 
     def close(self) -> None:

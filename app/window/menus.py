@@ -85,7 +85,7 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
         SEPARATOR,
         *strategies,
         Command("auto_layout", tr("Automatic Layo&ut…"), show_auto_layout, "Ctrl+Shift+A"),
-        Command("cancel_auto_layout", tr("&Cancel the Search for a Layout"), auto_layouts.cancel),
+        Command("cancel_auto_layout", tr("Cancel the Searc&h for a Layout"), auto_layouts.cancel),
         SEPARATOR,
         Command("pin", tr("P&in or Release Selected Layers"), toggle_pin),
         Command("release_pins", tr("&Release All Layers"), auto_layouts.release_pins),
@@ -183,7 +183,7 @@ def chat_menu(
         ),
         Switch(
             "ask_when_full",
-            tr("Ask &before Turns Are Left Out"),
+            tr("Ask be&fore Turns Are Left Out"),
             settings.asks_when_full,
             shelf.ask_when_full,
             tip=tr("Nothing is left out of a full context before you have said so"),
@@ -227,7 +227,7 @@ def view_menu(
             "library", tr("&Library"), show_library, "Ctrl+4", tip=tr("All models of this computer, and how they fit")
         ),
         SEPARATOR,
-        Command("theme_light", tr("&Light"), lambda: choose("light")),
+        Command("theme_light", tr("L&ight"), lambda: choose("light")),
         Command("theme_dark", tr("&Dark"), lambda: choose("dark")),
         Command("theme_system", tr("As the &System"), lambda: choose("system")),
         SEPARATOR,

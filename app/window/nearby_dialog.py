@@ -18,18 +18,20 @@ from PySide6.QtWidgets import (
 )
 
 from app.rig.peers import Found, Peers, is_address
+from engine.language import tr
 from engine.tunnel.codes import read_code
-from engine.tunnel.identity import shown_fingerprint
+from engine.tunnel.fingerprints import shown_fingerprint
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
 
-INTRODUCTION = (
-    "On the other computer run: layerdeck-cli rig serve --secure --announce --host ITS-ADDRESS --port 50052. It shows "
-    "a pairing code; type it here. What goes between the two is encrypted, and nobody else can use the worker. A "
-    "computer that does not announce itself is paired by its address."
+INTRODUCTION = tr(
+    "On the other computer run: layerdeck-cli rig serve --secure --announce --host "
+    "ITS-ADDRESS --port 50052. It shows a pairing code; type it here. What goes between the "
+    "two is encrypted, and nobody else can use the worker. A computer that does not announce "
+    "itself is paired by its address."
 )
-_COLUMNS = ("Machine", "Device", "Memory", "Address", "State")
-_LOOKING = "Looking in the local network…"
+_COLUMNS = (tr("Machine"), tr("Device"), tr("Memory"), tr("Address"), tr("State"))
+_LOOKING = tr("Looking in the local network…")
 
 
 class NearbyDialog(QDialog):
@@ -37,7 +39,7 @@ class NearbyDialog(QDialog):
 
     def __init__(self, parent: QWidget, peers: Peers) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Find Machines Nearby")
+        self.setWindowTitle(tr("Find Machines Nearby"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._peers = peers
         self._rows: tuple[Found, ...] = ()
@@ -45,10 +47,10 @@ class NearbyDialog(QDialog):
         self.table = QTableWidget(0, len(_COLUMNS))
         self.address_line = QLineEdit()
         self.code_line = QLineEdit()
-        self.pair_button = QPushButton("&Pair")
-        self.add_button = QPushButton("&Add to the Devices")
-        self.forget_button = QPushButton("&Forget")
-        self.close_button = QPushButton("Close")
+        self.pair_button = QPushButton(tr("&Pair"))
+        self.add_button = QPushButton(tr("&Add to the Devices"))
+        self.forget_button = QPushButton(tr("&Forget"))
+        self.close_button = QPushButton(tr("Close"))
         self._build()
         self.table.itemSelectionChanged.connect(self._on_selected)
         for line in (self.address_line, self.code_line):
@@ -92,15 +94,17 @@ class NearbyDialog(QDialog):
             texts = (row.name, row.device, size, row.endpoint, _state(row))
             for column, text in enumerate(texts):
                 item = QTableWidgetItem(text)
-                item.setToolTip(f"Fingerprint {shown_fingerprint(row.fingerprint)}")
+                item.setToolTip(
+                    tr("Fingerprint {shown_fingerprint}", shown_fingerprint=shown_fingerprint(row.fingerprint))
+                )
                 self.table.setItem(number, column, item)
         self.table.clearSelection()
-        chosen = (number for number, row in enumerate(rows) if before and row.fingerprint == before.fingerprint)
-        if (number := next(chosen, None)) is not None:
-            self.table.selectRow(number)
+        for number, row in enumerate(rows):
+            if before is not None and row.fingerprint == before.fingerprint:
+                self.table.selectRow(number)
         self.table.blockSignals(False)
         if rows and self.text == _LOOKING:
-            self._say("Choose a machine.")
+            self._say(tr("Choose a machine."))
         self._enable()
 
     def _on_selected(self) -> None:
@@ -112,15 +116,17 @@ class NearbyDialog(QDialog):
         self._enable()
 
     def _on_pair(self) -> None:
-        self._say(f"Pairing with {self.address_line.text().strip()}…")
+        self._say(tr("Pairing with {text}…", text=self.address_line.text().strip()))
         self._peers.pair(self.address_line.text().strip(), self.code_line.text())
 
     def _on_paired(self) -> None:
         self.code_line.clear()
+        # From here Enter adds it.
+        self.table.setFocus()
 
     def _on_add(self) -> None:
         if (row := self.selected) is not None:
-            self._say(f"Asking {row.name}…")
+            self._say(tr("Asking {name}…", name=row.name))
             self._peers.add(row)
 
     def _on_forget(self) -> None:
@@ -149,17 +155,17 @@ class NearbyDialog(QDialog):
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
         self.table.setTabKeyNavigation(False)
-        self.table.setAccessibleName("Machines nearby and paired ones")
+        self.table.setAccessibleName(tr("Machines nearby and paired ones"))
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)
         self.address_line.setPlaceholderText("192.168.1.7:50052")
-        self.address_line.setAccessibleName("Address of the machine")
+        self.address_line.setAccessibleName(tr("Address of the machine"))
         self.code_line.setPlaceholderText("K7QM-3XHD")
-        self.code_line.setAccessibleName("Pairing code")
+        self.code_line.setAccessibleName(tr("Pairing code"))
         form = QFormLayout()
-        form.addRow("Address", self.address_line)
-        form.addRow("Pairing code", self.code_line)
+        form.addRow(tr("Address"), self.address_line)
+        form.addRow(tr("Pairing code"), self.code_line)
         buttons = QHBoxLayout()
         buttons.addWidget(self.forget_button)
         buttons.addStretch(1)
@@ -179,10 +185,10 @@ class NearbyDialog(QDialog):
 
 def _state(row: Found) -> str:
     if row.is_changed:
-        return "another certificate than when it was paired"
+        return tr("another certificate than when it was paired")
     if row.is_paired:
-        return "paired" if row.is_announced else "paired, not announced now"
-    return "not paired"
+        return tr("paired") if row.is_announced else tr("paired, not announced now")
+    return tr("not paired")
 
 
 def _is_code(text: str) -> bool:

@@ -17,18 +17,19 @@ from PySide6.QtWidgets import (
 
 from app.rig.pack_shelf import Packs, PackShelf
 from app.window import dialogs
+from engine.language import tr
 from engine.packs.listing import ListedPack
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
 
-PACK_FILTER = "Engine packs (*.tar.gz);;All files (*)"
-INTRODUCTION = (
-    "A pack brings one kind of card to the engine: CUDA for NVIDIA, HIP for AMD, Vulkan for most. Several can be in "
-    "use at once. A pack is a program: install only what comes from somebody you trust. Each is checked in a process "
-    "of its own before it is used."
+PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
+INTRODUCTION = tr(
+    "A pack brings one kind of card to the engine: CUDA for NVIDIA, HIP for AMD, Vulkan for "
+    "most. Several can be in use at once. A pack is a program: install only what comes from "
+    "somebody you trust. Each is checked in a process of its own before it is used."
 )
-NOTHING = "No engine packs are installed: models run on the processor and on workers."
-_COLUMNS = ("Pack", "Backend", "Size", "State")
+NOTHING = tr("No engine packs are installed: models run on the processor and on workers.")
+_COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 
 
 class PacksDialog(QDialog):
@@ -36,17 +37,17 @@ class PacksDialog(QDialog):
 
     def __init__(self, parent: QWidget, shelf: PackShelf) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Engine Packs")
+        self.setWindowTitle(tr("Engine Packs"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._shelf = shelf
         self._packs = Packs()
         self._words = plain_label("", wrap=True)
         self.table = QTableWidget(0, len(_COLUMNS))
-        self.install_button = QPushButton("Install from File…")
-        self.check_button = QPushButton("Check Again")
-        self.switch_button = QPushButton("Switch Off")
-        self.remove_button = QPushButton("Remove")
-        self.close_button = QPushButton("Close")
+        self.install_button = QPushButton(tr("Install from File…"))
+        self.check_button = QPushButton(tr("Check Again"))
+        self.switch_button = QPushButton(tr("Switch Off"))
+        self.remove_button = QPushButton(tr("Remove"))
+        self.close_button = QPushButton(tr("Close"))
         self._build()
         self.install_button.clicked.connect(self._on_install)
         self.check_button.clicked.connect(self._on_check)
@@ -85,7 +86,7 @@ class PacksDialog(QDialog):
         self.table.resizeRowsToContents()
         broken = any(pack.state == "broken" for pack in packs.listed)
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
-        self._words.setText(said or ("A pack is not used; its row says why." if broken else "All packs work."))
+        self._words.setText(said or (tr("A pack is not used; its row says why.") if broken else tr("All packs work.")))
         set_role(self._words, "error" if broken and not packs.under_way else "strong")
         self._show_buttons()
 
@@ -95,10 +96,10 @@ class PacksDialog(QDialog):
         self.check_button.setEnabled(idle and pack is not None)
         self.switch_button.setEnabled(idle and pack is not None)
         self.remove_button.setEnabled(idle and pack is not None and pack.ours)
-        self.switch_button.setText("Switch On" if pack is not None and pack.state == "off" else "Switch Off")
+        self.switch_button.setText(tr("Switch On") if pack is not None and pack.state == "off" else tr("Switch Off"))
 
     def _on_install(self) -> None:
-        path = dialogs.ask_open(self, "Install an Engine Pack", PACK_FILTER)
+        path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
         if path is not None:
             self._shelf.install(path)
 
@@ -120,7 +121,7 @@ class PacksDialog(QDialog):
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
         self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.table.setAccessibleName("Engine packs")
+        self.table.setAccessibleName(tr("Engine packs"))
         self.table.setWordWrap(True)
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)

@@ -6,12 +6,13 @@ An entry has an English text, where it depends on a number the English text for 
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 _LINE = re.compile(r'(msgid_plural|msgid|msgstr)(?:\[(\d)\])? (".*")')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n", "t": "\t"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +56,11 @@ def _read_entry(block: str) -> Entry:
     texts: dict[str, str] = {}
     places: list[str] = []
     key, is_fuzzy = "", False
-    for line in block.splitlines():
+    for line in block.strip().splitlines():
         if line.startswith("#"):
             is_fuzzy |= line.startswith("#,") and "fuzzy" in line
             places += line[2:].split() if line.startswith("#:") else []
-        elif line.startswith('"') and key:
+        elif line.startswith('"') and line.endswith('"') and key:
             texts[key] += _unquoted(line)
         elif match := _LINE.fullmatch(line.rstrip()):
             key = match[1] + (match[2] or "")
@@ -71,10 +72,8 @@ def _read_entry(block: str) -> Entry:
 
 
 def _unquoted(line: str) -> str:
-    try:
-        return str(ast.literal_eval(line.rstrip()))
-    except (SyntaxError, ValueError):
-        raise ValueError(f"this line is none of a catalogue: {line[:80]}") from None
+    text = line.rstrip()[1:-1]
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text) if "\\" in text else text
 
 
 def _lines(entry: Entry) -> Iterator[str]:

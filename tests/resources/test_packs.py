@@ -16,7 +16,7 @@ from engine.packs.store import PackStore
 from resources.packs import archive
 from resources.packs.needs import find_fault, find_nvcc, needed_glibc, needed_libraries
 from resources.packs.recipes import LEFT_OUT, RECIPES, configure_options
-from resources.packs.source import fetch_source, find_source
+from resources.packs.source import fetch_ggml, find_source
 from resources.packs.wheel import leave_out
 from tests.support.packs import IS_NO_BACKEND, compiled
 
@@ -122,14 +122,14 @@ def test_the_source_is_ggmls_part_of_the_package_and_kept(tmp_path: Path) -> Non
     python = program(
         tmp_path / "python", f'while [ "$1" != --dest ]; do shift; done; cp "{package}" "$2/"; echo "$@" >&2'
     )
-    found = fetch_source(tmp_path / "cache", "9", str(python))
+    found = fetch_ggml(tmp_path / "cache", "9", str(python))
     assert found is not None
     assert find_source(tmp_path / "cache", "9") == found
     assert sorted(str(path.relative_to(found)) for path in found.rglob("*") if path.is_file()) == [
         "CMakeLists.txt",
         "src/ggml.c",
     ]
-    assert fetch_source(tmp_path / "cache", "10", str(program(tmp_path / "offline", "exit 1"))) is None
+    assert fetch_ggml(tmp_path / "cache", "10", str(program(tmp_path / "offline", "exit 1"))) is None
 
 
 def test_the_builder_ends_with_the_sentence(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Has a run of tests speak another language: `LAYERDECK_SPOKEN=de python -m pytest -p tests.support.spoken ...`.
 
 `en-XA` and `ar-XB` are made up from the English texts: letters with accents and 40 % more of them, and the same in
-windows that are laid out from right to left. Tables of texts are made when modules are imported, so that it is for
-processes of their own.
+windows that are laid out from right to left; `ar` is English in such windows. Tables of texts are made when modules
+are imported, so that it is for processes of their own.
 """
 
 from __future__ import annotations
@@ -55,4 +55,11 @@ def pytest_configure(config: pytest.Config) -> None:
     application = QApplication(["layerdeck"])
     config.stash[_APPLICATION] = application
     name = os.environ[ENVIRONMENT]
-    speak(application, made_up_language(name) if "-X" in name else find_language(name))
+    speak(application, _LANGUAGES[name]() if name in _LANGUAGES else find_language(name))
+
+
+_LANGUAGES = {
+    "en-XA": lambda: made_up_language("en-XA"),
+    "ar-XB": lambda: made_up_language("ar-XB"),
+    "ar": lambda: Language("ar"),
+}

@@ -46,6 +46,8 @@ class ChatPane(QWidget):
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
+    image_given = Signal(bytes)
+    """An image without a file: it was pasted."""
     attach_requested = Signal()
     file_removed = Signal(str)
     stop_requested = Signal()
@@ -80,9 +82,9 @@ class ChatPane(QWidget):
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
         self.prompt_edit = PromptEdit()
-        self.attachments = AttachmentRow()
+        self.attachments = AttachmentRow(self.message_list.gallery)
         self.sample_questions = SampleQuestions()
-        self.attach_button = flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF"))
+        self.attach_button = flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"))
         self.send_button = QPushButton(tr("Send"))
         self.stop_button = QPushButton(tr("Stop"))
         self.heading = ChatHeading()
@@ -338,6 +340,7 @@ class ChatPane(QWidget):
         self.prompt_edit.textChanged.connect(self._on_typed)
         self.prompt_edit.installEventFilter(self)
         self.prompt_edit.files_given.connect(self.files_given)
+        self.prompt_edit.image_given.connect(self.image_given)
         self.attach_button.clicked.connect(self.attach_requested.emit)
         self.attachments.removed.connect(self.file_removed)
         self.sample_questions.chosen.connect(self._on_sample_chosen)

@@ -98,6 +98,7 @@ class ContextMeter(QWidget):
         if not self._total:
             return
         painter = QPainter(self)
+        painter.setLayoutDirection(self.layoutDirection())
         palette = self._palette
         painter.setFont(self._font)
         painter.setPen(QColor(palette.dim))

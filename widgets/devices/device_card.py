@@ -15,6 +15,7 @@ from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.holdings import holdings_text
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.common.tool_tips import plain_tool_tip
@@ -45,6 +46,7 @@ class DeviceCard(QFrame):
     def __init__(self, device: Device, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName(f"device-{device.id}")
+        keep_left_to_right(self)
         self.setProperty("role", "panel")
         self.setMinimumWidth(MIN_WIDTH)
         self._id_label = plain_label("", "strong")

@@ -55,6 +55,7 @@ class DeviceLine(QWidget):
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         painter = QPainter(self)
+        painter.setLayoutDirection(self.layoutDirection())
         left = 4.0
         # What is wrong is never what does not fit.
         for card in sorted(self._cards, key=lambda card: not card.alert.words):

@@ -50,7 +50,7 @@ class LayoutEditor(QFrame):
         self._loaded: LoadedLayout | None = None
         self._state = ElidedLabel(role="dim")
         self._speed = plain_label(role="strong")
-        self._summary = plain_label(role="dim")
+        self._summary = ElidedLabel(role="dim")
         self._view = EditorView()
         self._notes = Notes()
         self._legend = Legend()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.language import tr
+from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
 from engine.library.fit import Fit, fit_words, place_words, speed_words
 from engine.library.listed import Listed
@@ -55,7 +56,7 @@ def row_words(model: Listed) -> RowWords:
     return RowWords(
         entry.title,
         " · ".join(part for part in said if part),
-        entry.capabilities + model.notes.tags,
+        (*(CAPABILITY_WORDS[name] for name in entry.capabilities), *model.notes.tags),
         fit,
         colour,
         speed_of(model),
@@ -121,7 +122,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
         ),
         (tr("Name in the header"), facts.name if facts.name != model.entry.title else ""),
         (tr("Licence"), facts.license),
-        (tr("Can"), ", ".join(model.entry.capabilities)),
+        (tr("Can"), ", ".join(CAPABILITY_WORDS[name] for name in model.entry.capabilities)),
     )
     return tuple(row for row in rows if row[1])
 

@@ -22,6 +22,7 @@ from PySide6.QtWidgets import (
 
 from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
@@ -243,6 +244,7 @@ class FindPanel(QWidget):
 
 def _table(name: str, columns: list[str]) -> QTreeWidget:
     table = QTreeWidget()
+    keep_left_to_right(table)
     table.setColumnCount(len(columns))
     table.setHeaderLabels(columns)
     table.setRootIsDecorated(False)

@@ -10,7 +10,7 @@ from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QToolButton, QV
 
 from engine.language import tr
 from engine.library.arranging import ALL, Wanted
-from engine.library.capabilities import CAPABILITIES
+from engine.library.capabilities import CAPABILITY_WORDS
 from engine.units import GIB
 from widgets.common.wrap_layout import WrapLayout
 
@@ -60,7 +60,8 @@ class LibraryFilters(QWidget):
         self.turn_button = _toggle("↓", tr("Turn the order round"))
         self.favourite_button = _toggle("★", tr("Favourites only"))
         self.capability_buttons = {
-            name: _toggle(name, tr("Only models that can: {name}", name=name)) for name in CAPABILITIES
+            name: _toggle(words, tr("Only models that can: {name}", name=words))
+            for name, words in CAPABILITY_WORDS.items()
         }
         self._build()
         self.search_edit.textChanged.connect(lambda text: self._change(text=text))

@@ -11,6 +11,7 @@ from engine.library.entry import Quantisation
 from engine.library.fit import speed_words
 from engine.library.listed import Listed
 from engine.units import format_bytes
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.library.entry_words import fit_of
 
@@ -27,6 +28,7 @@ class QuantisationList(QTreeWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._quantisations: tuple[Quantisation, ...] = ()
+        keep_left_to_right(self)
         self._palette = DARK
         self._colours: list[str] = []
         self.setColumnCount(4)

@@ -23,6 +23,7 @@ ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 """ggml_backend_dev_type, less META, which only llama.cpp itself creates."""
 CPU_TYPE = 0
+_DEBUG = 1
 ACCELERATOR_TYPE = 3
 
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
@@ -86,6 +87,7 @@ class Bindings:
         self.registry_function = bind("ggml_backend_reg_get_proc_address", _POINTER, _POINTER, _TEXT)
         self._buffer_type_name = bind("ggml_backend_buft_name", _TEXT, _POINTER)
         self.buffer_type_is_host = bind("ggml_backend_buft_is_host", ctypes.c_bool, _POINTER)
+        self.buffer_type_max_size = bind("ggml_backend_buft_get_max_size", ctypes.c_size_t, _POINTER)
         self.buffer_type_alignment = bind("ggml_backend_buft_get_alignment", ctypes.c_size_t, _POINTER)
         self.buffer_type_device = bind("ggml_backend_buft_get_device", _POINTER, _POINTER)
         self.cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", _POINTER)
@@ -99,7 +101,8 @@ class Bindings:
         self.context_breakdown = self._bind_optional(_BREAKDOWN)
         self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
         self._kept: list[Any] = []
-        self.log_callback: Any = None
+        self.projector_log_callback: Any = None
+        """What a projector logs, without what is for its authors: that has the words of conversations in it."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
@@ -110,8 +113,11 @@ class Bindings:
     def on_log(self, write: Callable[[int, str], None]) -> None:
         """Send every log line of llama.cpp and ggml to `write(level, text)`, in place of the binding's own printing."""
         callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
-        self._kept.append(callback)
-        self.log_callback = callback
+        spared = self.low.llama_log_callback(
+            lambda level, text, _data: write(level, text.decode("utf-8", "replace")) if level > _DEBUG else None
+        )
+        self._kept += [callback, spared]
+        self.projector_log_callback = spared
         self.low.llama_log_set(callback, _POINTER(0))
 
     def devices(self) -> list[int]:

@@ -19,6 +19,7 @@ from app.background import Background
 from app.models.forecaster import Answer, Forecaster, Pace, Question
 from engine.devices.device import Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
@@ -186,7 +187,7 @@ class LayoutDocument(QObject):
         if start == self._sheet.edit:
             self._recompute()
             return
-        self._push(self._sheet, start, self._sheet.edit, "move layers")
+        self._push(self._sheet, start, self._sheet.edit, tr("move layers"))
 
     def cancel_move(self) -> None:
         """Go back to how it was before the drag."""
@@ -202,7 +203,7 @@ class LayoutDocument(QObject):
     def set_context(self, context: ContextSettings) -> None:
         """Replace the context settings as one step of undo."""
         if self.edit is not None:
-            self.replace(replace(self.edit, context=context), "change settings")
+            self.replace(replace(self.edit, context=context), tr("change settings"))
 
     def set_edit(self, layout: Layout, context: ContextSettings, text: str) -> None:
         """Replace layout and settings as one step of undo; what is loaded beside the model stays."""

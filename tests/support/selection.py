@@ -34,6 +34,8 @@ LONG_FOLDERS = (
 """Where a case takes a process, a load or the forecasts of a whole model."""
 MOST_CASES = 4
 """A test with more cases than this, in those folders, is run with some of them."""
+BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
+"""Names the folder of a bundle, whose command line is then the one that tests start as a process of its own."""
 FILES_WORTH_WORKERS = 3
 """A run of fewer test files than this is over before a second worker has begun."""
 

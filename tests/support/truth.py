@@ -112,7 +112,7 @@ def case_of(model: ModelFile, raw: dict[str, Any]) -> TruthCase:
     return TruthCase(
         name=f"{raw['stand_ins']} {raw['load']} {raw['name']}",
         model=model,
-        rig=_rig(raw["stand_ins"]),
+        rig=stand_in_rig(raw["stand_ins"]),
         layout=layout,
         context=context,
         pipeline=pipeline,
@@ -169,7 +169,8 @@ def _id(number: int | str) -> str:
 _BACKENDS = {"rpc": "RPC", "sim": "CUDA", "vulkan": "Vulkan"}
 
 
-def _rig(stand_ins: str) -> Rig:
+def stand_in_rig(stand_ins: str) -> Rig:
+    """Return the devices of one kind of records: `rpc`, `sim` or `vulkan`."""
     is_rpc = stand_ins == "rpc"
     devices = tuple(
         Device(

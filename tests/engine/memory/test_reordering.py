@@ -9,13 +9,29 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
-from engine.memory.compute_graph.ggml.reordering import Order, reorder
+from engine.memory.compute_graph.ggml.reordering import Order, Seen, reorder
 
 OPS = ("mul_mat", "add", "mul", "rms_norm", "unary", "rope", "scale", "view", "reshape", "set_rows", "soft_max")
 
 
+def _seen(nodes: Sequence[Tensor]) -> list[Seen]:
+    uses = Counter(source for node in nodes for source in node.src)
+    return [
+        Seen(
+            node,
+            id(node),
+            id(node.root or node),
+            tuple([id(source) for source in node.src]),
+            tuple([id(source.root or source) for source in node.src]),
+            tuple([source.op == "none" for source in node.src]),
+            uses[node],
+        )
+        for node in nodes
+    ]
+
+
 def _reorder(nodes: Sequence[Tensor]) -> Order:
-    return reorder(nodes, Counter(source for node in nodes for source in node.src))
+    return reorder(_seen(nodes))
 
 
 def _words(graph: Graph) -> list[str]:
@@ -59,6 +75,17 @@ def test_what_writes_over_a_tensor_stays_behind_those_that_read_it(nodes: list[T
         for before in nodes[:number]:
             reads = before.op not in ("view", "reshape") and any((each.root or each) is target for each in before.src)
             assert not reads or turn[id(before)] < turn[id(node)]
+
+
+@given(nodes=_graphs(), data=st.data())
+def test_a_split_can_be_put_in_order_part_by_part(nodes: list[Tensor], data: st.DataObject) -> None:
+    seen, whole = _seen(nodes), _reorder(nodes).places
+    end = data.draw(st.integers(0, len(nodes)))
+    first = reorder(seen, end=end).places
+    assert whole[: len(first)] == first
+    assert set(range(end)) <= set(first)
+    behind = reorder(seen[end:], used={place - end for place in first if place >= end}, goes_on=True).places
+    assert whole[len(first) :] == tuple(place + end for place in behind)
 
 
 def test_products_that_need_nothing_of_each_other_are_computed_side_by_side() -> None:

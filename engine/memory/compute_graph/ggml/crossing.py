@@ -43,11 +43,12 @@ class Crossing:
 
     def keys(self, keys: Iterable[Key]) -> frozenset[Key]:
         """Return those names that mean something in the other segment."""
-        return frozenset(found for key in keys if (found := self._key(key)) is not None)
+        return frozenset(found for key in keys if (found := self.key(key)) is not None)
 
-    def _key(self, key: Key) -> Key | None:
+    def key(self, key: Key) -> Key | None:
+        """Return a name in the other segment, None where it means nothing there."""
         if key[0] == "copy":
-            original, backend = self._key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
+            original, backend = self.key(key[1]), self.backend(key[2])  # type: ignore[arg-type]
             return None if original is None or backend < 0 else ("copy", original, backend)
         if key[0] == "weight" and not stands_for_place(str(key[1])):
             home = self.names.get(str(key[1]))
@@ -55,7 +56,7 @@ class Crossing:
         return key
 
     def _certain(self, key: Key) -> Key:
-        found = self._key(key)
+        found = self.key(key)
         if found is None:
             raise FarReachError
         return found
@@ -76,13 +77,19 @@ class Crossing:
         root_key = None if copy.root_key is None else self._certain(copy.root_key)
         return replace(copy, key=self._certain(copy.key), root_key=root_key, backend=self._backend(copy.backend))
 
+    def held(self, held: Iterable[Held]) -> tuple[Held, ...]:
+        """Return what lies in buffers by its names in the other segment."""
+        return tuple(
+            [
+                (found, self._name(memory), offset, size)
+                for key, memory, offset, size in held
+                if (found := self.key(key)) is not None
+            ]
+        )
+
     def _filled(self, state: Filled) -> Filled:
-        held: list[Held] = []
-        for key, memory, offset, size in state.held:
-            found = self._key(key)
-            if found is not None:
-                held.append((found, self._name(memory), offset, size))
-        return Filled(tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers), tuple(held))  # type: ignore[misc]
+        buffers = tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers)
+        return Filled(buffers, self.held(state.held))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=_MOST_CROSSINGS)

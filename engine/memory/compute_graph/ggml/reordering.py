@@ -7,8 +7,9 @@ device: the backend asks for kernels only when it computes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from engine.memory.compute_graph.ggml.graph import VIEW_OPS, Tensor, is_contiguous
 
@@ -53,6 +54,20 @@ Reading = tuple[int, int]
 """One of the sources of a node: the place of the node, and which of its sources."""
 
 
+class Seen(NamedTuple):
+    """A node as the backend sees it. Tensors go by numbers: `number` its own, `base` that of what it is a view of,
+    `sources` and `source_bases` those of what it reads. `there`: sources that no node of the graph makes, or that were
+    copied from another backend; `uses`: how many nodes of the graph read it."""
+
+    tensor: Tensor
+    number: int
+    base: int
+    sources: tuple[int, ...]
+    source_bases: tuple[int, ...]
+    there: tuple[bool, ...]
+    uses: int
+
+
 @dataclass(frozen=True, slots=True)
 class Order:
     """`places`: of the nodes as they were, in the order in which they are computed; `kept`: what is needed until a
@@ -62,37 +77,49 @@ class Order:
     kept: tuple[tuple[int, tuple[Reading, ...]], ...]
 
 
-def reorder(nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> Order:
-    """Return the order of the nodes of a split; `uses`: how many nodes of the graph read a tensor."""
-    return _Reordering(nodes, uses).run()
+def reorder(
+    nodes: Sequence[Seen], *, end: int | None = None, used: Set[int] = frozenset(), goes_on: bool = False
+) -> Order:
+    """Return the order of the nodes of a split up to where those before `end` are all computed, and what is taken along
+    of those behind; `used`: places of nodes that were computed before; `goes_on`: the split has more nodes before
+    these, which all were."""
+    return _Reordering(nodes, used, goes_on=goes_on).run(len(nodes) if end is None else end)
 
 
 class _Reordering:
-    def __init__(self, nodes: Sequence[Tensor], uses: Mapping[Tensor, int]) -> None:
+    def __init__(self, nodes: Sequence[Seen], used: Set[int], *, goes_on: bool) -> None:
         self._nodes = nodes
-        self._ops = [node.op for node in nodes]
-        self._uses = uses
+        self._goes_on = goes_on
+        self._ops = [node.tensor.op for node in nodes]
+        self._places = {node.number: place for place, node in enumerate(nodes)}
         self._empty = [op in VIEW_OPS or op == "none" for op in self._ops]
-        self._needs = [
-            {before for before in range(max(0, place - _AHEAD), place) if _needs(nodes[place], nodes[before])}
-            for place in range(len(nodes))
-        ]
-        self._used = [False] * len(nodes)
-        self._done: set[Tensor] = set()
+        self._needs: dict[int, frozenset[int]] = {}
+        self._used = [place in used for place in range(len(nodes))]
+        self._done = {nodes[place].number for place in used}
         self._first = 0
         self._order: list[int] = []
         self._kept: list[tuple[int, tuple[Reading, ...]]] = []
 
-    def run(self) -> Order:
-        while self._first < len(self._nodes):
+    def run(self, end: int) -> Order:
+        self._take(())
+        while self._first < end:
             if not self._keep_together():
                 self._take(self._gather())
         return Order(tuple(self._order), tuple(self._kept))
 
+    def _needed(self, place: int) -> frozenset[int]:
+        """Return which of the nodes shortly before one have to be computed before it."""
+        found = self._needs.get(place)
+        if found is None:
+            nodes = self._nodes
+            before = range(max(0, place - _AHEAD), place)
+            found = self._needs[place] = frozenset([each for each in before if _needs(nodes[place], nodes[each])])
+        return found
+
     def _take(self, places: Sequence[int]) -> None:
         for place in places:
             self._order.append(place)
-            self._done.add(self._nodes[place])
+            self._done.add(self._nodes[place].number)
             self._used[place] = True
         while self._first < len(self._nodes) and self._used[self._first]:
             self._first += 1
@@ -123,14 +150,14 @@ class _Reordering:
 
     def _keep_alive(self, pattern: Sequence[str], until: int) -> None:
         """Note that what the fused nodes read from outside is needed until the last of them."""
-        seen: set[Tensor] = set()
+        seen: set[int] = set()
         found: list[Reading] = []
         for place in range(self._first, self._first + len(pattern)):
-            for number, source in enumerate(self._nodes[place].src):
+            for number, source in enumerate(self._nodes[place].sources):
                 if source not in seen:
                     found.append((place, number))
                     seen.add(source)
-            seen.add(self._nodes[place])
+            seen.add(self._nodes[place].number)
         self._kept.append((until, tuple(found)))
 
     # ------------------------------------------------------------------ what is taken along
@@ -149,7 +176,7 @@ class _Reordering:
             for place in range(first + 1, end):
                 if self._used[place] or not self._empty[place]:
                     continue
-                waits = (each for each in self._needs[place] if each >= first)
+                waits = (each for each in self._needed(place) if each >= first)
                 if all(self._used[each] or each in taken for each in waits):
                     taken.append(place)
         return taken
@@ -161,7 +188,7 @@ class _Reordering:
         return any(self._matches(_BLOCK_SCORES, start) for start in starts)
 
     def _is_ready(self, place: int, taken: Sequence[int]) -> bool:
-        waits = (each for each in self._needs[place] if each >= self._first and not self._used[each])
+        waits = (each for each in self._needed(place) if each >= self._first and not self._used[each])
         return all(each == taken[-1] and self._is_fused(each, place) for each in waits)
 
     def _is_fused(self, before: int, place: int) -> bool:
@@ -176,7 +203,7 @@ class _Reordering:
         pair = (ops[place - 1], ops[place])
         stored = place
         if pair == ("rms_norm", "mul"):
-            found = self._next(place, "rope", lambda node: node.src[0] is nodes[place] and _are_leafs(node.src[1:3]))
+            found = self._next(place, "rope", lambda node: _reads_first(node, nodes[place]) and _has_leafs(node))
             if found is not None:
                 stored = found
                 self._mark(found, taken)
@@ -188,7 +215,7 @@ class _Reordering:
         if partner is not None:
             alone = partner == "unary"
             found = self._next(
-                place, partner, lambda node: node.src[0] is nodes[place] and (alone or self._is_there(node.src[1]))
+                place, partner, lambda node: _reads_first(node, nodes[place]) and (alone or self._is_there(node, 1))
             )
             if found is not None:
                 self._mark(found, taken)
@@ -197,7 +224,7 @@ class _Reordering:
             if found is not None:
                 self._mark(found, taken)
 
-    def _next(self, place: int, op: str, suits: Callable[[Tensor], bool]) -> int | None:
+    def _next(self, place: int, op: str, suits: Callable[[Seen], bool]) -> int | None:
         """Return the first node behind `place` that has this operation and suits."""
         places = range(place + 1, min(place + _PULLED, len(self._nodes)))
         return next((each for each in places if self._ops[each] == op and suits(self._nodes[each])), None)
@@ -206,19 +233,22 @@ class _Reordering:
         taken.append(place)
         self._used[place] = True
 
-    def _is_there(self, tensor: Tensor) -> bool:
-        return tensor.op == "none" or tensor in self._done
+    def _is_there(self, node: Seen, source: int) -> bool:
+        """Return whether one of the sources of a node is no node's, or that of a node that was computed."""
+        number = node.sources[source]
+        return node.there[source] or number in self._done or (self._goes_on and number not in self._places)
 
-    def _can_gate(self, unary: Tensor, product: Tensor) -> bool:
+    def _can_gate(self, unary: Seen, product: Seen) -> bool:
         """Return whether a product is computed with the activation that it reads (`ggml_vk_can_fuse_unary_mul`)."""
-        if unary not in product.src:
+        if unary.number not in product.sources:
             return False
-        other = product.src[1] if product.src[0] is unary else product.src[0]
-        if not self._is_there(other) or not (unary.type == product.type == other.type):
+        is_first = product.sources[0] == unary.number
+        other = product.tensor.src[int(is_first)]
+        if not self._is_there(product, int(is_first)) or not (unary.tensor.type == product.tensor.type == other.type):
             return False
-        if not _is_gapless(other) or not _is_gapless(unary.src[0]):
+        if not _is_gapless(other) or not _is_gapless(unary.tensor.src[0]):
             return False
-        small, large = (other, unary) if product.src[0] is unary else (unary, product.src[0])
+        small, large = (other, unary.tensor) if is_first else (unary.tensor, product.tensor.src[0])
         return all(b % a == 0 for a, b in zip(small.ne, large.ne, strict=True))
 
     def _pull_store(self, place: int, taken: list[int]) -> None:
@@ -227,14 +257,14 @@ class _Reordering:
         for each in range(place + 1, min(place + _PULLED, len(nodes))):
             if self._used[each]:
                 continue
-            if view < 0 and self._ops[each] == "view" and nodes[each].src[0] is nodes[place]:
+            if view < 0 and self._ops[each] == "view" and _reads_first(nodes[each], nodes[place]):
                 view = each
-            elif view >= 0 and self._ops[each] == "set_rows" and nodes[each].src[0] is nodes[view]:
+            elif view >= 0 and self._ops[each] == "set_rows" and _reads_first(nodes[each], nodes[view]):
                 stores = each
                 break
-        if stores < 0 or self._uses[nodes[place]] != 1 or self._uses[nodes[view]] != 1:
+        if stores < 0 or nodes[place].uses != 1 or nodes[view].uses != 1:
             return
-        if nodes[place].root is not None or nodes[view].root is not nodes[place]:
+        if nodes[place].base != nodes[place].number or nodes[view].base != nodes[place].number:
             return
         between = (each for each in range(place + 1, stores) if not (self._used[each] or self._empty[each]))
         if not any(_needs(nodes[stores], nodes[each]) for each in between):
@@ -242,29 +272,27 @@ class _Reordering:
             self._mark(stores, taken)
 
 
-def _base(tensor: Tensor) -> Tensor:
-    return tensor if tensor.root is None else tensor.root
+def _reads_first(node: Seen, source: Seen) -> bool:
+    return node.sources[0] == source.number
 
 
-def _needs(node: Tensor, before: Tensor) -> bool:
+def _needs(node: Seen, before: Seen) -> bool:
     """Return whether a node has to be computed behind one before it: it reads it, what it views, or writes over what
     that reads."""
-    if any(source is before for source in node.src) or _base(node) is _base(before):
+    if before.number in node.sources or node.base == before.base:
         return True
-    if _is_empty(node) or _is_empty(before):
+    if _is_empty(node.tensor) or _is_empty(before.tensor):
         return False
-    base, base_before = _base(node), _base(before)
-    return any(_base(source) is base_before for source in node.src) or any(
-        _base(source) is base for source in before.src
-    )
+    return before.base in node.source_bases or node.base in before.source_bases
 
 
 def _is_empty(node: Tensor) -> bool:
     return node.op in VIEW_OPS or node.op == "none"
 
 
-def _are_leafs(tensors: Sequence[Tensor]) -> bool:
-    return all(tensor.op == "none" for tensor in tensors)
+def _has_leafs(rope: Seen) -> bool:
+    """Return whether what a rotation reads besides its first source is no node's."""
+    return all(rope.there[1:3])
 
 
 def _is_gapless(tensor: Tensor) -> bool:

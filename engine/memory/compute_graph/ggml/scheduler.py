@@ -6,14 +6,12 @@ copied before, and on nothing else, so that callers may remember it. Tensors go 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 
 from engine.memory.compute_graph.ggml.graph import INPLACE_OPS, Tensor
-from engine.memory.compute_graph.ggml.reordering import Order, reorder
-from engine.memory.compute_graph.ggml.sections import ON_CPU, Key, Node, Section, is_alike, memory_at, pin_at
+from engine.memory.compute_graph.ggml.sections import EARLY, ON_CPU, Key, Node, Section, is_alike, memory_at, pin_at
 
 PIPELINE_COPIES = 4
 """`GGML_SCHED_MAX_COPIES`: under pipeline parallelism inputs of the graph and of its parts are kept this often."""
@@ -29,7 +27,8 @@ class Backend:
 
     `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read
     copies of; `offloads`: whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor
-    takes in its memory; `reorders`: whether it computes in an order of its own.
+    takes in its memory; `reorders`: whether it computes in an order of its own; `most_bytes`: its largest buffer, None:
+    any.
     """
 
     memory: str
@@ -40,6 +39,7 @@ class Backend:
     offloads: bool
     alloc_size: Callable[[Tensor], int]
     reorders: bool = False
+    most_bytes: int | None = None
 
     def size_of(self, tensor: Tensor) -> int:
         """Return what `tensor` takes in the backend's memory, rounded up to its alignment."""
@@ -112,7 +112,7 @@ class Piece:
 
     `reads`: how often each slot is read, and once more what is kept for good; `slots`: of what other sections know, by
     name; `passed`: those that the next one may know, with their names there; `handed_back`: what the nodes and the
-    copies of new splits read, by the names in the section before.
+    copies of new splits read, by the names in the section before; `early`: slots that sections before this one fill.
     """
 
     section: Section
@@ -121,6 +121,7 @@ class Piece:
     slots: dict[Key, int]
     passed: tuple[tuple[int, Key], ...]
     handed_back: frozenset[Key]
+    early: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +173,6 @@ class Scheduler:
         self._incapable: dict[Section, list[int]] = {}
         self._certain: dict[Section, tuple[Node, ...]] = {}
         self._named: dict[Section, tuple[dict[Key, int], tuple[tuple[int, Key], ...]]] = {}
-        self._orders: dict[tuple[Section, int, int], Order] = {}
         self._holders: dict[str, list[int]] = {}
         for index, backend in enumerate(backends):
             self._holders.setdefault(HOST if backend.is_cpu else backend.memory, []).append(index)
@@ -350,7 +350,7 @@ class Scheduler:
         made = set(before.copies)
         named, passed = self._names(section)
         slot_of = named.copy()
-        spans, reads, starts = [Span(current, is_new=False)], [*section.reads], [0]
+        spans, reads = [Span(current, is_new=False)], [*section.reads]
         rows, work = self._work(section, current), spans[-1].work
         for number, node in enumerate(section.nodes):
             if node.is_view:
@@ -363,7 +363,6 @@ class Scheduler:
                 or (has_inputs and node.weights and self._wants_other_weights(node.weights, current, assigned))
             ):
                 spans.append(Span(backend, is_new=True))
-                starts.append(number)
                 current, has_inputs = backend, False
                 rows, work = self._work(section, current), spans[-1].work
             slots: list[int] | None = None
@@ -385,13 +384,10 @@ class Scheduler:
                 reads[slot] += 1
                 slots[place] = slot
             work.append(rows[number] if slots is None else (*rows[number][:2], _alike(section, node, slots), (*slots,)))
-        for span, start in zip(spans, starts, strict=True):
-            if span.work and self.backends[span.backend].reorders:
-                self._reorder(section, start, span.work, reads)
         copies = (section.pass_on(key) for key in made if section.is_known_behind(key))
         passed += _passed(section, islice(slot_of.items(), len(named), None))
         return (
-            _piece(section, spans, reads, slot_of, passed),
+            make_piece(section, tuple(spans), reads, slot_of, passed),
             Cut(current, has_inputs, frozenset([key for key in copies if key is not None])),
         )
 
@@ -403,29 +399,6 @@ class Scheduler:
             slots = {name: number for number, name in enumerate(section.names) if name and roots[number] == number}
             found = self._named[section] = slots, _passed(section, slots.items())
         return found
-
-    def _reorder(self, section: Section, start: int, work: list[Work], reads: list[int]) -> None:
-        """Put nodes of a section from `start` on into the order of a backend that has one of its own.
-
-        A split may go on in the next section. Layers hand on one tensor that all of the next one needs, so that hardly
-        anything is taken from there.
-        """
-        key = (section, start, len(work))
-        found = self._orders.get(key)
-        if found is None:
-            tensors = section.tensors
-            uses = Counter(tensors[source] for node in section.nodes for source in node.sources)
-            nodes = [tensors[node.number] for node in section.nodes[start : start + len(work)]]
-            found = self._orders[key] = reorder(nodes, uses)
-        kept = {until: tuple(work[place][3][number] for place, number in readings) for until, readings in found.kept}
-        ordered: list[Work] = []
-        for place in found.places:
-            ordered.append(work[place])
-            if place in kept:
-                ordered.append((-1, 0, (), kept[place]))
-                for slot in kept[place]:
-                    reads[slot] += 1
-        work[:] = ordered
 
     def _work(self, section: Section, backend: int) -> list[Work]:
         """Return the work of each node on a backend that needs no copies for it."""
@@ -471,23 +444,29 @@ def _passed(section: Section, slots: Iterable[tuple[Key, int]]) -> tuple[tuple[i
     return tuple([(slot, name) for slot, name in behind if name is not None])
 
 
-def _piece(
+def make_piece(
     section: Section,
-    spans: Sequence[Span],
+    spans: tuple[Span, ...],
     reads: Sequence[int],
     slots: dict[Key, int],
     passed: tuple[tuple[int, Key], ...],
+    early: tuple[int, ...] = (),
 ) -> Piece:
+    """Return the piece of these parts, with what sections before it have to know."""
+    copied = [(root, copy) for span in spans[1:] for copy, root, _ in span.copies]
     read = {name for name, slot in slots.items() if reads[slot]}
-    read.update(copy.root_key for span in spans[1:] for copy, _, _ in span.copies if copy.root_key is not None)
+    read.update(copy.root_key for _, copy in copied if copy.root_key is not None)
+    roots = {root for root, _ in copied}
+    read.update((0, EARLY, slot) for slot in early if reads[slot] or slot in roots)
     before = (section.hand_back(key) for key in read if section.is_known_before(key))
     return Piece(
         section=section,
-        spans=tuple(spans),
+        spans=spans,
         reads=tuple(reads),
         slots=slots,
         passed=passed,
         handed_back=frozenset([name for name in before if name is not None]),
+        early=early,
     )
 
 

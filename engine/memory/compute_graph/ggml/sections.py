@@ -18,7 +18,9 @@ ON_CPU = -2
 Key = tuple[object, ...]
 """Name of a tensor that more than one section uses: `("in", n)` an input, `("view", n, shape, offset)` a view of one,
 `("weight", home)` a weight that layers share, `("embd", n)` what comes before the layers, `(0, n)` what the section's
-layer makes and `(-1, n)` what the layer before made. `("copy", key, backend)` is a copy of one."""
+layer makes and `(-1, n)` what the layer before made. `("copy", key, backend)` is a copy of one. `(n, EARLY, slot)`
+is what the section `n` behind makes, computed before its turn."""
+EARLY = "early"
 
 
 Shape = tuple[tuple[object, ...], ...]
@@ -52,6 +54,8 @@ def pass_on(key: Key) -> Key | None:
         return None if original is None else ("copy", original, key[2])
     if isinstance(key[0], str):
         return key
+    if key[1] == EARLY:
+        return (key[0] - 1, *key[1:]) if key[0] else None  # type: ignore[operator]
     if key[0] == 0:
         return (-1, key[1])
     return (-2, "out") if key == (-1, "out") else None
@@ -62,13 +66,18 @@ def is_shared(key: Key) -> bool:
     return is_shared(key[1]) if key[0] == "copy" else isinstance(key[0], str)  # type: ignore[arg-type]
 
 
+def is_early(key: Key) -> bool:
+    """Return whether a name is that of something which is computed before the turn of its section."""
+    return key[1] == EARLY
+
+
 def _hand_back(key: Key) -> Key | None:
     if key[0] == "copy":
         original = _hand_back(key[1])  # type: ignore[arg-type]
         return None if original is None else ("copy", original, key[2])
     if isinstance(key[0], str):
         return key
-    return (key[0] + 1, key[1]) if key[0] in (-1, -2) else None
+    return (key[0] + 1, *key[1:]) if key[0] in (-1, -2) or key[1] == EARLY else None  # type: ignore[operator]
 
 
 def _original(key: Key) -> object:
@@ -134,11 +143,11 @@ class Section:
 
     def pass_on(self, key: Key) -> Key | None:
         """Return what the section behind calls `key`, None for what it cannot know."""
-        return pass_on(key) if self.later is None else key
+        return pass_on(key) if self.later is None or is_early(key) else key
 
     def hand_back(self, key: Key) -> Key | None:
         """Return what the section before calls `key`, None for what it cannot know."""
-        return _hand_back(key) if self.earlier is None else key
+        return _hand_back(key) if self.earlier is None or is_early(key) else key
 
     def is_known_behind(self, key: Key) -> bool:
         """Return whether the sections behind may ask for `key`."""
@@ -146,7 +155,9 @@ class Section:
 
     def is_known_before(self, key: Key) -> bool:
         """Return whether the sections before have to do with `key`."""
-        return self.earlier is None or (original := _original(key)) in self.earlier or _is_weight(original)
+        if self.earlier is None or is_early(key):
+            return True
+        return (original := _original(key)) in self.earlier or _is_weight(original)
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +227,8 @@ class Marks:
             if mark.current.root is not None:
                 raise FarReachError
             keys[mark.current] = (owner - 1 - place, "out")
-        nodes = tuple(node for node in graph.nodes[start:end] if not _is_view_of_input(node))
+        # Layers share views of inputs, which are nodes of the first one.
+        nodes = tuple(node for node in graph.nodes[start:end] if not (place and _is_view_of_input(node)))
         leafs = _leafs(nodes) if place else tuple(graph.leafs[: self.found[1].n_leafs])
         _check_reach(nodes, leafs, keys)
         shapes = {"shape": _shape(made[place + 1]), "shape_before": _shape(made[place])}

@@ -11,12 +11,27 @@ nothing that follows depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth, Size, joined, look_back, start
+from engine.memory.compute_graph.ggml.allocator import (
+    Ahead,
+    Allocation,
+    Buffer,
+    Growth,
+    Held,
+    Leaf,
+    Size,
+    joined,
+    look_back,
+    start,
+    start_in,
+)
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
+from engine.memory.compute_graph.ggml.divided_buffer import DividedBuffer, n_parts
+from engine.memory.compute_graph.ggml.ordering import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
 from engine.memory.effort import go_on
@@ -29,6 +44,8 @@ _numbers = count()
 
 NOTHING: Places = ()
 _NO_COPIES: frozenset[Key] = frozenset()
+_Order = tuple[Piece, tuple[Followed, ...], frozenset[NodePlace]]
+_OrderOfMany = tuple[tuple[Piece, ...], tuple[Followed, ...], frozenset[NodePlace]]
 PieceStep = tuple[Piece, int, bool, frozenset[Key], tuple[frozenset[Key], ...]]
 """A piece, the backend of the split behind it and whether that has inputs, copies of what layers made, and copies of
 what all may read, by backend."""
@@ -90,6 +107,9 @@ class Steps:
         self._bounds: dict[Stop, Bound] = {}
         self._assigned: dict[tuple[Bound | None, Bound, Bound | None, int], tuple[Assigned, int]] = {}
         self._pieces: dict[object, PieceStep] = {}
+        self.reorders = any(backend.reorders for backend in scheduler.backends)
+        self._ordered: dict[_Order, tuple[Piece, frozenset[NodePlace]]] = {}
+        self._ordered_segments: dict[_OrderOfMany, tuple[tuple[Piece, ...], frozenset[NodePlace]]] = {}
         self._aheads: dict[tuple[Piece, int], int] = {}
         self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
@@ -204,6 +224,34 @@ class Steps:
         copies = tuple(frozenset(lasting[index]) for index in assigned.involved)
         return piece, cut.backend, cut.has_inputs, frozenset(passing), copies
 
+    def order(
+        self, pieces: tuple[Piece, ...], behind: tuple[Followed, ...], used: frozenset[NodePlace]
+    ) -> tuple[tuple[Piece, ...], frozenset[NodePlace]]:
+        """Return the pieces with their work in the order of the backends, and which nodes behind them are then
+        computed, given those that were before."""
+        if not self.reorders:
+            return pieces, used
+        found = self._ordered_segments.get((pieces, behind, used))
+        if found is None:
+            found = self._ordered_segments[pieces, behind, used] = self._order_all(pieces, behind, used)
+        return found
+
+    def _order_all(
+        self, pieces: tuple[Piece, ...], behind: tuple[Followed, ...], used: frozenset[NodePlace]
+    ) -> tuple[tuple[Piece, ...], frozenset[NodePlace]]:
+        ordered = []
+        followed = (*((piece, None) for piece in pieces), *behind)
+        for number, piece in enumerate(pieces, 1):
+            ahead = pieces_ahead(followed[number:])
+            found = self._ordered.get((piece, ahead, used))
+            if found is None:
+                go_on()
+                found = put_in_order(piece, ahead, used, self.scheduler.backends)
+                self._ordered[piece, ahead, used] = found
+            in_order, used = found
+            ordered.append(in_order)
+        return tuple(ordered), used
+
     def look_back(self, pieces: tuple[Piece, ...], state: int) -> tuple[tuple[int, ...], int]:
         """Return for each piece what it has to know of those behind it, and what the one before them has to."""
         found = self._aheads_of.get((pieces, state))
@@ -258,19 +306,32 @@ class Steps:
         )
         found = self._starts.get(sections)
         if found is None:
-            backends = self.scheduler.backends
-            placed: dict[Key, tuple[Key, bool, str, int]] = {}
-            for each in assigned:
-                section = each.bound.section
-                for number in section.leafs:
-                    leaf, key = section.tensors[number], section.names[number]
-                    if leaf.home is None and key not in placed:
-                        assert key is not None
-                        backend = backends[-1 if leaf.is_input else each.backends[number]]
-                        placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
-            filled, growth = start(placed.values(), self.scheduler.n_copies)
+            filled, growth = start(self.placed_leafs(assigned), self.scheduler.n_copies)
             found = self._starts[sections] = self.number(filled), growth
         return found
+
+    def placed_leafs(self, assigned: Sequence[Assigned]) -> Iterable[Leaf]:
+        """Return the leafs of these sections that the engine places."""
+        backends = self.scheduler.backends
+        placed: dict[Key, Leaf] = {}
+        for each in assigned:
+            section = each.bound.section
+            for number in section.leafs:
+                leaf, key = section.tensors[number], section.names[number]
+                if leaf.home is None and key not in placed:
+                    assert key is not None
+                    backend = backends[-1 if leaf.is_input else each.backends[number]]
+                    placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
+        return placed.values()
+
+    def fill_on(
+        self, pieces: Sequence[Piece], aheads: Sequence[int], held: Sequence[Held], buffers: dict[str, Buffer]
+    ) -> Sequence[Held]:
+        """Fill these buffers with one piece after another, and return what is read behind the last."""
+        for piece, ahead in zip(pieces, aheads, strict=True):
+            go_on()
+            held = self._allocation.fill_on(piece, self._states[ahead], held, buffers)  # type: ignore[arg-type]
+        return held
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
         """Return which operations are not all on the device of their layer."""
@@ -298,7 +359,7 @@ class Simulation:
             FarReachError: sections know too little of each other.
         """
         assigned = self._assign()
-        pieces = self._cut(assigned)
+        pieces = self._order(self._cut(assigned))
         aheads = self._look_back(pieces)
         ends = {memory: 0 for segment in self._segments for memory in segment.memories}
         kept = dict.fromkeys(ends, 0)
@@ -313,8 +374,50 @@ class Simulation:
             for memory, size in growth.kept:
                 kept[names[memory]] += size
         n_copies = self._segments[0].steps.scheduler.n_copies
-        return {
+        found = {
             memory: Size(end + kept[memory], kept[memory] - kept[memory] // n_copies) for memory, end in ends.items()
+        }
+        largest = self._largest()
+        if any(size.size_bytes > largest.get(memory, size.size_bytes) for memory, size in found.items()):
+            return self._divided(found, kept, largest, assigned, pieces, aheads)
+        return found
+
+    def _largest(self) -> dict[str, int]:
+        """Return the largest buffer of each memory that has such a limit."""
+        return {
+            memory: backend.most_bytes
+            for segment in self._segments
+            for memory, backend in zip(segment.memories, segment.steps.scheduler.backends, strict=True)
+            if backend.most_bytes is not None
+        }
+
+    def _divided(
+        self,
+        sizes: dict[str, Size],
+        kept: Mapping[str, int],
+        largest: Mapping[str, int],
+        assigned: Sequence[tuple[Assigned, ...]],
+        pieces: Sequence[tuple[Piece, ...]],
+        aheads: Sequence[tuple[int, ...]],
+    ) -> dict[str, Size]:
+        """Return the sizes again, with several buffers in a memory where one would be too large. Copies for a pipeline
+        are taken to be in the first."""
+        buffers = {memory: DividedBuffer(largest[memory]) if memory in largest else Buffer() for memory in sizes}
+        for memory, size in kept.items():
+            if size:
+                buffers[memory].take(size)
+        held: Sequence[Held] = ()
+        for place, segment in enumerate(self._segments):
+            here = {name: buffers[memory] for name, memory in zip(segment.steps.names, segment.memories, strict=True)}
+            if place:
+                held = self._crossings[place - 1].held(held)
+            else:
+                leafs = segment.steps.placed_leafs([each for of_segment in assigned for each in of_segment])
+                held = start_in(leafs, segment.steps.scheduler.n_copies, here, Counter())
+            held = segment.steps.fill_on(pieces[place], aheads[place], held, here)
+        return {
+            memory: Size(found.size_bytes, sizes[memory].pipeline_bytes, n_parts(found))
+            for memory, found in buffers.items()
         }
 
     def moved(self) -> frozenset[str]:
@@ -350,6 +453,23 @@ class Simulation:
             pieces, standing = segment.steps.cut(assigned[place], standing)
             found.append(pieces)
         return found
+
+    def _order(self, pieces: Sequence[tuple[Piece, ...]]) -> Sequence[tuple[Piece, ...]]:
+        if not any(segment.steps.reorders for segment in self._segments):
+            return pieces
+        found = []
+        used: frozenset[NodePlace] = frozenset()
+        for place, segment in enumerate(self._segments):
+            ordered, used = segment.steps.order(pieces[place], pieces_ahead(self._behind(pieces, place)), used)
+            found.append(ordered)
+        return found
+
+    def _behind(self, pieces: Sequence[tuple[Piece, ...]], place: int) -> Iterator[Followed]:
+        """Yield the pieces of the segments behind one."""
+        for before, segment in enumerate(self._segments[place + 1 :], place):
+            first, *others = pieces[before + 1]
+            yield first, segment.crossing(self._segments[before])
+            yield from ((piece, None) for piece in others)
 
     def _look_back(self, pieces: Sequence[tuple[Piece, ...]]) -> list[tuple[int, ...]]:
         found: list[tuple[int, ...]] = []

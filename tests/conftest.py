@@ -46,7 +46,8 @@ def pytest_configure(config: pytest.Config) -> None:
     """Choose what has to be known before the first test module is imported."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     if config.option.bundle:
-        os.environ[selection.BUNDLE_VARIABLE] = str(Path(__file__).resolve().parents[1] / "dist" / "layerdeck")
+        made = Path(__file__).resolve().parents[1] / "dist" / "layerdeck"
+        os.environ.setdefault(selection.BUNDLE_VARIABLE, str(made))
     selection.begin_run(does_all=config.option.all)
     _register_profiles(selection.examples(60))
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "layerdeck")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -183,6 +183,23 @@ class ChatArchive(QObject):
     def keep_file(self, data: bytes) -> None:
         """Keep the bytes of an attachment."""
         self._do(lambda store: store.keep_file(data)[1], _nothing)
+
+    def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
+        """Read attachments by their SHA-256."""
+        store = self._store
+        if store is None:
+            then({})
+            return
+
+        def work() -> dict[str, bytes]:
+            store.settled().result()
+            return {name: data for name in names if (data := store.file(name)) is not None}
+
+        def fail(error: EngineError) -> None:
+            self._notices.tell(error)
+            then({})
+
+        self._background.run("Reading attachments", work, then, fail, quiet=True)
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         """Keep more of an answer."""

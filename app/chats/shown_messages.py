@@ -6,7 +6,7 @@ from engine.chats.message import Message, Timings
 from engine.chats.tree import MessageTree
 from engine.language import tr
 from engine.units import format_bytes
-from widgets.chat.shown import Role, ShownMessage
+from widgets.chat.shown import Role, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 
 ENDINGS = {
@@ -39,7 +39,14 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         version=versions.index(message.id) + 1,
         versions=len(versions),
         is_open=is_open,
-        files=", ".join(f"{each.name} ({format_bytes(each.size_bytes)})" for each in message.attachments),
+        files=", ".join(
+            f"{each.name} ({format_bytes(each.size_bytes)})" for each in message.attachments if each.kind != "image"
+        ),
+        images=tuple(
+            ShownImage(each.sha256, each.name, each.width_px, each.height_px)
+            for each in message.attachments
+            if each.kind == "image"
+        ),
         is_pinned=message.pinned,
         has_choices=bool(message.choices),
         can_continue=role == "assistant" and message.stop_reason != "end_of_text" and bool(message.content),

@@ -14,6 +14,7 @@ from engine.chats.conversation import Conversation as Chat
 from engine.chats.exports import as_html, as_json, as_markdown
 from engine.chats.imports import read_conversations
 from engine.chats.llama_ui import as_jsonl
+from engine.chats.message import Message
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree
 from engine.errors import ChatError
@@ -116,17 +117,24 @@ def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatSt
     chat, tree = found[0]
     match form.ending:
         case ".md":
-            text = as_markdown(chat, tree.path)
+            text = as_markdown(chat, tree.path, _files(tree.path, store))
         case ".html":
-            text = as_html(chat, tree.path)
+            text = as_html(chat, tree.path, _files(tree.path, store))
         case ".jsonl":
-            return as_jsonl(found)
+            return as_jsonl(found, _files(_messages(found), store))
         case _:
-            messages = [message for _, tree in found for message in tree.messages.values()]
-            names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
-            files = {name: data for name in sorted(names) if (data := store.file(name)) is not None}
-            return as_json(found, files)
+            return as_json(found, _files(_messages(found), store))
     return text.encode("utf-8", "replace")
+
+
+def _messages(found: Sequence[tuple[Chat, MessageTree]]) -> list[Message]:
+    return [message for _, tree in found for message in tree.messages.values()]
+
+
+def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
+    """Return the bytes of what is attached to messages."""
+    names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
+    return {name: data for name in sorted(names) if (data := store.file(name)) is not None}
 
 
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:

@@ -5,6 +5,8 @@ Which conversation is shown meanwhile is of no matter here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.answer import Answer, Piece
@@ -12,12 +14,12 @@ from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.context_fit import ContextQuestion, may_be_too_long, shown_path
 from app.models.loading import AnswerLost, Loading
 from app.models.state_keeper import NoStates, StateKeeper
-from engine.chats.asking import answer_request, chat_messages
+from engine.chats.asking import answer_request, chat_messages, names_of_images, with_files
 from engine.chats.context import Overflow
 from engine.chats.message import Message, MessageState
 from engine.errors import EngineError
 from engine.language import tr
-from engine.protocol.messages import Counted
+from engine.protocol.messages import ChatMessage, Counted
 from engine.session.events import Answered, Done, Token
 
 KEEP_INTERVAL_MS = 30
@@ -110,11 +112,35 @@ class Answering(QObject):
             if not is_counted and may_be_too_long(asked, self._loading.snapshot.context_size):
                 answer.counting = self._loading.ask(question.request), question
             else:
-                request = answer_request(asked, answer.settings, begun=answer.begun, template=answer.template)
-                answer.request = self._loading.generate(request)
-                self.states.asked(answer.chat, answer.request)
+                self._send(answer, asked)
         except EngineError as error:
             self._fail(answer, error.summary())
+
+    def _send(self, answer: Answer, asked: Sequence[ChatMessage]) -> None:
+        """Ask the model, once the images of the conversation are here.
+
+        Raises:
+            EngineError: it cannot be asked.
+        """
+        if names := names_of_images(asked):
+            answer.waits = True
+            self.keeper.read_files(names, lambda files: self._send_with(answer, asked, files))
+        else:
+            self._generate(answer, asked)
+
+    def _send_with(self, answer: Answer, asked: Sequence[ChatMessage], files: Mapping[str, bytes]) -> None:
+        if answer is not self.answer:
+            return
+        answer.waits = False
+        try:
+            self._generate(answer, with_files(asked, files))
+        except EngineError as error:
+            self._fail(answer, error.summary())
+
+    def _generate(self, answer: Answer, asked: Sequence[ChatMessage]) -> None:
+        request = answer_request(asked, answer.settings, begun=answer.begun, template=answer.template)
+        answer.request = self._loading.generate(request)
+        self.states.asked(answer.chat, answer.request)
 
     def _on_counted(self, event: Answered) -> None:
         answer = self.answer

@@ -22,8 +22,6 @@ from engine.errors import ArgumentError, EngineError, RigError
 from engine.language import tr
 from engine.protocol.messages import NearbyMachine
 from engine.rigs.search import Peer, find_peer
-from engine.tunnel.calling import pair_with
-from engine.tunnel.identity import read_identity
 from engine.tunnel.nearby import NearbySearch
 from engine.tunnel.pairings import Pairing, PairingBook
 from engine.tunnel.tunnels import Tunnels
@@ -130,6 +128,10 @@ class Peers(QObject):
         """Pair with the machine at `endpoint` that shows `code`; how it went is told."""
 
         def exchange() -> Pairing:
+            # Takes a while to import, and most windows never pair.
+            from engine.tunnel.calling import pair_with
+            from engine.tunnel.identity import read_identity
+
             try:
                 pairing = pair_with(endpoint, code, read_identity(self._identity), platform.node() or "unnamed")
             except ValueError as error:

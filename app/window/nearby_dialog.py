@@ -20,7 +20,7 @@ from PySide6.QtWidgets import (
 from app.rig.peers import Found, Peers, is_address
 from engine.language import tr
 from engine.tunnel.codes import read_code
-from engine.tunnel.identity import shown_fingerprint
+from engine.tunnel.fingerprints import shown_fingerprint
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
 
@@ -99,9 +99,9 @@ class NearbyDialog(QDialog):
                 )
                 self.table.setItem(number, column, item)
         self.table.clearSelection()
-        chosen = (number for number, row in enumerate(rows) if before and row.fingerprint == before.fingerprint)
-        if (number := next(chosen, None)) is not None:
-            self.table.selectRow(number)
+        for number, row in enumerate(rows):
+            if before is not None and row.fingerprint == before.fingerprint:
+                self.table.selectRow(number)
         self.table.blockSignals(False)
         if rows and self.text == _LOOKING:
             self._say(tr("Choose a machine."))
@@ -121,6 +121,8 @@ class NearbyDialog(QDialog):
 
     def _on_paired(self) -> None:
         self.code_line.clear()
+        # From here Enter adds it.
+        self.table.setFocus()
 
     def _on_add(self) -> None:
         if (row := self.selected) is not None:

@@ -56,7 +56,7 @@ def make_views(main: MainWindow, desk: Desk, theme: Theme) -> ModelViews:
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
         choices.follow(model, view.chat)
-        AttachPresenter(model, desk.background, view.chat, main)
+        AttachPresenter(model, desk.archive, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
         model.loading.state_changed.connect(main.open_report)

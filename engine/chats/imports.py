@@ -16,8 +16,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from engine.chats.attachments import as_attachment
 from engine.chats.conversation import Conversation
 from engine.chats.exports import FORMAT, VERSION
+from engine.chats.image_reader import MAX_SIDE_PX
+from engine.chats.images import MAX_IMAGE_BYTES, is_image
 from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
 from engine.chats.tree import MessageTree, mended_tree
 from engine.errors import ChatError
@@ -29,6 +32,8 @@ MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
 MAX_TITLE_CHARACTERS = 500
 _TOO_LATE_MS = 1 << 52
+_IMAGE_EXTRAS = ("IMAGE", "imageFile")
+"""As that page calls them, and as it did before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +118,7 @@ def _from_document(document: object) -> Iterator[Imported]:
         messages = [
             msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
         ]
+        _check_images(messages, files)
         tree = _renamed(messages, entry.get("leaf"))
         used = {each.sha256 for message in messages for each in message.attachments}
         yield Imported(
@@ -131,6 +137,19 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         if hashlib.sha256(data).hexdigest() != name:
             _refuse(tr("an attachment is not what its name says"))
         yield name, data
+
+
+def _check_images(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
+    """Refuse images that none of ours can be. Whether they can be decoded is seen where they are."""
+    for message in messages:
+        for each in message.attachments:
+            data = files.get(each.sha256)
+            if each.kind != "image" or data is None:
+                continue
+            if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
+                _refuse(tr("an attached image is none, or too large"))
+            if not (0 < each.width_px <= MAX_SIDE_PX and 0 < each.height_px <= MAX_SIDE_PX):
+                _refuse(tr("an attached image has a size that none can have"))
 
 
 # ------------------------------------------------------------------ llama.cpp's lines
@@ -173,7 +192,8 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
 def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imported:
     records = [_dict(item) for item in _limited(items, MAX_MESSAGES)]
     roots = {str(record.get("id")): record.get("parent") for record in records if record.get("type") == "root"}
-    messages = [_llama_message(record, roots) for record in records if record.get("type") != "root"]
+    files: dict[str, bytes] = {}
+    messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
     tree = _renamed(messages, session.get("currNode"))
     title = str(session.get("name") or "")[:MAX_TITLE_CHARACTERS]
     modified_ms = _time(session.get("lastModified"))
@@ -188,10 +208,12 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
             updated_ms=modified_ms,
         ),
         tree,
+        files,
     )
 
 
-def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any]) -> Message:
+def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
+    """Return a message; the bytes of its images come to `files`."""
     role = record.get("role")
     if role not in ROLES:
         _refuse(
@@ -200,6 +222,9 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any]) -> Messa
     parent = record.get("parent")
     attachments = []
     for extra in record.get("extra") or ():
+        if _dict(extra).get("type") in _IMAGE_EXTRAS:
+            attachments.append(_llama_image(extra, files))
+            continue
         text = _dict(extra).get("content")
         if isinstance(text, str) and text:
             attachments.append(
@@ -223,6 +248,17 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any]) -> Messa
         created_ms=_time(record.get("timestamp")),
         attachments=tuple(attachments),
     )
+
+
+def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
+    """Return an image; how large it is is found out by decoding it, which takes a moment."""
+    _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
+    try:
+        found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
+    except (binascii.Error, ChatError) as error:
+        raise ValueError(tr("an image cannot be read: {error}", error=error)) from None
+    files[found.attachment.sha256] = found.data
+    return found.attachment
 
 
 # ------------------------------------------------------------------ parts

@@ -53,7 +53,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text."""
+    """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text.
+
+    `width_px` and `height_px` of an image, as a model sees it; 0 of other files.
+    """
 
     id: str
     kind: AttachmentKind
@@ -62,6 +65,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     size_bytes: int
     text: str = ""
+    width_px: int = 0
+    height_px: int = 0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

@@ -27,7 +27,7 @@ STARTERS = (
     Starter("Qwen3 0.6B", "Qwen/Qwen3-0.6B-GGUF:Q8_0", 640_000_000, tr("Tiny: runs anywhere, to try things out")),
     Starter("Gemma 3 1B", "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", 810_000_000, tr("Small and quick, many languages")),
     Starter("Qwen3 1.7B", "Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_840_000_000, tr("Thinks before it answers, on little memory")),
-    Starter("Gemma 3 4B", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2_490_000_000, tr("Good answers in many languages")),
+    Starter("Gemma 3 4B", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2_490_000_000, tr("Good answers, reads images")),
     Starter("Qwen3 4B", "Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_500_000_000, tr("Good answers, tools and thinking")),
     Starter("Qwen3 8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_030_000_000, tr("Strong for its size, tools and thinking")),
     Starter(

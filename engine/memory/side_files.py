@@ -30,11 +30,16 @@ _SKIPPED = "_norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig."""
+    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig.
+
+    `sees` and `hears`: what its header says that it reads.
+    """
 
     path: Path
     tensors: tuple[TensorInfo, ...]
     device: str | None = None
+    sees: bool = True
+    hears: bool = False
 
     def weights_bytes(self, rule: SizeRule) -> int:
         """Return what its weights take on a device with this rule; its activations come on top."""
@@ -96,7 +101,9 @@ def read_projector(path: Path, device: str | None = None) -> Projector:
         raise ModelFileError(
             path, tr("is {described}, not a projector; choose the model's mmproj file", described=_described(header))
         )
-    return Projector(path, header.tensors, device)
+    sees = header.metadata.get("clip.has_vision_encoder") is True
+    hears = header.metadata.get("clip.has_audio_encoder") is True
+    return Projector(path, header.tensors, device, sees, hears)
 
 
 def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:

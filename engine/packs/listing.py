@@ -32,13 +32,13 @@ class ListedPack:
         """What there is to say about it, on one line."""
         match self.state:
             case "used":
-                what = f"in use: {', '.join(self.devices)}" if self.devices else "in use"
+                what = f"In use: {', '.join(self.devices)}" if self.devices else "In use"
             case "off":
-                what = "switched off"
+                what = "Switched off"
             case "broken":
-                what = "not used"
+                what = "Not used"
             case "unchecked":
-                what = "not checked yet"
+                what = "Not checked yet"
         return ". ".join(part.removesuffix(".") for part in (what, self.reason, self._needed) if part) + "."
 
     @property

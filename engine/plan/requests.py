@@ -35,12 +35,15 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
 
 def probe_request(plan: Plan) -> Probe:
     """Return the request of a no-alloc load; raises as `load_request` does."""
+    projector = plan.edit.side_files.projector
+    beside = () if projector is None else (projector.path,)
     return Probe(
         path=_as_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
-        reach=Reach(readable=tuple(map(_as_text, plan.model.paths))),
+        projector=None if projector is None else _projector_file(plan, projector),
+        reach=Reach(readable=tuple(map(_as_text, (*plan.model.paths, *beside)))),
     )
 
 

@@ -68,16 +68,6 @@ class Reach(msgspec.Struct, frozen=True):
     writable: tuple[str, ...] = ()
 
 
-class Probe(Request, frozen=True, tag="probe", kw_only=True):
-    """A no-alloc load; answered by `Probed` or `Failure`."""
-
-    path: str
-    devices: tuple[DeviceRef, ...]
-    parameters: EngineParameters
-    context: ContextSettings
-    reach: Reach | None = None
-
-
 class AdapterFile(msgspec.Struct, frozen=True):
     """A LoRA adapter that is applied by `scale`."""
 
@@ -91,6 +81,17 @@ class ProjectorFile(msgspec.Struct, frozen=True):
     path: str
     device: str
     weights_bytes: int
+
+
+class Probe(Request, frozen=True, tag="probe", kw_only=True):
+    """A no-alloc load; answered by `Probed` or `Failure`."""
+
+    path: str
+    devices: tuple[DeviceRef, ...]
+    parameters: EngineParameters
+    context: ContextSettings
+    projector: ProjectorFile | None = None
+    reach: Reach | None = None
 
 
 class Load(Request, frozen=True, tag="load", kw_only=True):
@@ -108,9 +109,21 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     reach: Reach | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ImageFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An image by the SHA-256 of its file, its size as a model sees it, and the file, which counting does not need."""
+
+    sha256: str
+    width_px: int
+    height_px: int
+    data: bytes = b""
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`images` come before the words of `content`."""
+
     role: Literal["system", "user", "assistant"]
     content: str
+    images: tuple[ImageFile, ...] = ()
 
 
 class ModelRequest(Request, frozen=True, kw_only=True):
@@ -166,12 +179,13 @@ class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
 
 
 class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
-    """How many tokens a conversation and each of its contents take, and each of some other texts; answered by
-    `Counted`."""
+    """How many tokens a conversation and each of its contents take, and each of some other texts and images; answered
+    by `Counted`."""
 
     messages: tuple[ChatMessage, ...] = ()
     texts: tuple[str, ...] = ()
     template: str = ""
+    images: tuple[ImageFile, ...] = ()
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
@@ -537,7 +551,7 @@ class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
 
 
 class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
-    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`: of each alone.
+    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`, `images`: of each alone.
 
     `n_ctx`: what one request may hold.
     """
@@ -546,6 +560,7 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
     messages: tuple[int, ...]
     texts: tuple[int, ...]
     n_ctx: int
+    images: tuple[int, ...] = ()
 
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):

@@ -15,7 +15,8 @@ from engine.errors import EngineError
 from engine.tunnel.calling import Admission
 from engine.tunnel.channel import BrokenTalkError, Channel, Purpose, keep_alive, read_preface, serving_context, shut
 from engine.tunnel.codes import OpenCode
-from engine.tunnel.identity import Identity, fingerprint_of
+from engine.tunnel.fingerprints import fingerprint_of
+from engine.tunnel.identity import Identity
 from engine.tunnel.pairing import answer_pairing
 from engine.tunnel.pairings import Pairing, PairingBook
 from engine.tunnel.relay import relay

@@ -18,7 +18,8 @@ from engine.errors import EngineError
 from engine.protocol.messages import Message, NearbyMachine, NearbyMachines
 from engine.texts import show
 from engine.tunnel.announcing import SERVICE, VERSION
-from engine.tunnel.pairings import MAX_NAME, is_fingerprint
+from engine.tunnel.fingerprints import is_fingerprint
+from engine.tunnel.pairings import MAX_NAME
 
 MAX_MACHINES = 32
 MAX_DEVICE = 40

@@ -12,6 +12,7 @@ from typing import TypeVar
 from engine.devices.endpoint import GreetingStatus, parse_endpoint
 from engine.errors import EngineError
 from engine.tunnel.channel import BrokenTalkError, Channel, Purpose, calling_context, keep_alive
+from engine.tunnel.codes import read_code
 from engine.tunnel.identity import Identity
 from engine.tunnel.pairing import ask_pairing
 from engine.tunnel.pairings import Pairing, PairingError
@@ -86,6 +87,8 @@ def pair_with(endpoint: str, code: str, identity: Identity, name: str, timeout_s
         PairingError: where the exchange fails.
         ValueError: with a sentence, for a text that is no endpoint or no code.
     """
+
+    read_code(code)
 
     def exchange(channel: Channel, certificate: bytes) -> Pairing:
         try:

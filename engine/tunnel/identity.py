@@ -5,7 +5,6 @@ The name in a certificate says nothing: what others keep of us is the certificat
 
 from __future__ import annotations
 
-import hashlib
 import os
 import secrets
 from contextlib import suppress
@@ -21,11 +20,10 @@ from cryptography.x509.oid import NameOID
 
 from engine.errors import EngineError
 from engine.files import read_at_most
+from engine.tunnel.fingerprints import fingerprint_of
 
 MAX_FILE_BYTES = 1 << 16
-MAX_CERTIFICATE_BYTES = 4096
 _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
-_SHOWN_DIGITS = 16
 
 
 class IdentityError(EngineError):
@@ -44,17 +42,6 @@ class Identity:
     @property
     def fingerprint(self) -> str:
         return fingerprint_of(self.certificate)
-
-
-def fingerprint_of(certificate: bytes) -> str:
-    """Return the SHA-256 of a certificate (DER) in hexadecimal: what tells one machine from all others."""
-    return hashlib.sha256(certificate).hexdigest()
-
-
-def shown_fingerprint(fingerprint: str) -> str:
-    """Return the beginning of a fingerprint as people compare it."""
-    digits = fingerprint[:_SHOWN_DIGITS]
-    return " ".join(digits[start : start + 4] for start in range(0, len(digits), 4))
 
 
 def read_identity(path: Path) -> Identity:

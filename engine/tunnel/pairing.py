@@ -15,7 +15,8 @@ import msgspec
 from engine.tunnel.channel import BrokenTalkError, Channel
 from engine.tunnel.codes import OpenCode, read_code
 from engine.tunnel.cpace import CpaceError, calculate_generator, confirmation, multiply, session_key
-from engine.tunnel.identity import MAX_CERTIFICATE_BYTES, Identity, fingerprint_of
+from engine.tunnel.fingerprints import MAX_CERTIFICATE_BYTES, fingerprint_of
+from engine.tunnel.identity import Identity
 from engine.tunnel.pairings import Pairing, PairingError, make_pairing
 
 _CHANNEL = b"layerdeck pairing 1"

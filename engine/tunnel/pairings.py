@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import binascii
-import re
-from collections.abc import Iterable
+import os
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -14,7 +16,7 @@ import msgspec
 from engine.errors import EngineError, PlacedError
 from engine.json_file import read_kept, write_kept
 from engine.texts import show
-from engine.tunnel.identity import fingerprint_of, shown_fingerprint
+from engine.tunnel.fingerprints import fingerprint_of, shown_fingerprint
 
 VERSION = 1
 MAX_FILE_BYTES = 1 << 20
@@ -22,7 +24,6 @@ MAX_PAIRINGS = 64
 MAX_NAME = 40
 Role = Literal["client", "server"]
 """What the other one is to us: `client` may use this machine, `server` is one that this machine may use."""
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 class PairingError(EngineError):
@@ -69,11 +70,6 @@ def make_pairing(role: Role, name: str, certificate: bytes, endpoint: str = "", 
     return Pairing(role, cleaned, base64.b64encode(certificate).decode(), endpoint, paired_s)
 
 
-def is_fingerprint(text: str) -> bool:
-    """Return whether `text` is a whole fingerprint as rig files have it."""
-    return _FINGERPRINT.fullmatch(text) is not None
-
-
 class PairingBook:
     """The file of pairings. Every call reads it anew: window, command line and servers share it."""
 
@@ -108,8 +104,9 @@ class PairingBook:
         Raises:
             PlacedError: where the file cannot be written.
         """
-        others = (each for each in self.all() if not _same(each, pairing))
-        self._write([*others, pairing][-MAX_PAIRINGS:])
+        with self._alone():
+            others = (each for each in self.all() if not _same(each, pairing))
+            self._write([*others, pairing][-MAX_PAIRINGS:])
 
     def forget(self, text: str) -> tuple[Pairing, ...]:
         """Remove a machine in both roles, and return what was removed.
@@ -118,10 +115,32 @@ class PairingBook:
             PairingError: where none or several are meant.
             PlacedError: where the file cannot be written.
         """
-        fingerprint = _only(text, self.all()).fingerprint
-        removed = tuple(each for each in self.all() if each.fingerprint == fingerprint)
-        self._write(each for each in self.all() if each.fingerprint != fingerprint)
-        return removed
+        with self._alone():
+            kept = self.all()
+            fingerprint = _only(text, kept).fingerprint
+            self._write(each for each in kept if each.fingerprint != fingerprint)
+            return tuple(each for each in kept if each.fingerprint == fingerprint)
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Keep other processes from changing the list meanwhile, where the system has locks of files."""
+        if sys.platform == "win32":
+            yield
+            return
+        import fcntl
+
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as error:
+            reason = f"the folder of the list of pairings cannot be written ({error.strerror})"
+            raise PlacedError(reason, source=self._path.name) from error
+        try:
+            # Held for the moment of one change.
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(descriptor)
 
     def _write(self, pairings: Iterable[Pairing]) -> None:
         write_kept(self._path, _Book(pairings=tuple(pairings)), what="list of pairings", fail=PlacedError)

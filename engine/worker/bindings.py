@@ -23,6 +23,7 @@ ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 """ggml_backend_dev_type, less META, which only llama.cpp itself creates."""
 CPU_TYPE = 0
+_DEBUG = 1
 ACCELERATOR_TYPE = 3
 
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
@@ -99,7 +100,8 @@ class Bindings:
         self.context_breakdown = self._bind_optional(_BREAKDOWN)
         self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
         self._kept: list[Any] = []
-        self.log_callback: Any = None
+        self.projector_log_callback: Any = None
+        """What a projector logs, without what is for its authors: that has the words of conversations in it."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
@@ -110,8 +112,11 @@ class Bindings:
     def on_log(self, write: Callable[[int, str], None]) -> None:
         """Send every log line of llama.cpp and ggml to `write(level, text)`, in place of the binding's own printing."""
         callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
-        self._kept.append(callback)
-        self.log_callback = callback
+        spared = self.low.llama_log_callback(
+            lambda level, text, _data: write(level, text.decode("utf-8", "replace")) if level > _DEBUG else None
+        )
+        self._kept += [callback, spared]
+        self.projector_log_callback = spared
         self.low.llama_log_set(callback, _POINTER(0))
 
     def devices(self) -> list[int]:

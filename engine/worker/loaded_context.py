@@ -15,6 +15,7 @@ from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices
 from engine.worker.diagnosis import FreeMemory, allocation_failure, decode_failure
 from engine.worker.log import EngineLog
+from engine.worker.media import Media
 from engine.worker.parts import logged_parts, measured_parts
 from engine.worker.side_files import Beside
 
@@ -37,6 +38,8 @@ class LoadedContext:
     beside: Beside | None = None
     embedded_tokens: int = 0
     """How many tokens the engine has kept embeddings of at a time: it does not say what its output buffer grows to."""
+    media: Media | None = None
+    """What reads images; None without a projector."""
 
     @property
     def vocabulary(self) -> Any:

@@ -55,7 +55,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """What a sequence fits. `streams`: how many sequences the memory kept in buffers of their own.
 
     `digest` is of all that follows. Without flash attention values are stored another way than with it. `checkpoints`
-    ascend.
+    ascend. `images`: what the tokens -1, -2... stand for.
     """
 
     model: ModelIdentity
@@ -68,6 +68,7 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     state_bytes: int
     digest: str
     checkpoints: tuple[KeptCheckpoint, ...] = ()
+    images: tuple[str, ...] = ()
 
     @property
     def content_bytes(self) -> int:

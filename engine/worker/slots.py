@@ -115,6 +115,12 @@ class Slots:
             slot.hold(())
             slot.copied = False
 
+    def forget_end(self, slot: Slot) -> None:
+        """Take out of the memory what came after the tokens of a slot; all of it where that cannot be."""
+        low, memory = self._loaded.engine.low, self._loaded.memory
+        if not low.llama_memory_seq_rm(memory, slot.number, len(slot.tokens), -1):
+            self.empty(slot)
+
     def go_back(self) -> None:
         """Bring everything back to where it is known to be sound, after a batch that may have harmed every sequence."""
         for slot in self.all:
@@ -242,12 +248,14 @@ class Slots:
 
 
 def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
-    """Return how many tokens two texts begin with in common."""
+    """Return how many tokens two texts begin with in common; an image, which is negative numbers, counts whole."""
     length = 0
     for left, right in zip(one, other, strict=False):
         if left != right:
             break
         length += 1
+    while 0 < length < len(other) and other[length] < 0 and other[length] == other[length - 1]:
+        length -= 1
     return length
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
 import random
 import tarfile
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -127,8 +127,8 @@ def test_a_file_that_is_not_there_and_a_folder(store: PackStore, tmp_path: Path)
 
 
 def test_damaged_archives_are_refused_or_whole(store: PackStore, tmp_path: Path) -> None:
-    whole = write_pack(tmp_path / "pack.tar.gz", "x", random.Random(1).randbytes(5000)).read_bytes()
-    unzipped = gzip.decompress(whole)
+    library = random.Random(1).randbytes(5000)
+    unzipped = gzip.decompress(write_pack(tmp_path / "pack.tar.gz", "x", library).read_bytes())
     generator = random.Random(7)
     damaged = tmp_path / "damaged.tar.gz"
     for _ in range(examples(200)):
@@ -141,12 +141,8 @@ def test_damaged_archives_are_refused_or_whole(store: PackStore, tmp_path: Path)
         if generator.random() < 0.3:
             zipped[generator.randrange(len(zipped))] ^= 1 << generator.randrange(8)
         damaged.write_bytes(zipped)
-        try:
+        with suppress(PackError):
             pack = store.install(damaged, engine_version())
-        except PackError as error:
-            assert error.summary()
-        else:
-            library = (pack.folder / LIBRARY).read_bytes()
-            assert library == tarfile.open(fileobj=io.BytesIO(unzipped)).extractfile(f"x/{LIBRARY}").read()  # type: ignore[union-attr]
+            assert (pack.folder / LIBRARY).read_bytes() == library
             store.remove(pack.name)
         assert list(store.user.iterdir()) == []

@@ -13,6 +13,7 @@ from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
 from engine.language import tr
 from widgets.chat.bubble import Bubble
+from widgets.chat.gallery import Gallery
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.markdown.typesetter import Typesetter
 
@@ -36,6 +37,8 @@ class MessageList(QAbstractScrollArea):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._typesetter = typesetter
+        self.gallery = Gallery(self)
+        """The small pictures of images; somebody else brings them."""
         self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -234,7 +237,7 @@ class MessageList(QAbstractScrollArea):
     # ------------------------------------------------------------------ bubbles
 
     def _make(self, message: ShownMessage) -> Bubble:
-        bubble = Bubble(self._typesetter, self._whole(message), self.viewport())
+        bubble = Bubble(self._typesetter, self.gallery, self._whole(message), self.viewport())
         bubble.acted.connect(self.acted)
         bubble.link_opened.connect(self.link_opened)
         bubble.save_requested.connect(self.save_requested)

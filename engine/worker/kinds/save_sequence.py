@@ -10,6 +10,7 @@ import msgspec
 
 from engine.protocol.messages import SaveSequence, SequenceSaved
 from engine.worker.loaded_context import LoadedContext
+from engine.worker.media import without_numbers
 from engine.worker.outcome import failure
 from engine.worker.saved_state import header_of
 from engine.worker.sequence_file import KeptCheckpoint, SequenceFileError, SequenceHeader, write_sequence
@@ -38,11 +39,12 @@ def begin(session: LoadedContext, slots: Slots, request: SaveSequence) -> Saving
     state = (ctypes.c_uint8 * size_bytes)()
     if not size_bytes or int(low.llama_state_seq_get_data(context, state, size_bytes, slot.number)) != size_bytes:
         raise failure("internal", "llama.cpp did not give the state of the sequence.")
-    tokens = list(slot.tokens)
+    tokens, images = without_numbers(session.media, slot.tokens)
     checkpoints = slot.checkpoints[-KEPT_CHECKPOINTS:]
     kept = tuple(KeptCheckpoint(each.tokens, each.size_bytes) for each in checkpoints)
     states = [memoryview(state).cast("B"), *(each.state for each in checkpoints)]
-    return Saving(request, tokens, states, header_of(session, len(tokens), size_bytes, "", kept))
+    header = msgspec.structs.replace(header_of(session, len(tokens), size_bytes, "", kept), images=images)
+    return Saving(request, tokens, states, header)
 
 
 class Saving(TurnTask):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
 from pathlib import Path
 
@@ -13,10 +15,11 @@ from hypothesis import strategies as st
 from engine.chats.exports import as_html, as_json, as_markdown
 from engine.chats.imports import parse_conversations, read_conversations
 from engine.chats.llama_ui import as_jsonl
-from engine.chats.message import Message
-from engine.chats.tree import MessageTree, add
+from engine.chats.message import Attachment, Message
+from engine.chats.tree import MessageTree, add, tree_of
 from engine.errors import ChatError
 from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, kept_tree
+from tests.support.pictures import picture
 
 
 def shape(tree: MessageTree) -> list[tuple[object, ...]]:
@@ -44,6 +47,46 @@ def test_our_document_keeps_everything(tmp_path: Path) -> None:
     assert msgspec.structs.replace(found.conversation, id=CHAT.id, leaf=None) == CHAT
     assert [message.choices for message in found.tree.messages.values()] == [(), CHOICES, ()]
     assert found.files == {FILE.sha256: DATA}
+
+
+def test_images_go_with_every_form_and_come_back() -> None:
+    data = picture()
+    sha256 = hashlib.sha256(data).hexdigest()
+    image = Attachment(
+        id="i",
+        kind="image",
+        name="a]cat",
+        mime="image/png",
+        sha256=sha256,
+        size_bytes=len(data),
+        width_px=40,
+        height_px=30,
+    )
+    message = Message(id="q", role="user", content="What?", attachments=(image,))
+    files, found = {sha256: data}, [(CHAT, tree_of((message,), "q"))]
+    address = "data:image/png;base64," + base64.b64encode(data).decode()
+    assert f"![a\\]cat]({address})" in as_markdown(CHAT, (message,), files)
+    assert "Attached: a]cat" in as_markdown(CHAT, (message,))
+    page = as_html(CHAT, (message,), files)
+    assert f'<img src="{address}" alt="a]cat">' in page
+    assert "img-src data:;" in page
+    for document, name in ((as_json(found, files), "c.json"), (as_jsonl(found, files), "c.jsonl")):
+        (back,) = parse_conversations(document, source=name)
+        (attachment,) = back.tree.path[-1].attachments
+        assert msgspec.structs.replace(attachment, id="i") == image
+        assert back.files == files
+
+
+def test_images_that_none_can_be_are_refused() -> None:
+    data = picture()
+    sha256 = hashlib.sha256(data).hexdigest()
+    image = Attachment(id="i", kind="image", name="i", mime="image/png", sha256=sha256, size_bytes=1, width_px=40)
+    for attachment, held in ((image, data), (msgspec.structs.replace(image, height_px=1), b"no image")):
+        named = msgspec.structs.replace(attachment, sha256=hashlib.sha256(held).hexdigest())
+        message = Message(id="q", role="user", content="What?", attachments=(named,))
+        document = as_json([(CHAT, tree_of((message,), "q"))], {named.sha256: held})
+        with pytest.raises(ChatError, match="an attached image"):
+            parse_conversations(document, source="c.json")
 
 
 def test_llama_cpps_lines_keep_the_tree_and_the_system_prompt() -> None:

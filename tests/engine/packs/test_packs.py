@@ -59,7 +59,7 @@ def test_a_pack_takes_the_place_of_one_of_its_name_and_a_bad_one_does_not(store:
     install(store, tmp_path, data=b"newer")
     assert library.read_bytes() == b"newer"
     bad = write_pack(tmp_path / "bad.tar.gz", "vulkan", b"bad", engine="llama-cpp-python 0.0.1")
-    with pytest.raises(PackError, match="It is for llama-cpp-python 0.0.1, and this is llama-cpp-python"):
+    with pytest.raises(PackError, match=r"It is for llama-cpp-python 0\.0\.1, and this is llama-cpp-python"):
         store.install(bad, engine_version())
     assert library.read_bytes() == b"newer"
     assert [path.name for path in store.user.iterdir()] == ["vulkan"]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from pathlib import Path
 
 import pytest
 
 from engine.tunnel.codes import ALPHABET, LIFETIME_S, MAX_GUESSES, OpenCode, make_code, read_code
-from engine.tunnel.identity import IdentityError, read_identity, shown_fingerprint
+from engine.tunnel.fingerprints import shown_fingerprint
+from engine.tunnel.identity import IdentityError, read_identity
 from engine.tunnel.pairings import MAX_NAME, Pairing, PairingBook, PairingError, make_pairing
 
 
@@ -68,6 +70,19 @@ def test_pairing_again_takes_the_place_of_the_earlier_pairing(tmp_path: Path) ->
     assert [each.endpoint for each in book.all("server")] == ["192.0.2.9:5000"]
     assert len(book.forget("attic")) == 2
     assert book.all() == ()
+
+
+def test_nobody_loses_what_another_keeps_at_the_same_time(tmp_path: Path) -> None:
+    names = [f"machine-{number}" for number in range(8)]
+    pairings = [paired(tmp_path, name) for name in names]
+    threads = [
+        threading.Thread(target=PairingBook(tmp_path / "pairings.json").add, args=(pairing,)) for pairing in pairings
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(each.name for each in PairingBook(tmp_path / "pairings.json").all()) == names
 
 
 def test_two_machines_of_one_name_are_told_apart(tmp_path: Path) -> None:

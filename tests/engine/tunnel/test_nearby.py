@@ -81,10 +81,9 @@ def test_a_machine_without_an_address_is_left() -> None:
 def test_whatever_is_announced_stays_within_bounds(
     addresses: list[str], port: int | None, texts: dict[bytes, bytes | None]
 ) -> None:
-    for given_texts in (
-        texts,
-        {**TEXTS, **{key: texts[key] for key in (b"name", b"device", b"memory") if key in texts}},
-    ):
+    known: dict[bytes, bytes | None] = {**TEXTS}
+    known |= {key: texts[key] for key in (b"name", b"device", b"memory") if key in texts}
+    for given_texts in (texts, known):
         machine = read_machine([*addresses, "192.0.2.7"][-1:] if port else addresses, port, given_texts)
         if machine is None:
             continue

@@ -42,7 +42,9 @@ class Line:
         stack.enter_context(self.serving)
         self.ended: dict[str, Ended] = {}
         halves = {"near": (self.calling, near_end), "far": (self.serving, far_end)}
-        self.threads = [threading.Thread(target=self._pass, args=(name, *half)) for name, half in halves.items()]
+        self.threads: list[threading.Thread] = [
+            threading.Thread(target=self._pass, args=(name, *half)) for name, half in halves.items()
+        ]
         for thread in self.threads:
             thread.start()
         for each in (self.near, self.far):

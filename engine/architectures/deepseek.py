@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import NONE_SCALED, GraphRecord
+from engine.architectures.graph_record import EXPERTS_SCALED, NONE_SCALED, GraphRecord
 from engine.architectures.record import NO_SPLIT, Architecture, Indexer, Records, Window
 from engine.architectures.style import Style
 
@@ -18,7 +18,7 @@ RECORDS: Records = {
         latent=True,
         indexer=Indexer(),
         split=NO_SPLIT,
-        graph=GraphRecord(_FILE_DECIDES, attention="sparse.sparse_attention"),
+        graph=GraphRecord(_FILE_DECIDES, attention="sparse.sparse_attention", scaled=EXPERTS_SCALED),
     ),
     "deepseek4": Architecture(
         window=Window(1),

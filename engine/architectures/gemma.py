@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import GraphRecord
+from engine.architectures.graph_record import EXPERTS_SCALED, GraphRecord
 from engine.architectures.record import NO_SPLIT, Architecture, Records, Window
 from engine.architectures.style import Style
 
@@ -42,6 +42,7 @@ RECORDS: Records = {
             Style(input_scale=True, late_rows="after_norm"),
             layer="gemma4.gemma4_layer",
             attention="shared_cache.sharing_attention",
+            scaled=EXPERTS_SCALED,
         ),
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import LLAMA_GRAPH, NONE_SCALED, GraphRecord
+from engine.architectures.graph_record import EXPERTS_SCALED, LLAMA_GRAPH, NONE_SCALED, GraphRecord
 from engine.architectures.record import NO_SPLIT, Architecture, Indexer, Records, Recurrence
 from engine.architectures.style import Style
 
@@ -17,7 +17,7 @@ RECORDS: Records = {
         # GLM 5.2 is told from its predecessors by its training context.
         indexer=Indexer("listed", default=True, default_long=1 << 20),
         split=NO_SPLIT,
-        graph=GraphRecord(_FILE_DECIDES, attention="sparse.sparse_attention"),
+        graph=GraphRecord(_FILE_DECIDES, attention="sparse.sparse_attention", scaled=EXPERTS_SCALED),
     ),
     "glm5-next": Architecture(
         latent=True,

@@ -13,11 +13,13 @@ from engine.gguf.model_file import ModelFile
 Builder = str
 """`MODULE.FUNCTION` of `engine/memory/compute_graph/models`; a module is imported when a model asks for it."""
 
-Scaled = frozenset[Literal["attention", "dense", "experts", "joined"]]
-"""Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one."""
-MOSTLY_SCALED: Scaled = frozenset({"attention", "experts", "joined"})
-ALL_SCALED: Scaled = frozenset({"attention", "dense", "experts", "joined"})
-ATTENTION_SCALED: Scaled = frozenset({"attention"})
+Scaled = frozenset[Literal["attention", "dense", "experts", "joined", "states"]]
+"""Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one;
+`states`: what recurrent layers read and write."""
+MOSTLY_SCALED: Scaled = frozenset({"attention", "joined", "states"})
+EXPERTS_SCALED: Scaled = MOSTLY_SCALED | {"experts"}
+ALL_SCALED: Scaled = EXPERTS_SCALED | {"dense"}
+ATTENTION_SCALED: Scaled = frozenset({"attention", "states"})
 NONE_SCALED: Scaled = frozenset()
 
 StyleOfFile = Callable[[ModelFile], Style]

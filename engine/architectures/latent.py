@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import GraphRecord
+from engine.architectures.graph_record import EXPERTS_SCALED, GraphRecord
 from engine.architectures.record import NO_SPLIT, Architecture, Indexer, Records, Window
 from engine.architectures.style import Style
 
@@ -23,6 +23,6 @@ RECORDS: Records = {
         window=Window(),
         indexer=Indexer("listed", any_length=True),
         split=NO_SPLIT,
-        graph=GraphRecord(Style(normalises=None), attention="sparse.sparse_attention"),
+        graph=GraphRecord(Style(normalises=None), attention="sparse.sparse_attention", scaled=EXPERTS_SCALED),
     ),
 }

@@ -79,9 +79,7 @@ RECORDS: Records = {
         ties_output=False, split=NO_SPLIT, graph=GraphRecord(Style(reads_embedding=True), scaled=ALL_SCALED)
     ),
     "cogvlm": Architecture(
-        graph=GraphRecord(
-            Style(late_rows="never"), scaled=frozenset({"attention", "experts"}), turns_by_frequencies=False
-        )
+        graph=GraphRecord(Style(late_rows="never"), scaled=ATTENTION_SCALED, turns_by_frequencies=False)
     ),
     "deci": Architecture(split=TensorSplit(may_lack_heads=True), graph=GraphRecord(layer="special.uneven_layer")),
     "talkie": Architecture(graph=GraphRecord(Style(input_scale=True, qk_norm="after"), layer="special.skipping_layer")),

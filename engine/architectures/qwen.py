@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import ALL_SCALED, LLAMA_GRAPH, GraphRecord
+from engine.architectures.graph_record import ALL_SCALED, EXPERTS_SCALED, LLAMA_GRAPH, GraphRecord
 from engine.architectures.record import NO_SPLIT, Architecture, Indexer, Records, Recurrence, TensorSplit, same
 from engine.architectures.style import Style
 
@@ -10,7 +10,8 @@ _DELTA_NET = Recurrence("interval", "grouped_scan")
 _MULTI_AXIS = Style(positions=4)
 
 RECORDS: Records = {
-    **same("qwen qwen2 qwen3moe", Architecture(graph=LLAMA_GRAPH)),
+    **same("qwen qwen2", Architecture(graph=LLAMA_GRAPH)),
+    "qwen3moe": Architecture(graph=GraphRecord(scaled=EXPERTS_SCALED)),
     "qwen3": Architecture(graph=GraphRecord(scaled=ALL_SCALED)),
     "qwen2moe": Architecture(graph=GraphRecord(Style(normalises=False))),
     "qwen2vl": Architecture(graph=GraphRecord(_MULTI_AXIS)),
@@ -23,7 +24,7 @@ RECORDS: Records = {
             Style(post_norm=False, late_rows="after_norm"),
             attention="delta_net.gated_attention",
             recurrence="delta_net.joint_delta_net",
-            scaled=ALL_SCALED,
+            scaled=ALL_SCALED - {"joined", "states"},
         ),
     ),
     **same(
@@ -35,6 +36,7 @@ RECORDS: Records = {
                 Style(positions=4, post_norm=False, late_rows="after_norm"),
                 attention="delta_net.gated_attention",
                 recurrence="delta_net.delta_net",
+                scaled=EXPERTS_SCALED,
             ),
         ),
     ),
@@ -51,6 +53,7 @@ RECORDS: Records = {
             recurrence="delta_net.copying_delta_net",
             before="wide_residual.open_hashed",
             behind="wide_residual.gated_end",
+            scaled=EXPERTS_SCALED,
         ),
     ),
 }

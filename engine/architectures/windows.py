@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from engine.architectures.graph_record import LLAMA_GRAPH, GraphRecord
+from engine.architectures.graph_record import EXPERTS_SCALED, LLAMA_GRAPH, GraphRecord
 from engine.architectures.record import NO_SPLIT, Architecture, Records, Window, same
 from engine.architectures.style import Style
 from engine.gguf.model_file import ModelFile
@@ -18,7 +18,7 @@ def _llama4(model: ModelFile) -> Style:
 RECORDS: Records = {
     **same("mimo2 spark2_5", Architecture(window=Window(), graph=LLAMA_GRAPH)),
     "step35": Architecture(window=Window()),
-    "mellum": Architecture(window=Window(4, optional=True), graph=LLAMA_GRAPH),
+    "mellum": Architecture(window=Window(4, optional=True), graph=GraphRecord(scaled=EXPERTS_SCALED)),
     "plamo3": Architecture(window=Window(8, optional=True), graph=LLAMA_GRAPH),
     "afmoe": Architecture(
         window=Window(4, optional=True),

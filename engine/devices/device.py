@@ -61,7 +61,8 @@ class Device:
     `holdings`: what other models of ours, which stay loaded, hold here; `free_bytes` is without it.
     `alignment_bytes`, `host_alignment_bytes`: what the engine aligns tensors to in the device's buffers and in the host
     memory that it reads directly; None: not told, the backend's usual ones count. `largest_tensor_bytes`: the largest
-    tensor that the device computes with, None: any.
+    tensor that the device computes with, None: any. `largest_buffer_bytes`: the largest buffer that it gives out, None:
+    not told.
     `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
     `fingerprint`: of the certificate that the machine at `endpoint` was paired with; it is reached through a tunnel
     alone. `via`: where on this machine that tunnel begins (host:port), None as long as there is none.
@@ -83,6 +84,7 @@ class Device:
     alignment_bytes: int | None = None
     host_alignment_bytes: int | None = None
     largest_tensor_bytes: int | None = None
+    largest_buffer_bytes: int | None = None
     holdings: tuple[Holding, ...] = ()
     faults: tuple[Fault, ...] = ()
     is_checked: bool = False

@@ -25,7 +25,7 @@ from engine.language import tr
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
-_BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes")
+_BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
@@ -80,7 +80,7 @@ def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
-        "largest_tensor_bytes", "capabilities", "faults", "fingerprint",
+        "largest_tensor_bytes", "largest_buffer_bytes", "capabilities", "faults", "fingerprint",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -104,6 +104,7 @@ def _parse_device(item: JsonObject) -> Device:
         alignment_bytes=_parse_alignment(item, "alignment_bytes"),
         host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
         largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
+        largest_buffer_bytes=item.nullable("largest_buffer_bytes", item.size, None),
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),

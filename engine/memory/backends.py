@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from engine.devices.device import Device
 from engine.memory.kernels import ALL_KERNELS, Kernels
-from engine.units import MIB
+from engine.units import GIB, MIB
 
 ROW_PADDING = 512
 """Elements that CUDA-like backends round quantised rows up to (`MATRIX_ROW_PADDING`)."""
@@ -25,14 +25,16 @@ class SizeRule:
 
 @dataclass(frozen=True, slots=True)
 class HostBuffer:
-    """Memory of the host in a buffer: the alignment of what lies in it, and what it is larger than was asked for."""
+    """Memory of the host in a buffer: the alignment of what lies in it, what it is larger than was asked for, and how
+    large it may be, None: as large as is asked for."""
 
     alignment_bytes: int = 32
     extra_bytes: int = 0
+    most_bytes: int | None = None
 
-    def of(self, size_bytes: int) -> int:
-        """Return what a buffer takes that `size_bytes` are asked of; for nothing there is none."""
-        return size_bytes + self.extra_bytes if size_bytes else 0
+    def of(self, size_bytes: int, n_parts: int = 1) -> int:
+        """Return what buffers take together that `size_bytes` are asked of; for nothing there is none."""
+        return size_bytes + n_parts * self.extra_bytes if size_bytes else 0
 
 
 PLAIN_HOST = HostBuffer()
@@ -44,7 +46,8 @@ class BackendTraits:
 
     `pinned_host`: offers a host buffer, like `pinned`, that large batches are copied from; `op_offload`: computes large
     batches with weights that lie on the host; `converts_kv`: flash attention keeps F16 copies of a KV cache of another
-    type; `reorders`: computes in an order of its own, which decides how long results stay;
+    type; `reorders`: computes in an order of its own, which decides how long results stay; `most_bytes`: the largest
+    buffer that it gives out, beyond which there are several, None: any;
     `overhead_bytes`: what a process takes on the device before its first buffer [unverified, calibrated later].
     """
 
@@ -54,6 +57,7 @@ class BackendTraits:
     op_offload: bool = False
     converts_kv: bool = False
     reorders: bool = False
+    most_bytes: int | None = None
     overhead_bytes: int = 0
 
 
@@ -76,13 +80,14 @@ _CUDA_LIKE = BackendTraits(
 )
 
 # Vulkan aligns to minStorageBufferOffsetAlignment, and on the host to minMemoryMapAlignment: 16 to 256 and 64 to 4096
-# on known drivers. Devices that were looked at tell them.
+# on known drivers. Buffers have at most 1 GiB (`suballocation_block_size`). Devices that were looked at tell it all.
 _VULKAN = BackendTraits(
     SizeRule(256, kernels=Kernels("vulkan")),
     pinned_host=True,
-    pinned=HostBuffer(64, extra_bytes=32),
+    pinned=HostBuffer(64, extra_bytes=32, most_bytes=GIB),
     op_offload=True,
     reorders=True,
+    most_bytes=GIB,
     overhead_bytes=128 * MIB,
 )
 _METAL = BackendTraits(HOST_RULE, op_offload=True, overhead_bytes=64 * MIB)
@@ -107,7 +112,13 @@ def backend_traits(device: Device) -> BackendTraits:
     if device.is_host:
         return CPU_TRAITS
     traits = RPC_TRAITS if device.is_rpc else TRAITS.get(device.backend, _OTHER)
-    return _told(traits, device.alignment_bytes, device.host_alignment_bytes, device.largest_tensor_bytes)
+    return _told(
+        traits,
+        device.alignment_bytes,
+        device.host_alignment_bytes,
+        device.largest_tensor_bytes,
+        device.largest_buffer_bytes,
+    )
 
 
 @lru_cache(maxsize=64)
@@ -116,6 +127,7 @@ def _told(
     alignment_bytes: int | None,
     host_alignment_bytes: int | None,
     largest_tensor_bytes: int | None,
+    largest_buffer_bytes: int | None,
 ) -> BackendTraits:
     """Return `traits` with what a device told of its buffers; None: it told nothing."""
     rule, pinned = traits.size_rule, traits.pinned
@@ -126,7 +138,12 @@ def _told(
             alignment_bytes=alignment_bytes or rule.alignment_bytes,
             kernels=replace(rule.kernels, largest_bytes=largest_tensor_bytes),
         ),
-        pinned=replace(pinned, alignment_bytes=host_alignment_bytes or pinned.alignment_bytes),
+        pinned=replace(
+            pinned,
+            alignment_bytes=host_alignment_bytes or pinned.alignment_bytes,
+            most_bytes=largest_buffer_bytes or pinned.most_bytes,
+        ),
+        most_bytes=largest_buffer_bytes or traits.most_bytes,
     )
 
 

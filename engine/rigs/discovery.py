@@ -120,6 +120,7 @@ def _local_device(found: GgmlDevice) -> Device:
         alignment_bytes=found.alignment_bytes or None,
         host_alignment_bytes=found.host_alignment_bytes or None,
         largest_tensor_bytes=found.largest_tensor_bytes or None,
+        largest_buffer_bytes=found.largest_buffer_bytes or None,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
 

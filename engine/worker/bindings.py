@@ -87,6 +87,7 @@ class Bindings:
         self.registry_function = bind("ggml_backend_reg_get_proc_address", _POINTER, _POINTER, _TEXT)
         self._buffer_type_name = bind("ggml_backend_buft_name", _TEXT, _POINTER)
         self.buffer_type_is_host = bind("ggml_backend_buft_is_host", ctypes.c_bool, _POINTER)
+        self.buffer_type_max_size = bind("ggml_backend_buft_get_max_size", ctypes.c_size_t, _POINTER)
         self.buffer_type_alignment = bind("ggml_backend_buft_get_alignment", ctypes.c_size_t, _POINTER)
         self.buffer_type_device = bind("ggml_backend_buft_get_device", _POINTER, _POINTER)
         self.cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", _POINTER)

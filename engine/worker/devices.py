@@ -13,6 +13,8 @@ from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
 
 CPU_ID = "CPU"
+_LARGEST_BYTES = 1 << 62
+"""Backends that set no limit to a buffer name the largest number that there is."""
 BACKEND_NAMES = {"ROCm": "HIP", "MTL": "Metal"}
 """Where ggml's name of a backend is not the one people use."""
 
@@ -170,11 +172,17 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         alignment_bytes=_alignment(engine, engine.device_buffer_type(device)),
         host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
         largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,
+        largest_buffer_bytes=_largest_buffer(engine, engine.device_buffer_type(device)),
     )
 
 
 def _alignment(engine: Bindings, buffer_type: int | None) -> int:
     return engine.buffer_type_alignment(buffer_type) if buffer_type else 0
+
+
+def _largest_buffer(engine: Bindings, buffer_type: int | None) -> int:
+    found = engine.buffer_type_max_size(buffer_type) if buffer_type else 0
+    return found if found <= _LARGEST_BYTES else 0
 
 
 def _backend(engine: Bindings, device: int) -> str:

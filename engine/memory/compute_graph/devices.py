@@ -26,7 +26,8 @@ def backends_of(entries: Sequence[tuple[str, BackendTraits]]) -> list[Backend]:
 
 def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits]) -> Backend:
     if entry == HOST:
-        return Backend(HOST, True, found.size_rule.alignment_bytes, None, frozenset(), False, _n_bytes)
+        rule, most_bytes = found.size_rule, found.most_bytes
+        return Backend(HOST, True, rule.alignment_bytes, None, frozenset(), False, _n_bytes, most_bytes=most_bytes)
     rule = found.size_rule
     blind_to: frozenset[str] = frozenset()
     if found.converts_kv:
@@ -37,7 +38,15 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         supports = _vulkan_supports(rule.kernels.largest_bytes)
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(
-        entry, False, rule.alignment_bytes, supports, blind_to, found.op_offload, alloc_size, reorders=found.reorders
+        entry,
+        False,
+        rule.alignment_bytes,
+        supports,
+        blind_to,
+        found.op_offload,
+        alloc_size,
+        reorders=found.reorders,
+        most_bytes=found.most_bytes,
     )
 
 

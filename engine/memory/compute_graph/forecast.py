@@ -115,7 +115,7 @@ class ComputeForecast:
         sizes = [self._walk(placement, each, Walk.sizes) for each in batches]
         found = {memory: max(each[memory] for each in sizes) for memory in sizes[0]}
         host = found[HOST]
-        found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes))
+        found[HOST] = host._replace(size_bytes=placement.host.compute.of(host.size_bytes, host.n_parts))
         return Found({CPU_ID if memory == HOST else memory: size for memory, size in found.items()}, batch.flash)
 
     def _asked_operations(self, *, asks_flash: bool) -> tuple[str, ...]:

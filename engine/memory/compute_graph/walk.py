@@ -180,7 +180,8 @@ class Walk:
         unknown = frozenset(used - placement.traits.keys() - {CPU_ID})
         found = self._windows.get((rig, devices, named, unknown))
         if found is None:
-            host = replace(CPU_TRAITS, size_rule=SizeRule(placement.host.compute.alignment_bytes))
+            pinned = placement.host.compute
+            host = replace(CPU_TRAITS, size_rule=SizeRule(pinned.alignment_bytes), most_bytes=pinned.most_bytes)
             traits = [host if device == CPU_ID else placement.traits[device] for device in devices]
             found = self._windows[rig, devices, named, unknown] = self._make_window(devices, traits, named, unknown)
         return found

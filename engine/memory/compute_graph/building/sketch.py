@@ -180,8 +180,7 @@ class Sketch:
     def linear(self, stem: str, source: Tensor) -> Tensor:
         """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
         found = self.graph.mul_mat(self.weight(stem), source)
-        part = "dense" if stem.startswith("ffn_") else "joined" if stem == "attn_qkv" else "attention"
-        if part in self.numbers.scaled and self.has(f"{stem}.scale"):
+        if _part(stem) in self.numbers.scaled and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
         bias = self.maybe(f"{stem}.bias")
         return found if bias is None else self.graph.add(found, bias)
@@ -236,3 +235,12 @@ class Sketch:
         if self.has(f"ffn_sub_norm{suffix}"):
             found = self.norm(found, f"ffn_sub_norm{suffix}")
         return self.linear(f"ffn_down{suffix}", found)
+
+
+def _part(stem: str) -> str:
+    """Return which part of a layer a weight is of: see `Scaled`."""
+    if stem.startswith("ffn_"):
+        return "dense"
+    if stem.startswith("ssm_") or stem == "attn_gate":
+        return "states"
+    return "joined" if stem == "attn_qkv" else "attention"

@@ -79,10 +79,12 @@ class Buffer:
 
 
 class Size(NamedTuple):
-    """What a buffer takes, and how much of that are the copies for a pipeline beyond the first of each tensor."""
+    """What a buffer takes, how much of that are the copies for a pipeline beyond the first of each tensor, and of how
+    many buffers it is made."""
 
     size_bytes: int
     pipeline_bytes: int
+    n_parts: int = 1
 
 
 Held = tuple[Key, str, int, int]
@@ -154,12 +156,21 @@ def _hand_back(piece: Piece, copy: Copy) -> Copy:
     return copy if key == copy.key else replace(copy, key=key, root_key=root_key)
 
 
-def start(leafs: Iterable[tuple[Key | None, bool, str, int]], n_copies: int) -> tuple[Filled, Growth]:
-    """Return buffers with the leafs of the whole graph in them that the allocator places, given the name of each,
-    whether it is an input, its memory and its size."""
+Leaf = tuple[Key | None, bool, str, int]
+"""One that the allocator places: its name, whether it is an input, its memory and its size."""
+
+
+def start(leafs: Iterable[Leaf], n_copies: int) -> tuple[Filled, Growth]:
+    """Return buffers with the leafs of the whole graph in them."""
     buffers: dict[str, Buffer] = {}
-    held: list[Held] = []
     kept: Counter[str] = Counter()
+    held = start_in(leafs, n_copies, buffers, kept)
+    return _filled(buffers, held), _growth(buffers, kept)
+
+
+def start_in(leafs: Iterable[Leaf], n_copies: int, buffers: dict[str, Buffer], kept: Counter[str]) -> list[Held]:
+    """Place the leafs of the whole graph in these buffers, and add up in `kept` what is apart."""
+    held: list[Held] = []
     for key, is_input, memory, size in leafs:
         if n_copies > 1 and is_input:
             kept[memory] += size * n_copies
@@ -167,7 +178,7 @@ def start(leafs: Iterable[tuple[Key | None, bool, str, int]], n_copies: int) -> 
         offset = buffers.setdefault(memory, Buffer()).take(size)
         if key is not None:
             held.append((key, memory, offset, size))
-    return _filled(buffers, held), _growth(buffers, kept)
+    return held
 
 
 def _filled(buffers: dict[str, Buffer], held: Sequence[Held]) -> Filled:
@@ -201,27 +212,42 @@ class Allocation:
 
     def fill(self, piece: Piece, ahead: Ahead, before: Filled) -> tuple[Filled, Growth]:
         """Return the buffers behind `piece`, and what it asked of them."""
-        step = _Step(self._backends, self._n_copies, piece, ahead, before)
+        buffers = {memory: Buffer(offsets, sizes) for memory, offsets, sizes in before.buffers}
+        step = _Step(self._backends, self._n_copies, piece, ahead, before.held, buffers)
         step.run(piece)
         return step.finish()
+
+    def fill_on(self, piece: Piece, ahead: Ahead, held: Sequence[Held], buffers: dict[str, Buffer]) -> Sequence[Held]:
+        """Fill these buffers further, and return what is read behind `piece`."""
+        step = _Step(self._backends, self._n_copies, piece, ahead, held, buffers)
+        step.run(piece)
+        return step.finish()[0].held
 
 
 class _Step:
     """The work on one piece. What lies in a slot of the piece, or in one behind those if the piece does not know it, is
     told by `_blocks`: memory, first byte and length."""
 
-    def __init__(self, backends: Sequence[Backend], n_copies: int, piece: Piece, ahead: Ahead, before: Filled) -> None:
+    def __init__(
+        self,
+        backends: Sequence[Backend],
+        n_copies: int,
+        piece: Piece,
+        ahead: Ahead,
+        held: Sequence[Held],
+        buffers: dict[str, Buffer],
+    ) -> None:
         self._backends = backends
         self._n_copies = n_copies
         self._piece = piece
         self._ahead = ahead
-        self._buffers = {memory: Buffer(offsets, sizes) for memory, offsets, sizes in before.buffers}
+        self._buffers = buffers
         self._kept: dict[str, int] = {}
         self._reads = reads = [*piece.reads]
         self._slots = piece.slots
         self._passed = [*piece.passed]
         self._blocks: list[tuple[str, int, int] | None] = [None] * len(reads)
-        for key, *block in before.held:
+        for key, *block in held:
             self._blocks[self._slot(key)] = (block[0], block[1], block[2])  # type: ignore[assignment]
         for copy in ahead.copies:
             self._slot(copy.key)

@@ -77,13 +77,19 @@ class Crossing:
         root_key = None if copy.root_key is None else self._certain(copy.root_key)
         return replace(copy, key=self._certain(copy.key), root_key=root_key, backend=self._backend(copy.backend))
 
+    def held(self, held: Iterable[Held]) -> tuple[Held, ...]:
+        """Return what lies in buffers by its names in the other segment."""
+        return tuple(
+            [
+                (found, self._name(memory), offset, size)
+                for key, memory, offset, size in held
+                if (found := self.key(key)) is not None
+            ]
+        )
+
     def _filled(self, state: Filled) -> Filled:
-        held: list[Held] = []
-        for key, memory, offset, size in state.held:
-            found = self.key(key)
-            if found is not None:
-                held.append((found, self._name(memory), offset, size))
-        return Filled(tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers), tuple(held))  # type: ignore[misc]
+        buffers = tuple((self._name(memory), *blocks) for memory, *blocks in state.buffers)
+        return Filled(buffers, self.held(state.held))  # type: ignore[arg-type]
 
 
 @lru_cache(maxsize=_MOST_CROSSINGS)

@@ -27,7 +27,8 @@ class Backend:
 
     `supports`: whether an operation can run there, None where all can; `blind_to`: memories that it can only read
     copies of; `offloads`: whether it takes over an operation whose weight is on the host; `alloc_size`: what a tensor
-    takes in its memory; `reorders`: whether it computes in an order of its own.
+    takes in its memory; `reorders`: whether it computes in an order of its own; `most_bytes`: its largest buffer, None:
+    any.
     """
 
     memory: str
@@ -38,6 +39,7 @@ class Backend:
     offloads: bool
     alloc_size: Callable[[Tensor], int]
     reorders: bool = False
+    most_bytes: int | None = None
 
     def size_of(self, tensor: Tensor) -> int:
         """Return what `tensor` takes in the backend's memory, rounded up to its alignment."""

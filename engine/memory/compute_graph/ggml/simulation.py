@@ -11,12 +11,26 @@ nothing that follows depends on it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count, pairwise
 
-from engine.memory.compute_graph.ggml.allocator import Ahead, Allocation, Growth, Size, joined, look_back, start
+from engine.memory.compute_graph.ggml.allocator import (
+    Ahead,
+    Allocation,
+    Buffer,
+    Growth,
+    Held,
+    Leaf,
+    Size,
+    joined,
+    look_back,
+    start,
+    start_in,
+)
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
+from engine.memory.compute_graph.ggml.divided_buffer import DividedBuffer, n_parts
 from engine.memory.compute_graph.ggml.ordering import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
@@ -234,8 +248,8 @@ class Steps:
                 go_on()
                 found = put_in_order(piece, ahead, used, self.scheduler.backends)
                 self._ordered[piece, ahead, used] = found
-            piece, used = found
-            ordered.append(piece)
+            in_order, used = found
+            ordered.append(in_order)
         return tuple(ordered), used
 
     def look_back(self, pieces: tuple[Piece, ...], state: int) -> tuple[tuple[int, ...], int]:
@@ -292,19 +306,32 @@ class Steps:
         )
         found = self._starts.get(sections)
         if found is None:
-            backends = self.scheduler.backends
-            placed: dict[Key, tuple[Key, bool, str, int]] = {}
-            for each in assigned:
-                section = each.bound.section
-                for number in section.leafs:
-                    leaf, key = section.tensors[number], section.names[number]
-                    if leaf.home is None and key not in placed:
-                        assert key is not None
-                        backend = backends[-1 if leaf.is_input else each.backends[number]]
-                        placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
-            filled, growth = start(placed.values(), self.scheduler.n_copies)
+            filled, growth = start(self.placed_leafs(assigned), self.scheduler.n_copies)
             found = self._starts[sections] = self.number(filled), growth
         return found
+
+    def placed_leafs(self, assigned: Sequence[Assigned]) -> Iterable[Leaf]:
+        """Return the leafs of these sections that the engine places."""
+        backends = self.scheduler.backends
+        placed: dict[Key, Leaf] = {}
+        for each in assigned:
+            section = each.bound.section
+            for number in section.leafs:
+                leaf, key = section.tensors[number], section.names[number]
+                if leaf.home is None and key not in placed:
+                    assert key is not None
+                    backend = backends[-1 if leaf.is_input else each.backends[number]]
+                    placed[key] = key, leaf.is_input, backend.memory, backend.size_of(leaf)
+        return placed.values()
+
+    def fill_on(
+        self, pieces: Sequence[Piece], aheads: Sequence[int], held: Sequence[Held], buffers: dict[str, Buffer]
+    ) -> Sequence[Held]:
+        """Fill these buffers with one piece after another, and return what is read behind the last."""
+        for piece, ahead in zip(pieces, aheads, strict=True):
+            go_on()
+            held = self._allocation.fill_on(piece, self._states[ahead], held, buffers)  # type: ignore[arg-type]
+        return held
 
     def moved(self, assigned: Assigned) -> frozenset[str]:
         """Return which operations are not all on the device of their layer."""
@@ -347,8 +374,50 @@ class Simulation:
             for memory, size in growth.kept:
                 kept[names[memory]] += size
         n_copies = self._segments[0].steps.scheduler.n_copies
-        return {
+        found = {
             memory: Size(end + kept[memory], kept[memory] - kept[memory] // n_copies) for memory, end in ends.items()
+        }
+        largest = self._largest()
+        if any(size.size_bytes > largest.get(memory, size.size_bytes) for memory, size in found.items()):
+            return self._divided(found, kept, largest, assigned, pieces, aheads)
+        return found
+
+    def _largest(self) -> dict[str, int]:
+        """Return the largest buffer of each memory that has such a limit."""
+        return {
+            memory: backend.most_bytes
+            for segment in self._segments
+            for memory, backend in zip(segment.memories, segment.steps.scheduler.backends, strict=True)
+            if backend.most_bytes is not None
+        }
+
+    def _divided(
+        self,
+        sizes: dict[str, Size],
+        kept: Mapping[str, int],
+        largest: Mapping[str, int],
+        assigned: Sequence[tuple[Assigned, ...]],
+        pieces: Sequence[tuple[Piece, ...]],
+        aheads: Sequence[tuple[int, ...]],
+    ) -> dict[str, Size]:
+        """Return the sizes again, with several buffers in a memory where one would be too large. Copies for a pipeline
+        are taken to be in the first."""
+        buffers = {memory: DividedBuffer(largest[memory]) if memory in largest else Buffer() for memory in sizes}
+        for memory, size in kept.items():
+            if size:
+                buffers[memory].take(size)
+        held: Sequence[Held] = ()
+        for place, segment in enumerate(self._segments):
+            here = {name: buffers[memory] for name, memory in zip(segment.steps.names, segment.memories, strict=True)}
+            if place:
+                held = self._crossings[place - 1].held(held)
+            else:
+                leafs = segment.steps.placed_leafs([each for of_segment in assigned for each in of_segment])
+                held = start_in(leafs, segment.steps.scheduler.n_copies, here, Counter())
+            held = segment.steps.fill_on(pieces[place], aheads[place], held, here)
+        return {
+            memory: Size(found.size_bytes, sizes[memory].pipeline_bytes, n_parts(found))
+            for memory, found in buffers.items()
         }
 
     def moved(self) -> frozenset[str]:

@@ -31,17 +31,28 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
+from resources.packs import build as packs
+from resources.packs.needs import find_fault as find_pack_fault
+from resources.packs.recipes import LEFT_OUT, PORTABLE, RECIPES
+from resources.packs.source import fetch_ggml, find_source
+from resources.packs.wheel import leave_out as leave_out_of_wheel
 from resources.setup.failures import explain
+from resources.setup.kept_build import BuildFolder, build_folder
 from resources.setup.missing import find_missing, sentence
 from resources.setup.times import format_duration, keep_time, read_times, told_duration
+from resources.setup.unfinished import being_written
 from resources.vulkan import needs as vulkan
 
 ROOT = Path(__file__).resolve().parent
 VENV = ROOT / ".venv"
 STAMP = VENV / "layerdeck-setup.json"
+UNFINISHED = ROOT / "build" / "venv-unfinished"
+"""Is there while .venv is written to. Not in it: what clears it would take the mark along."""
 MIN_PYTHON = (3, 11)
 FOLDERS = ("app", "benchmarks", "engine", "resources", "tests", "widgets")
-BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal")
+BACKENDS = ("auto", "cpu", "cuda", "vulkan", "hip", "metal", "portable")
+"""`portable` is the bundle's engine: for any processor, with packs for cards (`resources/packs`). The others are
+built for the machine they are built on."""
 ENGINE = "llama-cpp-python"
 
 QT_PACKAGES = (
@@ -257,6 +268,8 @@ def build_options(backend: str, system: str, extra: str) -> tuple[str, ...]:
         options += ["-DGGML_CUDA=ON", "-DCMAKE_CUDA_ARCHITECTURES=native"]
     elif backend in ("vulkan", "hip"):
         options.append(f"-DGGML_{backend.upper()}=ON")
+    elif backend == "portable":
+        options += PORTABLE
     if system == "darwin":
         options.append(f"-DGGML_METAL={'ON' if backend == 'metal' else 'OFF'}")
     return (*options, *shlex.split(extra))
@@ -309,13 +322,12 @@ def plan_build(requested: str, extra: str) -> tuple[Build, Cuda | None]:
     toolkit = f"{cuda.version} for {','.join(cuda.capabilities)}" if cuda and backend == "cuda" else ""
     if backend == "vulkan":
         toolkit = f"headers {require_vulkan().headers}"
-    build = Build(
-        version=pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8")),
-        backend=backend,
-        options=leave_out(amx_switches(instruction_sets()), build_options(backend, sys.platform, extra)),
-        toolkit=toolkit,
-        machine=find_machine(),
-    )
+    options, machine = build_options(backend, sys.platform, extra), find_machine()
+    if backend == "portable":
+        machine = replace(machine, cpu_flags="any")
+    else:
+        options = leave_out(amx_switches(instruction_sets()), options)
+    build = Build(engine_version(), backend, options, toolkit, machine)
     return build, cuda
 
 
@@ -327,6 +339,11 @@ def require_vulkan() -> vulkan.Found:
     if sys.platform == "linux" and not vulkan.has_driver(os.environ):
         say("No Vulkan driver is installed: install your card's (Debian's mesa-vulkan-drivers has most of them).")
     return found
+
+
+def engine_version() -> str:
+    """Return the engine's version."""
+    return pinned_version(ENGINE, (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 
 
 def pinned_version(package: str, pyproject: str) -> str:
@@ -551,10 +568,12 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
     say(f"Building llama.cpp for this machine ({build.backend}), once: {duration}.")
     began_s = time.monotonic()
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix="build-", dir=folder.parent) as scratch:
-        finished = Path(scratch, "finished")
+    with build_folder(cache / "builds", build.key) as scratch:
+        if scratch.goes_on:
+            say("It goes on where it was stopped.")
+        finished = scratch.temporary / "finished"
         finished.mkdir()
-        build_wheel(build, cuda, Path(scratch), finished, cache / f"build-{build.key}.log")
+        build_wheel(build, cuda, scratch, finished, cache / f"build-{build.key}.log")
         description = json.dumps(asdict(build), indent=2)
         (finished / "build.json").write_text(description + "\n", encoding="utf-8")
         try:
@@ -565,26 +584,42 @@ def require_wheel(build: Build, cuda: Cuda | None) -> Path:
     wheel = cached_wheel(folder)
     assert wheel is not None
     took_s = time.monotonic() - began_s
-    keep_time(cache, build.backend, took_s)
+    if not scratch.goes_on:
+        keep_time(cache, build.backend, took_s)
     say(f"Built in {format_duration(took_s)}, and kept for later: {wheel}")
     return wheel
 
 
-def build_wheel(build: Build, cuda: Cuda | None, scratch: Path, target: Path, log: Path) -> None:
+def build_wheel(build: Build, cuda: Cuda | None, scratch: BuildFolder, target: Path, log: Path) -> None:
     """Build the wheel into `target`. The folder for temporary files is ours: the build tree is large."""
+    python = venv_program("python")
+    if not scratch.source.exists():
+        fetch_source(python, build.version, scratch.source, scratch.temporary, log)
     options = declare_layer_settings(build.options) if build.backend == "vulkan" else build.options
-    environ = {**os.environ, "CMAKE_ARGS": shlex.join(options), "TMPDIR": str(scratch)}
+    environ = {**os.environ, "CMAKE_ARGS": shlex.join(options), "TMPDIR": str(scratch.temporary)}
     if build.backend == "cuda" and cuda:
         environ.setdefault("CUDACXX", cuda.nvcc)
-    requirement = f"{ENGINE}=={build.version}"
-    command = [str(venv_program("python")), "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(target)]
-    # pip's cache holds wheels by version only, whatever options they were built with.
-    command += ["--no-cache-dir", "--no-binary", ENGINE]
+    # From a folder, for which pip has no wheel in its cache: those there are by version, whatever their options.
+    command = [str(python), "-m", "pip", "wheel", "-v", "--no-deps", "--wheel-dir", str(target)]
+    command += ["--config-settings", f"build-dir={scratch.objects}"]
     # Ninja as a wheel where it is missing, rather than make, which may be missing as well.
-    command += ["--config-settings", "ninja.make-fallback=false", requirement]
+    command += ["--config-settings", "ninja.make-fallback=false", str(scratch.source)]
     run_logged(command, environ, log)
-    if cached_wheel(target) is None:
+    wheel = cached_wheel(target)
+    if wheel is None:
         raise SetupError(f"pip built no wheel of {ENGINE}; the log is {log}", exit_code=1)
+    if build.backend == "portable":
+        leave_out_of_wheel(wheel, LEFT_OUT)
+
+
+def fetch_source(python: Path, version: str, folder: Path, scratch: Path, log: Path) -> None:
+    """Unpack the engine's source into `folder`, whole or not at all, by way of the folder `scratch`."""
+    command = [str(python), "-m", "pip", "--disable-pip-version-check", "download", "--no-deps", "--no-binary", ENGINE]
+    command += ["--dest", str(scratch), f"{ENGINE}=={version}"]
+    run_logged(command, {**os.environ, "TMPDIR": str(scratch)}, log)
+    unpacked = scratch / "unpacked"
+    shutil.unpack_archive(next(scratch.glob("*.tar.gz")), unpacked)
+    next(unpacked.iterdir()).rename(folder)
 
 
 def declare_layer_settings(options: tuple[str, ...]) -> tuple[str, ...]:
@@ -700,12 +735,15 @@ def require_venv() -> None:
     wanted = "{}.{}".format(*sys.version_info[:2])
     script = "import sys; print('{}.{}'.format(*sys.version_info[:2]))"
     found = output_of([str(venv_program("python")), "-c", script])
-    if found is not None and found.strip() == wanted and venv_program("pip").exists():
+    is_whole = found is not None and found.strip() == wanted and venv_program("pip").exists()
+    if is_whole and not UNFINISHED.exists():
         return
-    say("Creating .venv")
+    say("Creating .venv anew, since an earlier set-up was stopped in it" if is_whole else "Creating .venv")
+    STAMP.unlink(missing_ok=True)
     # With pip in it, which builds the engine.
-    if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
-        call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
+    with being_written(UNFINISHED):
+        if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
+            call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
 
 
 def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
@@ -755,7 +793,8 @@ def set_up(*, tests: bool, force: bool = False) -> None:
     require_venv()
     STAMP.unlink(missing_ok=True)
     wheel = require_wheel(build, cuda)
-    install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
+    with being_written(UNFINISHED):
+        install(wheel, tests=tests, reinstall=stamp.get("wheel") != build.key)
     compile_modules()
     fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
     if stamp.get("wheel") != build.key:
@@ -889,11 +928,8 @@ def run_follow(arguments: Sequence[str]) -> int:
         call([sys.executable, "-m", "venv", "--clear", str(folder)], "The virtual environment could not be created.")
         pip = [str(python), "-m", "pip", "--quiet", "--disable-pip-version-check"]
         call([*pip, "install", str(wheel)], "Installing the engine failed.")
-        with tempfile.TemporaryDirectory() as scratch:
-            download = [*pip, "download", "--no-deps", "--no-binary", ENGINE, "--dest", scratch]
-            call([*download, f"{ENGINE}=={build.version}"], "The source of the engine could not be had.")
-            shutil.unpack_archive(next(Path(scratch).glob("*.tar.gz")), Path(scratch, "unpacked"))
-            shutil.move(Path(scratch, "unpacked"), source)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            fetch_source(python, build.version, source, Path(scratch), folder / "source.log")
     zoo = ["-m", "tests.zoo.follow", "--python", str(python), "--source", str(source), *arguments[1:]]
     return subprocess.run([str(venv_program("python")), *zoo], cwd=ROOT, check=False).returncode
 
@@ -905,7 +941,52 @@ def run_bundle(_arguments: Sequence[str]) -> int:
         require_packages(BUNDLE_PACKAGES)
     python = str(venv_program("python"))
     call([python, "-m", "pip", "install", "--quiet", "--editable", f"{ROOT}[bundle]"], "PyInstaller could not be had.")
+    use_engine("portable")
     return subprocess.run([python, "-m", "resources.bundle.build"], cwd=ROOT, check=False).returncode
+
+
+def run_pack(arguments: Sequence[str]) -> int:
+    """Build a backend as a pack for the bundle's engine, in `dist/`. One that was interrupted goes on where it was."""
+    parser = argparse.ArgumentParser(prog="make.py pack", allow_abbrev=False)
+    parser.add_argument("name", choices=RECIPES, help="the backend")
+    parser.add_argument("--architectures", default="", help='of the cards, as CMake has them: "75;86;90"')
+    options = parser.parse_args(arguments)
+    if fault := find_pack_fault(options.name, os.environ):
+        raise SetupError(fault)
+    require_venv()
+    cache, python = cache_folder(sys.platform, os.environ, Path.home()), str(venv_program("python"))
+    source = find_source(cache, engine_version()) or fetch_ggml(cache, engine_version(), python)
+    if source is None:
+        raise SetupError(f"The source package of {ENGINE} {engine_version()} could not be had; is there a network?", 1)
+    require_build_tools()
+    log = cache / f"build-pack-{options.name}.log"
+    scratch = cache / "packs" / f"{engine_version()}-{options.name}-{options.architectures.replace(';', '-')}"
+    say(f"Building the {options.name} pack; the log is {log}")
+
+    def run(command: Sequence[str], environ: Mapping[str, str]) -> None:
+        run_logged(command, environ, log)
+
+    archive = packs.build_pack(
+        RECIPES[options.name],
+        source,
+        engine_version(),
+        ROOT / "dist",
+        scratch,
+        run,
+        architectures=options.architectures,
+    )
+    shutil.rmtree(scratch)
+    say(f"Built {archive.relative_to(ROOT)}. `layerdeck-cli packs install {archive.name}` installs it.")
+    return 0
+
+
+def require_build_tools() -> None:
+    """Have cmake and ninja on the path: the system's, else their wheels in .venv."""
+    missing = [name for name in ("cmake", "ninja") if shutil.which(name) is None]
+    if missing:
+        install_tools = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+        call([*install_tools, *missing], f"{' and '.join(missing)} could not be had.")
+        os.environ["PATH"] = os.pathsep.join([str(venv_program("python").parent), os.environ.get("PATH", "")])
 
 
 def run_setup(arguments: Sequence[str]) -> int:
@@ -937,6 +1018,7 @@ COMMANDS = {
     "check": (run_checks, "check format, lint, types and imports"),
     "bench": (run_benchmarks, "run the benchmarks named, or all"),
     "bundle": (run_bundle, "make the application that needs no Python, in dist/"),
+    "pack": (run_pack, "build a backend (vulkan, cuda, hip) as a pack for the bundle's engine, in dist/"),
     "soak": (run_soak, "use a window for an hour (--minutes N) and look at what it keeps"),
     "follow": (run_follow, "record the zoo with another version of the engine and print what moved"),
 }
@@ -956,7 +1038,7 @@ def parse_command(arguments: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def raise_interrupt(_number: int, _frame: FrameType | None) -> None:
-    """Take a request to end like Ctrl-C, so that a build is stopped and its folder removed."""
+    """Take a request to end like Ctrl-C, so that a build is stopped with its compilers and the next one goes on."""
     raise KeyboardInterrupt
 
 
@@ -965,7 +1047,9 @@ def main(arguments: Sequence[str]) -> int:
     command, rest = parse_command(arguments)
     if sys.version_info < MIN_PYTHON:
         raise SetupError(f"Layerdeck needs Python 3.11 or later; this is {platform.python_version()}.")
-    signal.signal(signal.SIGTERM, raise_interrupt)
+    for name in ("SIGTERM", "SIGHUP"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), raise_interrupt)
     return COMMANDS[command][0](rest)
 
 

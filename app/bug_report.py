@@ -15,6 +15,8 @@ from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtGui import QFontDatabase
 from PySide6.QtWidgets import QApplication, QDialog, QDialogButtonBox, QLabel, QPlainTextEdit, QVBoxLayout, QWidget
 
+from engine.language import tr
+
 _log = logging.getLogger("layerdeck.bug")
 
 
@@ -86,18 +88,18 @@ class BugDialog(QDialog):
 
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Something went wrong")
+        self.setWindowTitle(tr("Something went wrong"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose, False)
         self.resize(720, 420)
         label = QLabel(
-            "This is a bug in Layerdeck. Your layout and chat are still there. The report below says what happened."
+            tr("This is a bug in Layerdeck. Your layout and chat are still there. The report below says what happened.")
         )
         label.setWordWrap(True)
         self._text = QPlainTextEdit(text)
         self._text.setReadOnly(True)
         self._text.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        copy = buttons.addButton("Copy report", QDialogButtonBox.ButtonRole.ActionRole)
+        copy = buttons.addButton(tr("Copy report"), QDialogButtonBox.ButtonRole.ActionRole)
         copy.clicked.connect(self._on_copy)
         buttons.rejected.connect(self.reject)
         layout = QVBoxLayout(self)

@@ -1,4 +1,7 @@
-"""Entry point of the window: `layerdeck [--theme light|dark|system] [--rig FILE] [--new-window] [FILE.gguf ...]`."""
+"""Entry point of the window.
+
+`layerdeck [--theme light|dark|system] [--language system|en|de|FILE.po] [--rig FILE] [--new-window] [FILE.gguf ...]`
+"""
 
 from __future__ import annotations
 
@@ -16,11 +19,12 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from engine.errors import NoDisplayError
+from engine.errors import ArgumentError, NoDisplayError
 
 if TYPE_CHECKING:
     from PySide6.QtWidgets import QApplication
 
+    from app.opening import Opening
     from app.wiring import WindowParts
 
 NO_DISPLAY = "There is no display to open a window on. Start it from a desktop session, or use layerdeck-cli."
@@ -44,6 +48,9 @@ def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("files", nargs="*", type=Path, metavar="FILE.gguf", help="models to open, or a layout")
     parser.add_argument("--theme", choices=("light", "dark", "system"))
+    parser.add_argument(
+        "--language", metavar="NAME", help="en, de or system, or a catalogue of texts that is being worked at (FILE.po)"
+    )
     parser.add_argument("--new-window", action="store_true", help="do not hand the files to a window that is open")
     parser.add_argument("--rig", type=Path, metavar="FILE", help="use the devices of this rig file")
     return parser.parse_args(arguments)
@@ -80,15 +87,26 @@ def _x_server_answers() -> bool:
 def _run(options: argparse.Namespace) -> int:
     from PySide6.QtWidgets import QApplication
 
+    from app.allocator import keep_little, spare_what_stays
+    from app.language import find_language, kept_choice, speak
+
+    keep_little()
+    application = QApplication(sys.argv[:1])
+    try:
+        # Before the modules with tables of texts are imported.
+        speak(application, find_language(options.language or kept_choice()))
+    except ArgumentError as error:
+        sys.stderr.write(f"layerdeck: {error.summary()}\n")
+        return EXIT_ARGUMENT
     from app.bug_report import BugReporter
     from app.logs import start_logging
     from app.opening import Opening, Wishes
+    from app.packs import use_packs
     from app.paths import APPLICATION, instance_name, log_path
     from app.settings import Settings
     from app.single_instance import hand_over
     from app.theme import Theme
 
-    application = QApplication(sys.argv[:1])
     application.setApplicationName(APPLICATION)
     application.setApplicationDisplayName("Layerdeck")
     application.setDesktopFileName(APPLICATION)
@@ -98,15 +116,18 @@ def _run(options: argparse.Namespace) -> int:
         return 0
 
     start_logging(log_path())
+    use_packs()
     reporter = BugReporter(application)
     reporter.install()
     settings = Settings()
     theme = Theme(application, options.theme or settings.theme)
     opening = Opening(settings, theme, Wishes(options.files, options.rig))
     signals = QuitOnSignals(application)
+    opening.opened.connect(lambda _: spare_what_stays())
     opening.opened.connect(partial(_keep_mark, application))
+    opening.opened.connect(partial(_show_icon, application))
     if is_only:
-        opening.opened.connect(partial(_serve_later_starts, application))
+        serve_later_starts(application, opening)
     opening.show()
     code = application.exec()
     signals.close()
@@ -123,12 +144,34 @@ def _keep_mark(application: QApplication, window: WindowParts) -> None:
     application.aboutToQuit.connect(marks.end)
 
 
-def _serve_later_starts(application: QApplication, window: WindowParts) -> None:
+def _show_icon(application: QApplication, _window: WindowParts) -> None:
+    """Give the window its icon where no menu entry does; drawn in several sizes, so not before the first paint."""
+    from PySide6.QtGui import QIcon
+
+    from resources.loader import folder
+
+    application.setWindowIcon(QIcon(str(folder() / "layerdeck.svg")))
+
+
+def serve_later_starts(application: QApplication, opening: Opening) -> None:
+    """Listen from now on: who starts twice in a hurry wants one window. What is asked before it is whole waits."""
     from app.paths import instance_name
-    from app.single_instance import FirstInstance
+    from app.single_instance import FirstInstance, OpenEvents
 
     first = FirstInstance(instance_name(), application)
-    first.asked.connect(partial(window.open_files))
+    early: list[list[Path]] = []
+    sources = [first, OpenEvents(application)] if sys.platform == "darwin" else [first]
+    for source in sources:
+        source.asked.connect(early.append)
+
+    def serve(window: WindowParts) -> None:
+        for source in sources:
+            source.asked.disconnect()
+            source.asked.connect(partial(window.open_files))
+        for files in early:
+            window.open_files(files)
+
+    opening.opened.connect(serve)
     application.aboutToQuit.connect(first.close)
 
 

@@ -88,6 +88,26 @@ def kept_states_path() -> Path:
     return user_cache_path(APPLICATION, appauthor=False) / "states"
 
 
+def packs_path() -> Path:
+    """Return the folder of installed engine packs."""
+    return user_data_path(APPLICATION, appauthor=False) / "packs"
+
+
+def pack_book_path() -> Path:
+    """Return where is kept what checks of engine packs found, and which are switched off."""
+    return user_data_path(APPLICATION, appauthor=False) / "packs.json"
+
+
+def identity_path() -> Path:
+    """Return the file with this computer's key and certificate, for machines that it is paired with."""
+    return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "identity.pem"
+
+
+def pairings_path() -> Path:
+    """Return the list of machines that this one is paired with."""
+    return user_data_path(APPLICATION, appauthor=False) / "tunnel" / "pairings.json"
+
+
 def settings_path() -> Path:
     """Return the file of settings."""
     return user_config_path(APPLICATION, appauthor=False) / "layerdeck.ini"

@@ -10,9 +10,11 @@ from typing import Protocol, TypeVar
 import msgspec
 from PySide6.QtCore import QByteArray, QSettings
 
+from app.language import KEY, LANGUAGE_NAMES, SYSTEM
 from app.paths import make_folder, settings_path
 from app.theme import THEME_NAMES, ThemeName
 from engine.json_file import UNREADABLE
+from engine.language import tr
 from engine.texts import show
 from widgets.library.load_question import LoadAnswer
 from widgets.library.recent_model import RecentModel
@@ -24,13 +26,18 @@ _Kept = TypeVar("_Kept", bound=msgspec.Struct)
 
 def find_fault(file: Path) -> str:
     """Return why settings cannot be kept in `file`, empty where they can; the folder is made where it is missing."""
-    remedy = "settings are kept until the window closes. Give this program a folder that it can write to."
+    remedy = tr("settings are kept until the window closes. Give this program a folder that it can write to.")
     try:
         make_folder(file.parent)
         if file.exists() and not (file.is_file() and os.access(file, os.R_OK | os.W_OK)):
-            return f"{show(str(file))} is no file that can be written; {remedy}"
+            return tr("{file} is no file that can be written; {remedy}", file=show(str(file)), remedy=remedy)
     except OSError as error:
-        return f"The folder {show(str(file.parent))} cannot be used ({error.strerror or error}); {remedy}"
+        return tr(
+            "The folder {parent} cannot be used ({reason}); {remedy}",
+            parent=show(str(file.parent)),
+            reason=error.strerror or error,
+            remedy=remedy,
+        )
     return ""
 
 
@@ -100,6 +107,16 @@ class Settings:
     @theme.setter
     def theme(self, name: ThemeName) -> None:
         self._store.setValue("theme", name)
+
+    @property
+    def language(self) -> str:
+        """Which language the window speaks from the next start on: one of `LANGUAGE_NAMES`."""
+        name = self._store.value(KEY, SYSTEM)
+        return next((known for known in LANGUAGE_NAMES if known == name), SYSTEM)
+
+    @language.setter
+    def language(self, name: str) -> None:
+        self._store.setValue(KEY, name)
 
     @property
     def recent_models(self) -> tuple[RecentModel, ...]:

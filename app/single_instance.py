@@ -1,4 +1,4 @@
-"""One window for each user: a second start hands its files to the first and ends."""
+"""One window for each user: a second start, or the system, hands its files to the first."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
-from PySide6.QtCore import QObject, Signal
+from PySide6.QtCore import QCoreApplication, QEvent, QObject, Signal
+from PySide6.QtGui import QFileOpenEvent
 from PySide6.QtNetwork import QLocalServer, QLocalSocket
 
-WAIT_MS = 1000
-"""How long a second start waits for the first one, which may just be busy, before it opens a window of its own."""
+CONNECT_MS = 1000
+ANSWER_MS = 10_000
+"""How long a second start waits for a first one that is there and just busy, before it opens a window of its own."""
 MAX_MESSAGE_BYTES = 1024 * 1024
 TAKEN = b"taken\n"
 
@@ -21,10 +23,10 @@ def hand_over(name: str, files: Sequence[Path]) -> bool:
     """Give `files` to the instance that listens under `name`; return whether one took them."""
     socket = QLocalSocket()
     socket.connectToServer(name)
-    if not socket.waitForConnected(WAIT_MS):
+    if not socket.waitForConnected(CONNECT_MS):
         return False
     socket.write(msgspec.json.encode([str(path.absolute()) for path in files]) + b"\n")
-    taken = socket.waitForReadyRead(WAIT_MS) and bytes(socket.readAll().data()) == TAKEN
+    taken = socket.waitForReadyRead(ANSWER_MS) and bytes(socket.readAll().data()) == TAKEN
     socket.disconnectFromServer()
     return taken
 
@@ -77,6 +79,23 @@ class FirstInstance(QObject):
         socket.write(TAKEN)
         socket.flush()
         self.asked.emit(files)
+
+
+class OpenEvents(QObject):
+    """macOS hands files over by itself: the program that runs gets an event for each of them."""
+
+    asked = Signal(list)  # list[Path]
+
+    def __init__(self, application: QCoreApplication) -> None:
+        super().__init__(application)
+        application.installEventFilter(self)
+
+    def eventFilter(self, _watched: QObject, event: QEvent) -> bool:
+        """Take the events that open a file; all others go on."""
+        if not isinstance(event, QFileOpenEvent) or not event.file():
+            return False
+        self.asked.emit([Path(event.file())])
+        return True
 
 
 def _files(line: bytes) -> list[Path] | None:

@@ -101,7 +101,7 @@ class Soak:
             self._kill_worker()
         elif self._numbers.random() < 0.25:
             self._kill_child()
-        self._desk.models.current.conversation.clear()
+        self._delete_chat()
         self._desk.unloader.unload_current()
         self._wait("nothing is loaded", lambda: not self._desk.loading.has_child)
 
@@ -164,6 +164,13 @@ class Soak:
             self.done["stopped"] += 1
         self._wait("the answer has ended", lambda: not self._is("GENERATING"))
         self.done["answers"] += 1
+
+    def _delete_chat(self) -> None:
+        """Delete the conversation: what people keep takes memory by right, and is not what is looked for."""
+        conversation = self._desk.models.current.conversation
+        chat = conversation.chat.id
+        conversation.clear()
+        self._desk.shelf.delete(chat)
 
     def _kill_worker(self) -> None:
         """Kill a worker of the lab and begin a new lab."""
@@ -252,6 +259,7 @@ def run(minutes: float, seed: int) -> int:
             os.environ[f"XDG_{name}_HOME"] = f"{home}/{name.lower()}"
         from PySide6.QtWidgets import QApplication
 
+        from app.allocator import keep_little, spare_what_stays
         from app.logs import start_logging
         from app.paths import log_path
         from app.settings import Settings
@@ -259,11 +267,13 @@ def run(minutes: float, seed: int) -> int:
         from app.wiring import make_window
         from engine.demo.writer import write_demo_model
 
+        keep_little()
         start_logging(log_path())
         application = QApplication(sys.argv[:1])
         window = make_window(Settings(), Theme(application, "light"))
         window.main.show()
         window.start(files=[], rig=None)
+        spare_what_stays()
         model = Path(home) / "demo.gguf"
         write_demo_model(model)
         soak = Soak(application, window, model, log_path(), seed)

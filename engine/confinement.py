@@ -95,8 +95,10 @@ def code_folders() -> tuple[Path, ...]:
     # The bundle's executable, which is its own child, lies beside what it brings.
     program = (str(Path(sys.executable).parent),) if getattr(sys, "frozen", False) else ()
     own = (str(Path(__file__).resolve().parents[1]), *sys.path, sys.prefix, sys.base_prefix, *program)
+    # drivers load parts of theirs by name, late: the linker then looks here
+    linked = os.environ.get("LD_LIBRARY_PATH", "").split(os.pathsep)
     system = ("/usr", "/lib", "/lib64", "/opt", "/nix", "/etc")
-    return tuple(Path(folder) for folder in dict.fromkeys((*own, *system)) if folder)
+    return tuple(Path(folder) for folder in dict.fromkeys((*own, *linked, *system)) if folder)
 
 
 def system_folders() -> tuple[Path, ...]:
@@ -107,11 +109,31 @@ def system_folders() -> tuple[Path, ...]:
 
 
 def device_folders() -> tuple[Path, ...]:
-    """Return where drivers write: the devices, and what they keep of programs that they compiled."""
+    """Return where drivers write: the devices, the pipes of a shared CUDA context, and what they keep."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY")
+    kept = (folder for folders in _driver_caches().values() for folder in folders)
+    return (Path("/dev"), *((Path(pipes),) if pipes else ()), *kept)
+
+
+def make_driver_caches(backends: Iterable[str]) -> None:
+    """Make the folders in which the drivers of these backends of ggml keep the programs that they compiled.
+
+    A confined driver cannot make them where they are not there yet, and would compile everything anew in each process.
+    """
+    for backend in backends:
+        for folder in _driver_caches().get(backend, ()):
+            with suppress(OSError):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+
+def _driver_caches() -> dict[str, tuple[Path, ...]]:
     home = Path.home()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
-    kept = (home / ".nv", cache / "nvidia", cache / "mesa_shader_cache", cache / "mesa_shader_cache_db")
-    return (Path("/dev"), *kept)
+    compiled = os.environ.get("CUDA_CACHE_PATH")
+    return {
+        "CUDA": (Path(compiled) if compiled else home / ".nv",),
+        "Vulkan": (cache / "nvidia", cache / "mesa_shader_cache", cache / "mesa_shader_cache_db"),
+    }
 
 
 def _allow(ruleset: int, path: Path, rights: int) -> None:

@@ -6,6 +6,7 @@
     |   +-- LayoutError         a layout (file)
     |   +-- RigError            a rig (file)
     +-- ChatError               kept conversations, or a file of them, that cannot be read or written
+    +-- PackError               an engine pack that cannot be read, installed or removed
     +-- ModelFileError          a file that is not a readable model: path, offset, reason
     +-- RuleViolationError      a layout that breaks rules of the engine; carries the violations
     +-- UnreachableError        a device or endpoint that does not answer as it should
@@ -78,6 +79,12 @@ class RigError(PlacedError):
 
 class ChatError(EngineError):
     """Kept conversations, presets, or a file of them, that cannot be read or written."""
+
+    kind = "argument"
+
+
+class PackError(EngineError):
+    """An engine pack, or a file that is to be one, that cannot be used."""
 
     kind = "argument"
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from engine.language import tr
+
 READ_TIMEOUT_S = 5.0
 """For what is no regular file, such as the pipe of a shell's `<(...)`."""
 _READ_BYTES = 1 << 16
@@ -33,9 +35,9 @@ def replacing(path: Path) -> Iterator[Path]:
     """
     target = _resolved(path)
     if target.is_dir():
-        raise IsADirectoryError(errno.EISDIR, "it is a folder; name the file to write")
+        raise IsADirectoryError(errno.EISDIR, tr("it is a folder; name the file to write"))
     if target.exists() and not target.is_file():
-        raise OSError(errno.EINVAL, "it is not a regular file")
+        raise OSError(errno.EINVAL, tr("it is not a regular file"))
     # Not the target's name with more: that may be as long as a name can be.
     unfinished = target.with_name(f".{secrets.token_hex(8)}.tmp")
     try:
@@ -78,7 +80,7 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         left = max_bytes
         while left > 0:
             if limit_s is not None and not select.select([file], [], [], max(0.0, limit_s - time.monotonic()))[0]:
-                raise TimeoutError(errno.ETIMEDOUT, "it gives no end; write it to a file first")
+                raise TimeoutError(errno.ETIMEDOUT, tr("it gives no end; write it to a file first"))
             part = file.read(min(left, _READ_BYTES))
             if not part:
                 break

@@ -12,6 +12,7 @@ import msgspec
 
 from engine.errors import EngineError
 from engine.files import read_at_most, write_whole
+from engine.language import tr
 from engine.units import MAX_SIZE_BYTES, parse_size
 
 MAX_FILE_BYTES = 1 << 20
@@ -59,7 +60,13 @@ class JsonObject:
         """Refuse every key that is not one of `keys`."""
         for key in self._value:
             if key not in keys:
-                self.refuse(f"{json.dumps(key[:60])} is not a known key; known here are {', '.join(keys)}")
+                self.refuse(
+                    tr(
+                        "{dumps} is not a known key; known here are {names}",
+                        dumps=json.dumps(key[:60]),
+                        names=", ".join(keys),
+                    )
+                )
 
     def maybe(self, key: str, read: Callable[[str], T], default: D) -> T | D:
         """Return what `read` makes of `key`, or `default` where the key is absent."""
@@ -73,34 +80,34 @@ class JsonObject:
         """Return a whole number from `low` to `high`."""
         value = self._needed(key)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(f"this has to be a whole number, not {_shown(value)}", key)
+            self.refuse(tr("this has to be a whole number, not {shown}", shown=_shown(value)), key)
         if not low <= value <= high:
-            self.refuse(f"{_shown(value)} is outside of {low} to {high}", key)
+            self.refuse(tr("{shown} is outside of {low} to {high}", shown=_shown(value), low=low, high=high), key)
         return value
 
     def number(self, key: str) -> float:
         """Return a finite number."""
         value = self._needed(key)
         if isinstance(value, bool) or not isinstance(value, int | float):
-            self.refuse(f"this has to be a number, not {_shown(value)}", key)
+            self.refuse(tr("this has to be a number, not {shown}", shown=_shown(value)), key)
         if abs(value) > 1e18 or not math.isfinite(value):
-            self.refuse(f"{_shown(value)} is too large a number", key)
+            self.refuse(tr("{shown} is too large a number", shown=_shown(value)), key)
         return float(value)
 
     def flag(self, key: str) -> bool:
         """Return true or false."""
         value = self._needed(key)
         if not isinstance(value, bool):
-            self.refuse(f"this has to be true or false, not {_shown(value)}", key)
+            self.refuse(tr("this has to be true or false, not {shown}", shown=_shown(value)), key)
         return value
 
     def text(self, key: str) -> str:
         """Return text that can be written as UTF-8 again."""
         value = self._needed(key)
         if not isinstance(value, str):
-            self.refuse(f"this has to be text in quotes, not {_shown(value)}", key)
+            self.refuse(tr("this has to be text in quotes, not {shown}", shown=_shown(value)), key)
         if any("\ud800" <= letter <= "\udfff" for letter in value):
-            self.refuse("this has half of a surrogate pair in it, which is no character", key)
+            self.refuse(tr("this has half of a surrogate pair in it, which is no character"), key)
         return value
 
     def is_text(self, key: str, text: str) -> bool:
@@ -112,7 +119,7 @@ class JsonObject:
         value = self.text(key)
         found = next((option for option in options if option == value), None)
         if found is None:
-            self.refuse(f"{_shown(value)} is not one of {', '.join(options)}", key)
+            self.refuse(tr("{shown} is not one of {names}", shown=_shown(value), names=", ".join(options)), key)
         return found
 
     def size(self, key: str) -> int:
@@ -124,11 +131,13 @@ class JsonObject:
             except ValueError as error:
                 self.refuse(str(error), key)
         if isinstance(value, bool) or not isinstance(value, int):
-            self.refuse(f'this has to be whole bytes or a size such as "24GiB", not {_shown(value)}', key)
+            self.refuse(
+                tr('this has to be whole bytes or a size such as "24GiB", not {shown}', shown=_shown(value)), key
+            )
         if value < 0:
-            self.refuse(f"a size is not negative, and this is {_shown(value)}", key)
+            self.refuse(tr("a size is not negative, and this is {shown}", shown=_shown(value)), key)
         if value > MAX_SIZE_BYTES:
-            self.refuse(f"{_shown(value)} bytes is larger than any device", key)
+            self.refuse(tr("{shown} bytes is larger than any device", shown=_shown(value)), key)
         return value
 
     def any_value(self, key: str) -> object:
@@ -143,17 +152,19 @@ class JsonObject:
         """Return the list of objects under `key`."""
         value = self._needed(key)
         if not isinstance(value, list):
-            self.refuse(f"this has to be a list, not {_shown(value)}", key)
+            self.refuse(tr("this has to be a list, not {shown}", shown=_shown(value)), key)
         return tuple(self._child(item, f"{self.place_of(key)}[{index}]") for index, item in enumerate(value))
 
     def _child(self, value: object, place: str) -> JsonObject:
         if not isinstance(value, dict):
-            raise self._fail(f"this has to be an object, not {_shown(value)}", place=place, source=self._source)
+            raise self._fail(
+                tr("this has to be an object, not {shown}", shown=_shown(value)), place=place, source=self._source
+            )
         return JsonObject(value, place, self._source, self._fail)
 
     def _needed(self, key: str) -> object:
         if key not in self._value:
-            self.refuse("this key is needed and not there", key)
+            self.refuse(tr("this key is needed and not there"), key)
         return self._value[key]
 
 
@@ -164,28 +175,49 @@ def parse_document(data: bytes | str, *, what: str, source: str, version: int, f
     """
     try:
         if len(data) > MAX_FILE_BYTES:
-            raise ValueError(f"this is larger than 1 MiB and so no {what} file")
+            raise ValueError(tr("this is larger than 1 MiB and so no {what} file", what=what))
         text = data.decode("utf-8-sig") if isinstance(data, bytes) else data
         value: object = json.loads(
             text, object_pairs_hook=_unique_keys, parse_int=_whole_number, parse_constant=_no_constant
         )
     except UnicodeDecodeError as error:
-        raise fail(f"this is not UTF-8 text at byte {error.start}; save it as UTF-8", source=source) from error
+        raise fail(
+            tr("this is not UTF-8 text at byte {start}; save it as UTF-8", start=error.start), source=source
+        ) from error
     except json.JSONDecodeError as error:
         raise fail(
-            f"this is not JSON at line {error.lineno}, column {error.colno}: {error.msg}", source=source
+            tr(
+                "this is not JSON at line {lineno}, column {colno}: {msg}",
+                lineno=error.lineno,
+                colno=error.colno,
+                msg=error.msg,
+            ),
+            source=source,
         ) from error
     except RecursionError as error:
-        raise fail(f"this is nested too deeply for a {what} file", source=source) from error
+        raise fail(tr("this is nested too deeply for a {what} file", what=what), source=source) from error
     except ValueError as error:
         raise fail(str(error), source=source) from error
     if not isinstance(value, dict):
-        raise fail(f"a {what} file is one object, not {_shown(value)}", source=source)
+        raise fail(tr("a {what} file is one object, not {shown}", what=what, shown=_shown(value)), source=source)
     root = JsonObject(value, "", source, fail)
     found = root.integer("version", 0, 1 << 31)
     if found != version:
-        remedy = "update Layerdeck to read it" if found > version else f"the first version is {version}"
-        root.refuse(f"this {what} file has version {found} and version {version} is understood; {remedy}", "version")
+        remedy = (
+            tr("update Layerdeck to read it")
+            if found > version
+            else tr("the first version is {version}", version=version)
+        )
+        root.refuse(
+            tr(
+                "this {what} file has version {found} and version {version} is understood; {remedy}",
+                what=what,
+                found=found,
+                version=version,
+                remedy=remedy,
+            ),
+            "version",
+        )
     return root
 
 
@@ -195,7 +227,9 @@ def read_file(path: Path, *, what: str, fail: Fail) -> bytes:
         return read_at_most(path, MAX_FILE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise fail(f"the {what} file cannot be read ({reason}); check the path", source=path.name) from error
+        raise fail(
+            tr("the {what} file cannot be read ({reason}); check the path", what=what, reason=reason), source=path.name
+        ) from error
 
 
 def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
@@ -204,7 +238,10 @@ def write_file(path: Path, data: bytes, *, what: str, fail: Fail) -> None:
         write_whole(path, data)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise fail(f"the {what} file cannot be written ({reason}); choose another place", source=path.name) from error
+        raise fail(
+            tr("the {what} file cannot be written ({reason}); choose another place", what=what, reason=reason),
+            source=path.name,
+        ) from error
 
 
 def read_kept(path: Path, kind: type[Kept], max_bytes: int) -> Kept | None:
@@ -221,7 +258,10 @@ def write_kept(path: Path, document: msgspec.Struct, *, what: str, fail: Fail) -
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise fail(f"the folder of the {what} cannot be made ({error.strerror})", source=path.name) from error
+        raise fail(
+            tr("the folder of the {what} cannot be made ({strerror})", what=what, strerror=error.strerror),
+            source=path.name,
+        ) from error
     write_file(path, msgspec.json.encode(document), what=what, fail=fail)
 
 
@@ -235,24 +275,30 @@ def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
     if len(value) != len(pairs):
         keys = [key for key, _ in pairs]
         doubled = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {json.dumps(doubled[:60])} is there twice in one object; keep one")
+        raise ValueError(tr("the key {dumps} is there twice in one object; keep one", dumps=json.dumps(doubled[:60])))
     return value
 
 
 def _whole_number(text: str) -> int:
     if len(text) > MAX_DIGITS:
-        raise ValueError(f"a number of {len(text)} digits is in it; no value here has more than {MAX_DIGITS}")
+        raise ValueError(
+            tr(
+                "a number of {count} digits is in it; no value here has more than {max_digits}",
+                count=len(text),
+                max_digits=MAX_DIGITS,
+            )
+        )
     return int(text)
 
 
 def _no_constant(text: str) -> NoReturn:
-    raise ValueError(f"{text} is not a number that JSON has")
+    raise ValueError(tr("{text} is not a number that JSON has", text=text))
 
 
 def _shown(value: object) -> str:
     if isinstance(value, dict):
-        return "an object"
+        return tr("an object")
     if isinstance(value, list):
-        return "a list"
+        return tr("a list")
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

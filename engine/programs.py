@@ -9,7 +9,9 @@ CHILDREN = {
     "renderer": "engine.worker.renderer",
     "download": "engine.downloads",
     "pdf": "engine.chats.pdf_reader",
+    "image": "engine.chats.image_reader",
     "library": "engine.library.child",
+    "tunnel": "engine.tunnel",
 }
 """Modules that run as programs. In the bundle `app.program` runs them when it is started with `--NAME`."""
 

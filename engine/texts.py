@@ -42,6 +42,11 @@ def one_line(text: str) -> str:
     return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
 
 
+def capitalised(text: str) -> str:
+    """Return `text` as a sentence begins; what follows the first letter stays, other than with `str.capitalize`."""
+    return f"{text[:1].upper()}{text[1:]}"
+
+
 def escape_json(document: str) -> str:
     """Return JSON text that any terminal and any reader takes: the same values, steering characters as escapes.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from engine.language import tr
 from engine.texts import show
 
 KIB = 1024
@@ -23,12 +24,12 @@ def parse_size(text: str) -> int:
     """
     match = _SIZE.fullmatch(text)
     if match is None:
-        remedy = 'write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"'
-        raise ValueError(f'"{show(text, 60)}" is not a size; {remedy}')
+        remedy = tr('write whole bytes or a number with KiB, MiB, GiB or TiB, such as "512MiB"')
+        raise ValueError(tr('"{text}" is not a size; {remedy}', text=show(text, 60), remedy=remedy))
     number, unit = match.groups()
     size_bytes = int(number) * _FACTORS[unit] if "." not in number else int(float(number) * _FACTORS[unit])
     if size_bytes > MAX_SIZE_BYTES:
-        raise ValueError(f'"{show(text, 60)}" is larger than any device')
+        raise ValueError(tr('"{text}" is larger than any device', text=show(text, 60)))
     return size_bytes
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Generator, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import hypothesis
@@ -35,13 +36,18 @@ def _register_profiles(count: int) -> None:
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the switch for the long run."""
     parser.addoption("--all", action="store_true", help="run the long tests as well")
-    parser.addoption("--bundle", action="store_true", help="run the tests of dist/ and no others")
+    parser.addoption(
+        "--bundle", action="store_true", help="run the tests of dist/, and those of the command line with it"
+    )
     parser.addoption("--engine", default="", help="run the tests that need an engine with this backend and no others")
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose what has to be known before the first test module is imported."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
+    if config.option.bundle:
+        made = Path(__file__).resolve().parents[1] / "dist" / "layerdeck"
+        os.environ.setdefault(selection.BUNDLE_VARIABLE, str(made))
     selection.begin_run(does_all=config.option.all)
     _register_profiles(selection.examples(60))
     hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "layerdeck")
@@ -59,8 +65,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     Tests of the bundle, and those of an engine with another backend, run alone.
     """
-    wanted = "bundle" if config.option.bundle else config.option.engine
-    _keep(config, items, [item for item in items if _beside_the_set_up(item) == wanted])
+    if config.option.bundle:
+        _keep(config, items, [item for item in items if any(map(item.get_closest_marker, ("bundle", "program")))])
+    else:
+        _keep(config, items, [item for item in items if _beside_the_set_up(item) == config.option.engine])
     if config.option.all or config.option.markexpr:
         return
     if left_out := selection.left_out(items, config.args):

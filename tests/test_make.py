@@ -14,11 +14,14 @@ import subprocess
 import sys
 import time
 import zipfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 import make
+from resources.setup.kept_build import BuildFolder
+from resources.setup.unfinished import being_written
 from resources.vulkan import needs as vulkan_needs
 
 CUDA = make.Cuda(nvcc="nvcc", version="12.4.131", capabilities=("8.6", "9.0"))
@@ -403,6 +406,37 @@ def test_uv_is_used_where_it_is_there_and_pip_where_it_fails(
     assert all("pip" in command for command in ran)
 
 
+def test_environment_that_was_stopped_half_written_is_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(make, "VENV", tmp_path / ".venv")
+    monkeypatch.setattr(make, "STAMP", tmp_path / ".venv" / "stamp.json")
+    monkeypatch.setattr(make, "UNFINISHED", tmp_path / "build" / "mark")
+    pip = make.venv_program("pip")
+    pip.parent.mkdir(parents=True)
+    pip.touch()
+    monkeypatch.setattr(make, "output_of", lambda _: "{}.{}".format(*sys.version_info[:2]))
+    monkeypatch.setattr(make, "find_uv", lambda: None)
+    made: list[str] = []
+
+    def create(command: Sequence[str], _failed: str) -> None:
+        assert make.UNFINISHED.exists()
+        made.append(command[2])
+
+    monkeypatch.setattr(make, "call", create)
+    make.require_venv()
+    assert made == [], "it is whole"
+    with pytest.raises(KeyboardInterrupt), being_written(make.UNFINISHED):
+        raise KeyboardInterrupt
+    make.require_venv()
+    make.require_venv()
+    assert made == ["venv"]
+    with pytest.raises(make.SetupError), being_written(make.UNFINISHED):
+        raise make.SetupError("no network")
+    make.require_venv()
+    assert made == ["venv"], "what failed by itself is whole as far as it came"
+
+
 def test_failed_build_shows_its_end_and_its_log(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     log = tmp_path / "folder" / "build.log"
     script = "import sys\nfor n in range(100): print('line', n)\nsys.exit(3)"
@@ -424,7 +458,7 @@ def test_wheel_is_built_once_and_described(tmp_path: Path, monkeypatch: pytest.M
     kept = _use_cache(tmp_path, monkeypatch)
     builds = []
 
-    def build(_build: make.Build, _cuda: None, _scratch: Path, target: Path, _log: Path) -> None:
+    def build(_build: make.Build, _cuda: None, _scratch: BuildFolder, target: Path, _log: Path) -> None:
         builds.append(target)
         (target / "engine.whl").write_bytes(b"wheel")
 
@@ -439,7 +473,7 @@ def test_wheel_is_built_once_and_described(tmp_path: Path, monkeypatch: pytest.M
 def test_failed_build_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = _use_cache(tmp_path, monkeypatch)
 
-    def build(_build: make.Build, _cuda: None, _scratch: Path, target: Path, _log: Path) -> None:
+    def build(_build: make.Build, _cuda: None, _scratch: BuildFolder, target: Path, _log: Path) -> None:
         (target / "half.whl").write_bytes(b"half")
         raise make.SetupError("no", exit_code=1)
 
@@ -447,6 +481,30 @@ def test_failed_build_leaves_nothing_in_the_cache(tmp_path: Path, monkeypatch: p
     with pytest.raises(make.SetupError, match="no"):
         make.require_wheel(BUILD, None)
     assert list(kept.parent.iterdir()) == []
+
+
+def test_stopped_build_goes_on_from_its_objects(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    kept = _use_cache(tmp_path, monkeypatch)
+
+    def stop(_build: make.Build, _cuda: None, scratch: BuildFolder, _target: Path, _log: Path) -> None:
+        scratch.objects.mkdir()
+        (scratch.objects / "first.o").write_bytes(b"object")
+        raise KeyboardInterrupt
+
+    def go_on(_build: make.Build, _cuda: None, scratch: BuildFolder, target: Path, _log: Path) -> None:
+        assert (scratch.objects / "first.o").read_bytes() == b"object"
+        (target / "engine.whl").write_bytes(b"wheel")
+
+    monkeypatch.setattr(make, "build_wheel", stop)
+    with pytest.raises(KeyboardInterrupt):
+        make.require_wheel(BUILD, None)
+    assert "goes on" not in capsys.readouterr().out
+    monkeypatch.setattr(make, "build_wheel", go_on)
+    assert make.require_wheel(BUILD, None) == kept / "engine.whl"
+    assert "goes on where it was stopped" in capsys.readouterr().out
+    assert [path.suffix for path in (tmp_path / "builds").iterdir()] == [".lock"]
 
 
 def _make_headers(folder: Path, version: int) -> None:
@@ -482,7 +540,7 @@ def test_vulkan_is_looked_for_before_anything_is_built(tmp_path: Path, monkeypat
 def test_wheel_of_a_faster_build_beside_ours_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = _use_cache(tmp_path, monkeypatch)
 
-    def build(_build: make.Build, _cuda: None, _scratch: Path, target: Path, _log: Path) -> None:
+    def build(_build: make.Build, _cuda: None, _scratch: BuildFolder, target: Path, _log: Path) -> None:
         (target / "ours.whl").write_bytes(b"ours")
         kept.mkdir()
         (kept / "theirs.whl").write_bytes(b"theirs")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 from typing import TypeVar
@@ -19,6 +20,7 @@ from engine.chats.message import Message, now_ms
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree
 from engine.errors import ChatError, EngineError
+from engine.language import tr
 
 KEPT_DELETED_MS = 30 * 24 * 3600 * 1000
 """What was deleted can be brought back for so long, by whoever opens the database."""
@@ -50,6 +52,10 @@ class ChatArchive(QObject):
         self._background = background
         self._notices = notices
         self._store: ChatStore | None = None
+        self._lock = threading.Lock()
+        self._opened: ChatStore | None = None
+        """The store from the moment on in which it is open; a window may close before it hears of that."""
+        self._is_closed = False
         self._waiting: list[tuple[_Write, Then]] | None = []
         """What is to be written once the store is open; None where there will be none."""
         self._chats: dict[str, Chat] = {}
@@ -60,10 +66,9 @@ class ChatArchive(QObject):
 
     def start(self) -> None:
         """Open the store, beside the GUI thread."""
-        path = self._path
         self._background.run(
             "Opening the conversations",
-            lambda: _open(path),
+            self._open,
             self._on_opened,
             self._on_failed,
             quiet=True,
@@ -71,9 +76,20 @@ class ChatArchive(QObject):
 
     def close(self) -> None:
         """Keep what is still waiting."""
-        store, self._store, self._waiting = self._store, None, None
-        if store is not None:
+        self._store, self._waiting = None, None
+        with self._lock:
+            self._is_closed = True
+        if self._opened is not None:
+            self._opened.close()
+
+    def _open(self) -> tuple[ChatStore, tuple[Chat, ...]]:
+        store = ChatStore(self._path)
+        with self._lock:
+            if not self._is_closed:
+                self._opened = store
+        if self._opened is None:
             store.close()
+        return store, store.conversations()
 
     def _on_opened(self, opened: tuple[ChatStore, tuple[Chat, ...]]) -> None:
         self._store, chats = opened
@@ -114,7 +130,7 @@ class ChatArchive(QObject):
         def work() -> tuple[Chat, MessageTree]:
             kept = store.conversation(chat)
             if kept is None:
-                raise ChatError("This conversation is not there any more.")
+                raise ChatError(tr("This conversation is not there any more."))
             store.settled().result()
             return store.conversation(chat) or kept, store.tree(chat)
 
@@ -135,7 +151,7 @@ class ChatArchive(QObject):
         """Do something with the store beside the GUI thread, with all that was written so far; `what` is for people."""
         store = self._store
         if store is None:
-            self._notices.tell(ChatError("The conversations cannot be read, so there is nothing to work on."))
+            self._notices.tell(ChatError(tr("The conversations cannot be read, so there is nothing to work on.")))
             return
 
         def settled_work() -> _T:
@@ -167,6 +183,23 @@ class ChatArchive(QObject):
     def keep_file(self, data: bytes) -> None:
         """Keep the bytes of an attachment."""
         self._do(lambda store: store.keep_file(data)[1], _nothing)
+
+    def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
+        """Read attachments by their SHA-256."""
+        store = self._store
+        if store is None:
+            then({})
+            return
+
+        def work() -> dict[str, bytes]:
+            store.settled().result()
+            return {name: data for name in names if (data := store.file(name)) is not None}
+
+        def fail(error: EngineError) -> None:
+            self._notices.tell(error)
+            then({})
+
+        self._background.run("Reading attachments", work, then, fail, quiet=True)
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         """Keep more of an answer."""
@@ -229,12 +262,7 @@ class ChatArchive(QObject):
     def _warn(self, error: EngineError) -> None:
         if not self._has_warned:
             self._has_warned = True
-            self._notices.say(f"{error.summary()} What is said now is shown, but not kept.", bad=True)
-
-
-def _open(path: Path) -> tuple[ChatStore, tuple[Chat, ...]]:
-    store = ChatStore(path)
-    return store, store.conversations()
+            self._notices.say(tr("{error} What is said now is shown, but not kept.", error=error.summary()), bad=True)
 
 
 def _listed(chat: Chat) -> tuple[object, ...]:

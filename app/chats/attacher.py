@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -12,16 +13,23 @@ from PySide6.QtCore import QObject, Signal
 from app.background import Background
 from app.models.loading import Loading, ModelState
 from app.models.open_model import OpenModel
-from engine.chats.asking import attachment_text
-from engine.chats.attachments import read_attachment
+from engine.chats.asking import attachment_text, image_of
+from engine.chats.attachments import ReadFile, as_attachment, read_attachment
+from engine.chats.images import Picture
 from engine.chats.message import Attachment, new_id
-from engine.errors import EngineError
+from engine.errors import ChatError, EngineError
+from engine.language import tr
 from engine.protocol.messages import Counted, CountTokens
 from engine.session.events import Answered
 from engine.texts import show
 
 MAX_FILES = 16
 MAX_NAME_CHARACTERS = 80
+PASTED = "Pasted image"
+BLIND = (
+    "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj file) beside the model in the"
+    " settings, and load again."
+)
 
 
 @dataclass(slots=True)
@@ -42,6 +50,8 @@ class Attacher(QObject):
     changed = Signal()
     refused = Signal(str)
     """Why a file was not taken."""
+    pictured = Signal(str, Picture)
+    """The small picture of an image, by its SHA-256."""
 
     def __init__(self, model: OpenModel, background: Background, parent: QObject | None = None) -> None:
         super().__init__(parent)
@@ -73,9 +83,20 @@ class Attacher(QObject):
         self.refused.emit("")
         for path in paths:
             if len(self.files) >= MAX_FILES:
-                self.refused.emit(f"{MAX_FILES} files go with one question; leave one out, or ask in two steps.")
+                self.refused.emit(_too_many())
                 break
-            self._read(path)
+            self._read(path.name, partial(read_attachment, path))
+        self.changed.emit()
+
+    def add_image(self, data: bytes) -> None:
+        """Take an image that has no file, to go with the next question."""
+        self.refused.emit("")
+        if len(self.files) >= MAX_FILES:
+            self.refused.emit(_too_many())
+            return
+        number = 1 + sum(1 for each in self.files if each.name.startswith(PASTED))
+        name = f"{PASTED} {number}"
+        self._read(name, partial(as_attachment, data, name))
         self.changed.emit()
 
     def remove(self, file: str) -> None:
@@ -101,13 +122,18 @@ class Attacher(QObject):
                 self._count(each)
             self.changed.emit()
 
-    def _read(self, path: Path) -> None:
+    def _read(self, name: str, read: Callable[[], ReadFile]) -> None:
         files = self._files.setdefault(self._conversation.chat.id, [])
-        file = Attached(new_id(), show(path.name, MAX_NAME_CHARACTERS))
+        file = Attached(new_id(), show(name, MAX_NAME_CHARACTERS))
         files.append(file)
 
-        def take(found: tuple[Attachment, bytes]) -> None:
-            file.attachment, file.data = found
+        def take(found: ReadFile) -> None:
+            if found.attachment.kind == "image" and self._is_blind:
+                refuse(ChatError(BLIND.format(name=file.name)))
+                return
+            file.attachment, file.data = found.attachment, found.data
+            if found.thumbnail is not None:
+                self.pictured.emit(found.attachment.sha256, found.thumbnail)
             self._count(file)
             self.changed.emit()
 
@@ -117,7 +143,16 @@ class Attacher(QObject):
                 self.refused.emit(error.summary())
                 self.changed.emit()
 
-        self._background.run(f"Reading {file.name}", lambda: read_attachment(path), take, refuse)
+        self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
+
+    @property
+    def _is_blind(self) -> bool:
+        """Whether what is loaded reads no images."""
+        info = self._loading.snapshot.loaded
+        if info is None:
+            return False
+        projector = info.order.plan.edit.side_files.projector
+        return projector is None or not projector.sees
 
     # ------------------------------------------------------------------ tokens
 
@@ -125,7 +160,7 @@ class Attacher(QObject):
         if file.attachment is None or self._loading.state not in (ModelState.READY, ModelState.GENERATING):
             return
         try:
-            number = self._loading.ask(CountTokens(texts=(attachment_text(file.attachment),)))
+            number = self._loading.ask(_count_request(file.attachment))
         except EngineError:
             return  # Lost a moment ago; counted when a model is loaded again.
         self._counting[number] = file
@@ -133,7 +168,7 @@ class Attacher(QObject):
     def _on_answered(self, event: Answered) -> None:
         file = self._counting.pop(event.request, None)
         if file is not None and isinstance(event.answer, Counted):
-            file.tokens = event.answer.texts[0]
+            file.tokens = sum((*event.answer.texts, *event.answer.images))
             self.changed.emit()
 
     def _on_loaded_changed(self) -> None:
@@ -143,3 +178,13 @@ class Attacher(QObject):
                 file.tokens = None
                 self._count(file)
         self.changed.emit()
+
+
+def _too_many() -> str:
+    return tr("{max_files} files go with one question; leave one out, or ask in two steps.", max_files=MAX_FILES)
+
+
+def _count_request(attachment: Attachment) -> CountTokens:
+    if attachment.kind == "image":
+        return CountTokens(images=(image_of(attachment),))
+    return CountTokens(texts=(attachment_text(attachment),))

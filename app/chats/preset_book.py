@@ -14,6 +14,7 @@ from app.models.open_models import OpenModels
 from app.notices import Notices
 from engine.chats.presets import Preset, read_presets, write_presets
 from engine.errors import EngineError
+from engine.language import tr
 
 
 class PresetBook(QObject):
@@ -47,12 +48,12 @@ class PresetBook(QObject):
     def save(self, preset: Preset) -> None:
         """Keep a preset, in place of one with its name."""
         self._presets[preset.name] = preset
-        self._write(f"The preset “{preset.name}” is saved")
+        self._write(tr("The preset “{name}” is saved", name=preset.name))
 
     def delete(self, name: str) -> None:
         """Forget a preset."""
         if self._presets.pop(name, None) is not None:
-            self._write(f"The preset “{name}” is deleted")
+            self._write(tr("The preset “{name}” is deleted", name=name))
 
     def _on_read(self, presets: tuple[Preset, ...]) -> None:
         self._is_read = True
@@ -68,7 +69,9 @@ class PresetBook(QObject):
     def _write(self, words: str) -> None:
         self.changed.emit()
         if not self._is_read:
-            self._notices.say("The presets in the file cannot be read, so this one is kept until the window closes.")
+            self._notices.say(
+                tr("The presets in the file cannot be read, so this one is kept until the window closes.")
+            )
             return
         presets = tuple(self._presets.values())
         self._background.run(

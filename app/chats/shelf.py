@@ -14,6 +14,7 @@ from app.settings import Settings
 from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.tree import MessageTree
+from engine.language import tr
 
 
 class ChatShelf(QObject):
@@ -105,7 +106,7 @@ class ChatShelf(QObject):
             if model.conversation.chat.id == chat:
                 model.conversation.clear()
         self._archive.delete(chat)
-        self.deleted.emit(known.title or "New conversation")
+        self.deleted.emit(known.title or tr("New conversation"))
 
     def undo_delete(self) -> None:
         """Bring back what was deleted last, and show it."""

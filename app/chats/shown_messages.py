@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from engine.chats.message import Message, Timings
 from engine.chats.tree import MessageTree
+from engine.language import tr
 from engine.units import format_bytes
-from widgets.chat.shown import Role, ShownMessage
+from widgets.chat.shown import Role, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 
 ENDINGS = {
-    "stopped": "Stopped; what came is kept.",
-    "length": "The longest answer that was allowed ended here; Continue goes on.",
-    "context_full": "The context was full; what came is kept.",
+    "stopped": tr("Stopped; what came is kept."),
+    "length": tr("The longest answer that was allowed ended here; Continue goes on."),
+    "context_full": tr("The context was full; what came is kept."),
 }
-INTERRUPTED = "The program ended in the middle of this answer; what had come is kept."
+INTERRUPTED = tr("The program ended in the middle of this answer; what had come is kept.")
 
 
 def shown_messages(tree: MessageTree, open_message: str | None) -> tuple[ShownMessage, ...]:
@@ -29,7 +30,7 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
     return ShownMessage(
         id=message.id,
         role=role,
-        speaker="You" if role == "user" else message.model or "Model",
+        speaker=tr("You") if role == "user" else message.model or tr("Model"),
         text=message.content,
         thinking=message.reasoning,
         thinking_note=thinking_note(message, is_open=is_open),
@@ -38,8 +39,16 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         version=versions.index(message.id) + 1,
         versions=len(versions),
         is_open=is_open,
-        files=", ".join(f"{each.name} ({format_bytes(each.size_bytes)})" for each in message.attachments),
+        files=", ".join(
+            f"{each.name} ({format_bytes(each.size_bytes)})" for each in message.attachments if each.kind != "image"
+        ),
+        images=tuple(
+            ShownImage(each.sha256, each.name, each.width_px, each.height_px)
+            for each in message.attachments
+            if each.kind == "image"
+        ),
         is_pinned=message.pinned,
+        has_choices=bool(message.choices),
         can_continue=role == "assistant" and message.stop_reason != "end_of_text" and bool(message.content),
     )
 
@@ -56,7 +65,7 @@ def answer_note(message: Message) -> str:
     if message.layout:
         parts.append(message.layout)
     if message.stop_reason == "stopped":
-        parts.append("stopped, what came is kept")
+        parts.append(tr("stopped, what came is kept"))
     elif message.stop_reason in ENDINGS:
         parts.append(ENDINGS[message.stop_reason])
     return " · ".join([*parts, *([message.note] if message.note else [])])
@@ -67,14 +76,20 @@ def timing_words(timings: Timings) -> list[str]:
     words: list[str] = []
     generation, prompt = timings.generation_tokens_per_second, timings.prompt_tokens_per_second
     if generation is not None:
-        words.append(f"{generation:.1f} tok/s")
+        words.append(tr("{generation:.1f} tok/s", generation=generation))
     if prompt is not None:
-        words.append(f"prompt {prompt:.0f} tok/s")
-    words.append(f"{format_count(timings.generated_tokens)} tokens")
+        words.append(tr("prompt {prompt:.0f} tok/s", prompt=prompt))
+    words.append(tr("{generated_tokens} tokens", generated_tokens=format_count(timings.generated_tokens)))
     if timings.first_token_seconds is not None:
-        words.append(f"first after {_duration(timings.first_token_seconds)}")
+        words.append(tr("first after {duration}", duration=_duration(timings.first_token_seconds)))
     if timings.cached_tokens:
-        words.append(f"{format_count(timings.cached_tokens)} of {format_count(timings.prompt_tokens)} read from cache")
+        words.append(
+            tr(
+                "{cached_tokens} of {prompt_tokens} read from cache",
+                cached_tokens=format_count(timings.cached_tokens),
+                prompt_tokens=format_count(timings.prompt_tokens),
+            )
+        )
     return words
 
 
@@ -83,16 +98,24 @@ def thinking_note(message: Message, *, is_open: bool) -> str:
     timings = message.timings
     if not message.reasoning or (is_open and not message.content):
         return ""
-    length = f"{format_count(len(message.reasoning))} characters"
+    length = tr("{count} characters", count=format_count(len(message.reasoning)))
     if timings is None:
-        return f"Thoughts · {length}"
+        return tr("Thoughts · {length}", length=length)
     if timings.thinking_tokens:
-        length = f"{format_count(timings.thinking_tokens)} tokens"
+        length = tr("{thinking_tokens} tokens", thinking_tokens=format_count(timings.thinking_tokens))
     seconds = timings.thinking_seconds
-    return f"Thoughts · {length}" if seconds is None else f"Thought for {_duration(seconds)} · {length}"
+    return (
+        tr("Thoughts · {length}", length=length)
+        if seconds is None
+        else tr("Thought for {duration} · {length}", duration=_duration(seconds), length=length)
+    )
 
 
 def _duration(seconds: float) -> str:
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
-    return f"{seconds:.1f} s" if seconds < 60 else f"{int(seconds) // 60} min {int(seconds) % 60} s"
+    return (
+        f"{seconds:.1f} s"
+        if seconds < 60
+        else tr("{seconds} min {seconds2} s", seconds=int(seconds) // 60, seconds2=int(seconds) % 60)
+    )

@@ -14,6 +14,7 @@ from app.notices import Notices
 from app.settings import Settings
 from engine.chats.kept_state import DEFAULT_QUOTA_BYTES, KeptStates, StateKey, key_of, model_identity
 from engine.errors import EngineError
+from engine.language import tr
 from engine.plan.plan import Plan
 
 _log = logging.getLogger("layerdeck.states")
@@ -51,7 +52,7 @@ class StateVault(QObject):
 
     def start(self) -> None:
         """Make the folder, and remove what was never finished."""
-        self._do("Looking for kept states", self._states.make_folder)
+        self._do(tr("Looking for kept states"), self._states.make_folder)
 
     def key_of(self, plan: Plan, then: Callable[[StateKey | None], None]) -> None:
         """Find out what states of a loaded plan are kept under; None where that cannot be told."""
@@ -84,14 +85,14 @@ class StateVault(QObject):
 
         def tell(gone: tuple[Path, ...]) -> None:
             if path in gone:
-                self.warn("What a model holds of this conversation is larger than the room for kept caches.")
+                self.warn(tr("What a model holds of this conversation is larger than the room for kept caches."))
 
         self._background.run("Keeping a state", lambda: self._states.keep(path), tell, self._fail, quiet=True)
 
     def forget(self, conversation: str) -> None:
         """Keep nothing of a conversation any more."""
         self._deleted.add(conversation)
-        self._do("Forgetting states", lambda: self._states.forget_conversation(conversation))
+        self._do(tr("Forgetting states"), lambda: self._states.forget_conversation(conversation))
 
     def remember(self, conversation: str) -> None:
         """Keep states of a conversation again: it was brought back."""
@@ -102,7 +103,9 @@ class StateVault(QObject):
         _log.info("%s", sentence)
         if not self._has_warned:
             self._has_warned = True
-            self._notices.say(f"{sentence} The conversation will be read again when it goes on later.", bad=True)
+            self._notices.say(
+                tr("{sentence} The conversation will be read again when it goes on later.", sentence=sentence), bad=True
+            )
 
     # ------------------------------------------------------------------ what people see
 
@@ -118,11 +121,11 @@ class StateVault(QObject):
     def set_quota(self, quota_bytes: int, then: Callable[[], None]) -> None:
         """Allow as much from now on."""
         self._settings.kept_states_bytes = quota_bytes
-        self._do("Making room", lambda: self._states.set_quota(quota_bytes), then)
+        self._do(tr("Making room"), lambda: self._states.set_quota(quota_bytes), then)
 
     def empty(self, then: Callable[[], None]) -> None:
         """Remove all that is kept."""
-        self._do("Removing kept states", self._states.empty, then)
+        self._do(tr("Removing kept states"), self._states.empty, then)
 
     def _do(self, what: str, work: Callable[[], object], then: Callable[[], None] = lambda: None) -> None:
         self._background.run(what, work, lambda _: then(), self._fail, quiet=True)

@@ -14,10 +14,12 @@ from engine.chats.conversation import Conversation as Chat
 from engine.chats.exports import as_html, as_json, as_markdown
 from engine.chats.imports import read_conversations
 from engine.chats.llama_ui import as_jsonl
+from engine.chats.message import Message
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree
 from engine.errors import ChatError
 from engine.files import write_whole
+from engine.language import tr, tr_count
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +37,12 @@ class Form:
 
 
 FORMS = (
-    Form("Markdown, what is shown", ".md"),
-    Form("Web page, what is shown", ".html"),
-    Form("Layerdeck JSON, all branches and files", ".json", holds_many=True),
-    Form("llama.cpp JSON lines, all branches", ".jsonl", holds_many=True),
+    Form(tr("Markdown, what is shown"), ".md"),
+    Form(tr("Web page, what is shown"), ".html"),
+    Form(tr("Layerdeck JSON, all branches and files"), ".json", holds_many=True),
+    Form(tr("llama.cpp JSON lines, all branches"), ".jsonl", holds_many=True),
 )
-READABLE = "Exported conversations (*.json *.jsonl);;All files (*)"
+READABLE = tr("Exported conversations (*.json *.jsonl);;All files (*)")
 
 
 class ChatTransfer(QObject):
@@ -57,18 +59,27 @@ class ChatTransfer(QObject):
         def work(store: ChatStore) -> int:
             found = [(chat, store.tree(chat.id)) for each in chats if (chat := store.conversation(each)) is not None]
             if not found:
-                raise ChatError("This conversation is not kept: nothing was said in it.")
+                raise ChatError(tr("This conversation is not kept: nothing was said in it."))
             try:
                 write_whole(path, encoded(found, form, store))
             except (OSError, ValueError) as error:
                 reason = getattr(error, "strerror", None) or str(error)
-                raise ChatError(f"{path.name} cannot be written ({reason}); choose another place.") from None
+                raise ChatError(
+                    tr("{name} cannot be written ({reason}); choose another place.", name=path.name, reason=reason)
+                ) from None
             return len(found)
 
         def tell(count: int) -> None:
-            self._notices.say(f"{_counted(count)} exported to {path.name}")
+            self._notices.say(
+                tr_count(
+                    "The conversation is exported to {name}",
+                    "{count} conversations are exported to {name}",
+                    count,
+                    name=path.name,
+                )
+            )
 
-        self._archive.work(f"Exporting {path.name}", work, tell)
+        self._archive.work(tr("Exporting {name}", name=path.name), work, tell)
 
     def import_file(self, path: Path) -> None:
         """Take the conversations of a file in, beside those that are there."""
@@ -85,9 +96,16 @@ class ChatTransfer(QObject):
 
         def tell(chats: tuple[Chat, ...]) -> None:
             self._archive.take_in(chats)
-            self._notices.say(f"{_counted(len(chats))} imported from {path.name}")
+            self._notices.say(
+                tr_count(
+                    "The conversation is imported from {name}",
+                    "{count} conversations are imported from {name}",
+                    len(chats),
+                    name=path.name,
+                )
+            )
 
-        self._archive.work(f"Importing {path.name}", work, tell)
+        self._archive.work(tr("Importing {name}", name=path.name), work, tell)
 
 
 def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatStore) -> bytes:
@@ -99,17 +117,24 @@ def encoded(found: Sequence[tuple[Chat, MessageTree]], form: Form, store: ChatSt
     chat, tree = found[0]
     match form.ending:
         case ".md":
-            text = as_markdown(chat, tree.path)
+            text = as_markdown(chat, tree.path, _files(tree.path, store))
         case ".html":
-            text = as_html(chat, tree.path)
+            text = as_html(chat, tree.path, _files(tree.path, store))
         case ".jsonl":
-            return as_jsonl(found)
+            return as_jsonl(found, _files(_messages(found), store))
         case _:
-            messages = [message for _, tree in found for message in tree.messages.values()]
-            names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
-            files = {name: data for name in sorted(names) if (data := store.file(name)) is not None}
-            return as_json(found, files)
+            return as_json(found, _files(_messages(found), store))
     return text.encode("utf-8", "replace")
+
+
+def _messages(found: Sequence[tuple[Chat, MessageTree]]) -> list[Message]:
+    return [message for _, tree in found for message in tree.messages.values()]
+
+
+def _files(messages: Sequence[Message], store: ChatStore) -> dict[str, bytes]:
+    """Return the bytes of what is attached to messages."""
+    names = {each.sha256 for message in messages for each in message.attachments if each.sha256}
+    return {name: data for name in sorted(names) if (data := store.file(name)) is not None}
 
 
 def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Path, Form]:
@@ -119,7 +144,3 @@ def form_of(path: Path, chosen: str, forms: Sequence[Form] = FORMS) -> tuple[Pat
         return path, by_name
     form = next((form for form in forms if form.filter == chosen), forms[0])
     return path.with_name(path.name + form.ending), form
-
-
-def _counted(count: int) -> str:
-    return "The conversation is" if count == 1 else f"{count} conversations are"

@@ -85,8 +85,15 @@ def _add_devices_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--rpc", action="append", default=[], metavar="HOST:PORT", help="also ask this RPC worker; may repeat"
     )
+    _add_peer_argument(command)
     command.add_argument(
         "--measure", action="store_true", help="also measure how fast each device is, for plan --auto fastest"
+    )
+
+
+def _add_peer_argument(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--peer", action="append", default=[], metavar="NAME", help="also ask this paired computer; may repeat"
     )
 
 
@@ -187,7 +194,8 @@ def _add_library_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
-    commands = rig.add_subparsers(dest="rig_command", required=True, metavar="lab|serve|kept", parser_class=Parser)
+    names = "lab|serve|pair|peers|kept"
+    commands = rig.add_subparsers(dest="rig_command", required=True, metavar=names, parser_class=Parser)
     lab = commands.add_parser("lab", help="run capped RPC workers on this machine until interrupted")
     lab.add_argument(
         "--workers", type=_sizes, required=True, metavar="SIZE[,SIZE...]", help="one cap per worker: 512MiB,1GiB"
@@ -207,10 +215,45 @@ def _add_rig_arguments(rig: argparse.ArgumentParser) -> None:
         metavar="SIZE",
         help="keep weights that clients send, so that they are sent once, up to this much (default 20GiB; 0: none)",
     )
+    serve.add_argument(
+        "--secure", action="store_true", help="only to paired computers, through an encrypted and authenticated tunnel"
+    )
+    serve.add_argument("--pair", action="store_true", help="with --secure: show a pairing code")
+    serve.add_argument("--announce", action="store_true", help="with --secure: be found in the local network")
+    serve.add_argument("--name", metavar="NAME", help="with --secure: what others call this computer")
     serve.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    pair = commands.add_parser("pair", help="pair with a computer that shows a pairing code")
+    pair.add_argument("endpoint", metavar="HOST:PORT")
+    pair.add_argument("code", metavar="CODE", help="such as K7QM-3XHD")
+    pair.add_argument("--name", metavar="NAME", help="what the other computer calls this one")
+    pair.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+    peers = commands.add_parser("peers", help="which computers this one is paired with")
+    peers.add_argument("--forget", metavar="NAME", help="end the pairing with this one, on this side")
+    peers.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
     kept = commands.add_parser("kept", help="how much of weights workers of this machine keep")
     kept.add_argument("--empty", action="store_true", help="remove them; they are sent anew")
     kept.add_argument("--json", action="store_true", help=argparse.SUPPRESS)
+
+
+def _add_packs_arguments(packs: argparse.ArgumentParser) -> None:
+    commands = packs.add_subparsers(
+        dest="packs_command", metavar="list|install|remove|check|on|off", parser_class=Parser
+    )
+    texts = {
+        "list": "what is installed, and what its check found (also without a word)",
+        "install": "install a pack from a .tar.gz, and check it",
+        "remove": "remove an installed pack",
+        "check": "check packs anew: all, or one",
+        "on": "use a pack again that was switched off",
+        "off": "leave a pack unused",
+    }
+    for name, text in texts.items():
+        command = commands.add_parser(name, help=text, description=text)
+        command.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+        if name == "install":
+            command.add_argument("file", type=Path, metavar="FILE")
+        elif name != "list":
+            command.add_argument("name", metavar="NAME", nargs="?" if name == "check" else None)
 
 
 def _add_demo_arguments(command: argparse.ArgumentParser) -> None:
@@ -224,6 +267,7 @@ def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--rpc", action="append", default=[], metavar="HOST:PORT", help="also examine this RPC worker; may repeat"
     )
+    _add_peer_argument(command)
     command.add_argument("--out", type=Path, metavar="FILE", help="also write the JSON document here")
     command.add_argument("--engine", action="store_true", help="only the engine's check of itself")
 
@@ -244,6 +288,7 @@ _COMMANDS: dict[str, tuple[str, Callable[[argparse.ArgumentParser], None]]] = {
     "download": ("download a model; the same call goes on where it ended", _add_download_arguments),
     "library": ("list the models that this computer has", _add_library_arguments),
     "rig": ("run RPC workers", _add_rig_arguments),
+    "packs": ("engine packs: what makes a backend (Vulkan, CUDA) of the bundle's engine", _add_packs_arguments),
     "demo": ("write a demo model", _add_demo_arguments),
     "doctor": ("examine this machine: devices, engine, forecasts, speeds", _add_doctor_arguments),
     **dict.fromkeys(LATER_COMMANDS, ("not available yet", _add_no_arguments)),

@@ -50,13 +50,17 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     except KeyboardInterrupt:
         printer.load.show(Cancelled(stage="header"))
         return exit_codes.INTERRUPTED
+    attached = tuple(map(read_attachment, options.attach))
+    projector = order.plan.edit.side_files.projector
+    if any(file.attachment.kind == "image" for file in attached) and (projector is None or not projector.sees):
+        raise ArgumentError("--attach: this model reads no images alone; name its projector with --mmproj.")
     states = KeptStates(kept_states_path())
     wishes = TalkOptions(
         preset,
         chosen_settings(options),
         options.overflow,
         options.prompt,
-        tuple(map(read_attachment, options.attach)),
+        attached,
     )
     return Talk(store, states, order, printer, conversation, wishes).run()
 

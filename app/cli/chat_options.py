@@ -24,7 +24,12 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("--preset", metavar="NAME", help="a preset of this name")
     command.add_argument("--prompt", metavar="TEXT", help="ask this and end; without it, lines are read")
     command.add_argument(
-        "--attach", type=Path, action="append", default=[], metavar="FILE", help="text, code or a PDF; may repeat"
+        "--attach",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="text, code, a PDF or an image; may repeat",
     )
     command.add_argument(
         "--overflow", choices=OVERFLOWS, default="drop", help="when the context is full (default drop: oldest turns)"

@@ -12,6 +12,7 @@ from importlib import import_module
 
 from app.cli import exit_codes
 from app.cli.arguments import LATER_COMMANDS, make_parser
+from app.cli.command_tunnels import CommandTunnels
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, silence_stdout
 from engine.errors import ArgumentError, EngineError
 
@@ -68,6 +69,10 @@ def _quieten_logs() -> None:
 
 def _run_command(options: Namespace) -> int:
     """Run the command that the parser let through: each has a module of its name, with `run_NAME`."""
+    from app.packs import use_packs
+
     name = options.command
+    use_packs()
     run_command: Callable[[Namespace], int] = getattr(import_module(f"app.cli.{name}"), f"run_{name}")
-    return run_command(options)
+    with CommandTunnels() as options.tunnels:
+        return run_command(options)

@@ -13,20 +13,26 @@ from types import FrameType
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
+from app.packs import find_all_devices
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.cancellation import CancelToken
+from engine.devices.device import Rig
 from engine.doctor.examination import Progress, examine
 from engine.doctor.machine import Files, Machine, find_rig, personal_names
 from engine.doctor.report import Report, document, table, without_names, write_report
 from engine.fit.calibration import read_calibration
-from engine.rigs.search import find_devices
 
 _INTERRUPTS = tuple(getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name))
 
 
 def run_doctor(options: Namespace) -> int:
     """Examine this machine and say what came of it; an interrupt ends it with what was found until then."""
-    rig, problem = find_rig(lambda: find_devices(self_test_path(), options.rpc, checks=engine_checks_path()))
+
+    def find() -> Rig:
+        peers = options.tunnels.peers(options.peer)
+        return find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path(), peers=peers)
+
+    rig, problem = find_rig(find)
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
     with _cancelling(cancel), Machine(rig, examined_files(), cancel, problem=problem) as machine:

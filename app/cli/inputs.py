@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
 from app.cli.settings_options import context_of, side_files_of
+from app.packs import find_all_devices
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
@@ -24,7 +25,6 @@ from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.rigs.search import find_devices
 from engine.rigs.speed_test import known_speeds
 
 _PATIENCE_S = 2.0
@@ -49,7 +49,7 @@ def read_inputs(options: Namespace) -> Asked:
     rig = read_rig(options.rig) if options.rig is not None else None
     document = read_layout(options.layout, n_layers=model.n_layers) if options.layout is not None else None
     context = context_of(options, model, document.context if document is not None else None)
-    rig = with_margins(rig or this_machine(), options.margin)
+    rig = with_margins(options.tunnels.reach(rig or this_machine()), options.margin)
     side_files = side_files_of(options, model, rig)
     memory = ModelMemory(model)
     if document is not None:
@@ -80,4 +80,4 @@ def patience() -> Callable[[int], None]:
 
 def this_machine() -> Rig:
     """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
-    return read_calibration(calibration_path()).apply(find_devices(self_test_path(), checks=engine_checks_path()))
+    return read_calibration(calibration_path()).apply(find_all_devices(self_test_path(), checks=engine_checks_path()))

@@ -13,7 +13,9 @@ from app.cli.follow import Follower
 from app.cli.orders import order_of
 from app.cli.printers import JsonPrinter, Printer, TextPrinter
 from app.cli.prompts import AnswerEnding, Answers, Ending, prompts_of
+from app.cli.speeds import learn_speed
 from engine.errors import ArgumentError
+from engine.plan.plan import Plan
 from engine.protocol.messages import ChatMessage, Generate
 from engine.session.driver import News
 from engine.session.events import (
@@ -69,6 +71,7 @@ class LoadCommand:
         self._printer = printer
         self._follower = Follower()
         self._stage: Stage = "header"
+        self._loaded: Plan | None = None
         self._open: set[int] = set()
         self._answers = Answers()
 
@@ -80,7 +83,10 @@ class LoadCommand:
                 # What was asked for last was to stop, whatever came of the load meanwhile.
                 ending = Cancelled(stage=self._stage)
             self._printer.show(ending)
-            return _exit_code(ending)
+        # Prompts that are answered at once share the devices, which no prediction is about.
+        if isinstance(ending, Done) and len(self._requests) == 1 and (loaded := self._loaded) is not None:
+            learn_speed(loaded, ending)
+        return _exit_code(ending)
 
     def _follow(self) -> Ending:
         """Show everything up to the ending, which is returned."""
@@ -90,6 +96,7 @@ class LoadCommand:
         """Show what is no ending; return the last one."""
         match news:
             case Snapshot():
+                self._loaded = news.loaded.order.plan if news.loaded is not None else self._loaded
                 if news.phase is Phase.LOADING:
                     self._printer.child_started()
             case Progress():

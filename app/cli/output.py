@@ -47,10 +47,10 @@ def print_compact(document: object) -> None:
 
 
 def print_event(event: msgspec.Struct) -> None:
-    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `replaced`
-    and `cached_tokens` only where there is something to say."""
+    """Print one event on a line of its own, flushed; `request` only where it is about one of several, `replaced`,
+    `cached_tokens`, `checkpoint_bytes` and `choices` only where there is something to say."""
     document = _builtins(event)
-    for key in ("replaced", "cached_tokens"):
+    for key in ("replaced", "cached_tokens", "checkpoint_bytes", "choices"):
         if not document.get(key, "-"):
             del document[key]
     if document.get("request", 0) is None:

@@ -8,12 +8,14 @@ from argparse import Namespace
 
 from app.cli import exit_codes
 from app.cli.interrupts import on_interrupt
-from app.cli.output import print_document, print_line, print_text, say
+from app.cli.output import print_document, print_line, print_text
+from app.cli.serving import kept_weights, tell, tell_serving
 from app.paths import kept_weights_path
 from engine.devices.rig_file import encode_rig, write_rig
-from engine.kept_weights import DEFAULT_QUOTA_BYTES, empty, kept_files
+from engine.errors import ArgumentError
+from engine.kept_weights import empty, kept_files
 from engine.protocol.messages import Serving
-from engine.rigs.lab import CAPS_NOT_ENFORCED, KeptWeights, LabRig, serve
+from engine.rigs.lab import CAPS_NOT_ENFORCED, LabRig, serve
 from engine.units import format_bytes
 
 _POLL_S = 0.5
@@ -25,9 +27,17 @@ def run_rig(options: Namespace) -> int:
     """Run lab workers, or serve one device, until SIGINT, SIGTERM or SIGHUP."""
     if options.rig_command == "kept":
         return _run_kept(options)
+    if options.rig_command in ("pair", "peers"):
+        from app.cli.peers import run_pair, run_peers
+
+        return run_pair(options) if options.rig_command == "pair" else run_peers(options)
     ended = threading.Event()
     with on_interrupt(ended.set):
-        if options.rig_command == "serve":
+        if options.rig_command == "serve" and options.secure:
+            from app.cli.secure import run_secure
+
+            run_secure(options, ended)
+        elif options.rig_command == "serve":
             _serve(options, ended)
         else:
             _run_lab(options, ended)
@@ -35,9 +45,9 @@ def run_rig(options: Namespace) -> int:
 
 
 def _run_lab(options: Namespace, ended: threading.Event) -> None:
-    with LabRig(options.workers, on_worker_ended=lambda _, sentence: _say(sentence)) as lab:
+    with LabRig(options.workers, on_worker_ended=lambda _, sentence: tell(sentence)) as lab:
         if not lab.caps_enforced:
-            _say(CAPS_NOT_ENFORCED)
+            tell(CAPS_NOT_ENFORCED)
         if options.out is not None:
             write_rig(options.out, lab.rig)
         print_text(encode_rig(lab.rig).decode())
@@ -46,24 +56,21 @@ def _run_lab(options: Namespace, ended: threading.Event) -> None:
 
 
 def _serve(options: Namespace, ended: threading.Event) -> None:
-    quota_bytes = DEFAULT_QUOTA_BYTES if options.keep is None else options.keep
+    if options.pair or options.announce or options.name:
+        raise ArgumentError("--pair, --announce and --name belong to --secure; add it.")
 
     def report(serving: Serving) -> None:
-        _say(f"{options.device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
-        if options.cap is not None and not serving.caps_enforced:
-            _say(CAPS_NOT_ENFORCED)
-        if quota_bytes:
-            kept = f"up to {format_bytes(quota_bytes)} of weights in {kept_weights_path()}"
-            _say(f"It keeps {kept}, so that they are sent once; `rig kept --empty` removes them.")
+        tell(f"{options.device} is served on {options.host}:{serving.port}. End it with Ctrl+C.")
+        tell_serving(options, serving)
         if not _is_loopback(options.host):
-            _say(OPEN_TO_ALL)
+            tell(OPEN_TO_ALL)
 
     serve(
         port=options.port,
         host=options.host,
         device=options.device,
         cap_bytes=options.cap,
-        kept=KeptWeights(kept_weights_path(), quota_bytes) if quota_bytes else None,
+        kept=kept_weights(options),
         until=ended,
         on_serving=report,
     )
@@ -89,7 +96,3 @@ def _is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _say(sentence: str) -> None:
-    say(f"layerdeck-cli: {sentence}")

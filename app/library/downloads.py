@@ -11,6 +11,7 @@ from app.library.hub_access import HubAccess
 from app.notices import Notices
 from app.paths import downloads_path
 from engine.errors import ArgumentError
+from engine.language import tr
 from widgets.library.find_values import DownloadWish
 
 if TYPE_CHECKING:
@@ -74,7 +75,7 @@ class DownloadKeeper(QObject):
     def add(self, job: Job) -> None:
         """Put a job at the end of the queue."""
         self._open_queue().add(job)
-        self._notices.say(f"{job.title} is in the queue.")
+        self._notices.say(tr("{title} is in the queue.", title=job.title))
 
     def _open_queue(self) -> DownloadQueue:
         if self._queue is None:
@@ -92,6 +93,6 @@ class DownloadKeeper(QObject):
         if self._done is not None and done - self._done:
             for job in jobs:
                 if job.id in done - self._done:
-                    self._notices.say(f"{job.title} is here.")
+                    self._notices.say(tr("{title} is here.", title=job.title))
             self.downloaded.emit()
         self._done = done

@@ -28,6 +28,7 @@ from engine.errors import EngineError
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.watch import Watch
 from engine.hub.errors import HubError
+from engine.language import tr
 from engine.library.settled import settled_rig
 from engine.plan.decisions.defaults import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
@@ -83,8 +84,8 @@ class HubFinder(QObject):
         """Keep an access token, in the system's keyring where there is one, and ask again."""
 
         def kept(home: str) -> None:
-            where = "in the keyring" if home == "keyring" else "for this session"
-            self._notices.say(f"The token is kept {where}.")
+            where = tr("in the keyring") if home == "keyring" else tr("for this session")
+            self._notices.say(tr("The token is kept {where}.", where=where))
             if self._asked:
                 self.show_repo(self._asked)
 
@@ -111,9 +112,9 @@ class HubFinder(QObject):
 
         def show(found: tuple[FoundRepo, ...]) -> None:
             self.found.emit(found)
-            self.message.emit("" if found else "Nothing was found; try fewer words.")
+            self.message.emit("" if found else tr("Nothing was found; try fewer words."))
 
-        self._ask("Searching", ask, show)
+        self._ask(tr("Searching"), ask, show)
 
     def show_repo(self, text: str) -> None:
         """Show what `text` names and how it would fit; a file of another server is downloaded."""
@@ -159,7 +160,7 @@ class HubFinder(QObject):
                 self.downloads.add(answer[1])
             self.message.emit("")
 
-        self._ask(f"Reading {text}", ask, show, token)
+        self._ask(tr("Reading {text}", text=text), ask, show, token)
 
     def read_card(self) -> None:
         """Fetch the card of the repository that is shown, at the commit that its files are listed at."""

@@ -8,22 +8,28 @@ from engine.hub.card import ModelCard
 from engine.hub.fit import FitVerdict, QuantisationFit, RepoFit
 from engine.hub.found import HubModel
 from engine.hub.listing import Quantisation, RepoListing
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 
 _VERDICTS = {
-    FitVerdict.CARDS: ("fits on devices", "good"),
-    FitVerdict.PARTLY: ("partly on the CPU", "experts"),
-    FitVerdict.CPU: ("fits in memory", "good"),
-    FitVerdict.NOT: ("does not fit", "bad"),
-    FitVerdict.UNKNOWN: ("cannot be told", "dim"),
+    FitVerdict.CARDS: (tr("fits on devices"), "good"),
+    FitVerdict.PARTLY: (tr("partly on the CPU"), "experts"),
+    FitVerdict.CPU: (tr("fits in memory"), "good"),
+    FitVerdict.NOT: (tr("does not fit"), "bad"),
+    FitVerdict.UNKNOWN: (tr("cannot be told"), "dim"),
 }
 
 
 def found_repo(model: HubModel) -> FoundRepo:
     """Return a row of what a search found."""
-    said = (model.architecture, model.licence, "asks who you are" if model.gated else "", f"{model.likes:,} likes")
+    said = (
+        model.architecture,
+        model.licence,
+        tr("asks who you are") if model.gated else "",
+        tr("{likes:,} likes", likes=model.likes),
+    )
     return FoundRepo(
         model.repo,
         parameter_words(model.n_parameters),
@@ -47,15 +53,19 @@ def shown_card(repo: str, card: ModelCard | None, endpoint: str) -> ShownCard:
     """Return a repository's card, or that it has none."""
     page = f"{endpoint}/{repo}"
     if card is None:
-        return ShownCard(repo, (), "", "This repository has no card.")
-    note = f"The card is longer than what is shown here; all of it is on {page}." if card.is_cut else ""
-    return ShownCard(repo, card.facts, card.text, note or ("" if card.text.strip() else "The card has no text."))
+        return ShownCard(repo, (), "", tr("This repository has no card."))
+    note = tr("The card is longer than what is shown here; all of it is on {page}.", page=page) if card.is_cut else ""
+    return ShownCard(repo, card.facts, card.text, note or ("" if card.text.strip() else tr("The card has no text.")))
 
 
 def _row(each: Quantisation, fit: QuantisationFit | None, *, is_best: bool) -> OfferedRow:
     words, colour = ("", "dim") if fit is None else _VERDICTS[fit.verdict]
     if fit is not None and fit.verdict is FitVerdict.PARTLY and fit.n_layers_on_cpu:
-        words = f"{fit.n_layers_on_cpu} of {fit.n_layers} layers on the CPU"
+        words = tr(
+            "{n_layers_on_cpu} of {n_layers} layers on the CPU",
+            n_layers_on_cpu=fit.n_layers_on_cpu,
+            n_layers=fit.n_layers,
+        )
     rates = None if fit is None or not fit.fits else fit.tokens_per_second
     speed = "" if rates is None else "–".join(f"{rate:.0f}" if rate >= 10 else f"{rate:.1f}" for rate in rates)
     sentence = "" if fit is None else fit.sentence
@@ -80,24 +90,26 @@ def job_row(job: JobView) -> JobRow:
 
 
 def _job_words(job: JobView) -> str:
-    of = "" if job.size_bytes is None else f" of {format_bytes(job.size_bytes)}"
+    of = "" if job.size_bytes is None else tr(" of {size}", size=format_bytes(job.size_bytes))
     amount = f"{format_bytes(job.done_bytes)}{of}"
     match job.state:
         case JobState.DONE:
-            return f"{format_bytes(job.done_bytes)}, checked and in its place"
+            return tr("{done}, checked and in its place", done=format_bytes(job.done_bytes))
         case JobState.WAITING:
-            return f"{amount}, waiting for its turn"
+            return tr("{amount}, waiting for its turn", amount=amount)
         case JobState.RUNNING:
             return _running_words(job, amount)
     if job.retry_s is not None:
-        return f"{job.reason} Trying again in {time_words(job.retry_s)}; Resume does so now."
-    return job.reason or f"{amount}, paused"
+        return tr(
+            "{reason} Trying again in {time}; Resume does so now.", reason=job.reason, time=time_words(job.retry_s)
+        )
+    return job.reason or tr("{amount}, paused", amount=amount)
 
 
 def _running_words(job: JobView, amount: str) -> str:
     if job.note:
         return f"{amount}, {job.note}"
     if job.stage == "verify":
-        return f"checking: {amount}"
+        return tr("checking: {amount}", amount=amount)
     rate = "" if job.rate_bytes_per_second is None else f", {format_bytes(round(job.rate_bytes_per_second))}/s"
-    return f"{amount}{rate}{'' if job.left_s is None else f', {time_words(job.left_s)} left'}"
+    return f"{amount}{rate}{'' if job.left_s is None else tr(', {time} left', time=time_words(job.left_s))}"

@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.library.shelf import Shelf
 from app.library.shown import ShownLibrary
 from engine.cancellation import CancelToken
+from engine.language import tr
 from engine.library.changes import Changes
 
 WATCH_EVERY_MS = 10_000
@@ -44,12 +45,12 @@ class Looker(QObject):
 
         def show(shelf: Shelf) -> None:
             if shelf.aside:
-                sentence = f"The library's index could not be used; it was kept as {shelf.aside}."
+                sentence = tr("The library's index could not be used; it was kept as {aside}.", aside=shelf.aside)
                 self._shown.notices.say(sentence, bad=True)
             self._shown.show(shelf)
             self.look()
 
-        self._shown.run("Opening the library", self._stock.known, show)
+        self._shown.run(tr("Opening the library"), self._stock.known, show)
 
     def look(self) -> None:
         """Look into all stores and read what is new."""
@@ -67,12 +68,12 @@ class Looker(QObject):
                 self._shown.notices.say(sentence)
             self._read(token)
 
-        self._shown.progress.emit("Looking for models")
-        self._shown.run("Looking for models", lambda: (self._stock.look(), self._stock.shelf()), found)
+        self._shown.progress.emit(tr("Looking for models"))
+        self._shown.run(tr("Looking for models"), lambda: (self._stock.look(), self._stock.shelf()), found)
 
     def _read(self, token: CancelToken) -> None:
         def read() -> Shelf:
-            self._stock.read_headers(self._shown.teller(token, "Reading headers: {} of {}"), token)
+            self._stock.read_headers(self._shown.teller(token, tr("Reading headers: {done} of {whole}")), token)
             return self._stock.shelf()
 
         def done(shelf: Shelf) -> None:
@@ -83,7 +84,7 @@ class Looker(QObject):
             self._shown.progress.emit("")
             self.finished.emit()
 
-        self._shown.run("Reading headers", read, done)
+        self._shown.run(tr("Reading headers"), read, done)
 
     def _check(self) -> None:
         """Look again where something has changed on disk."""
@@ -94,4 +95,4 @@ class Looker(QObject):
             if stale and not self.is_looking:
                 self.look()
 
-        self._shown.run("Watching folders", self._stock.is_stale, answer)
+        self._shown.run(tr("Watching folders"), self._stock.is_stale, answer)

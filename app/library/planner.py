@@ -16,6 +16,7 @@ from app.rig.live_rig import LiveRig
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
+from engine.language import tr
 from engine.library.settled import settled_rig
 
 RIG_SETTLES_MS = 1_500
@@ -89,7 +90,7 @@ class Planner(QObject):
 
         def plan() -> Shelf:
             constraints = replace(asked, speeds=speeds_of(rig))
-            tell = self._shown.teller(token, "Planning for this rig: {} of {}")
+            tell = self._shown.teller(token, tr("Planning for this rig: {done} of {whole}"))
             stock.plan(rig, wishes.strategy, constraints, tell, token)
             return stock.shelf()
 
@@ -98,4 +99,4 @@ class Planner(QObject):
                 self._shown.show(shelf)
                 self._shown.progress.emit("")
 
-        self._shown.run("Planning the library", plan, done)
+        self._shown.run(tr("Planning the library"), plan, done)

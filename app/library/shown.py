@@ -14,6 +14,7 @@ from app.library.stock import Stock
 from app.notices import Notices
 from engine.cancellation import CancelToken
 from engine.errors import EngineError
+from engine.language import tr
 
 _T = TypeVar("_T")
 
@@ -82,11 +83,11 @@ class ShownLibrary(QObject):
         self.run(what, changed, show, failed)
 
     def teller(self, token: CancelToken, words: str) -> Callable[[int, int], None]:
-        """Return what a step tells, from its thread, how many of how many it has done; `words` has two gaps."""
+        """Return what a step tells, from its thread: `words`, which may have the fields `done` and `whole`."""
 
         def tell(n_done: int, n_all: int) -> None:
             if n_all and not token.cancelled:
-                self._stepped.emit(_Step(token, words.format(n_done, n_all)))
+                self._stepped.emit(_Step(token, words.format(done=n_done, whole=n_all)))
 
         return tell
 
@@ -100,4 +101,4 @@ class ShownLibrary(QObject):
             if not step.token.cancelled:
                 self.show(shelf)
 
-        self.run("Listing models", self.stock.shelf, show)
+        self.run(tr("Listing models"), self.stock.shelf, show)

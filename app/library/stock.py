@@ -14,6 +14,7 @@ from app.library.shelf import Pace, Shelf
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
+from engine.language import tr
 from engine.library.census import Census
 from engine.library.changes import Changes
 from engine.library.children import plan_models
@@ -58,7 +59,7 @@ class Stock:
         """The index, opened when it is first asked for."""
         with self._lock:
             if self._closed:
-                raise LibraryError("The library is closed.")
+                raise LibraryError(tr("The library is closed."))
             if self._index is None:
                 self._index = LibraryIndex(self._path)
             return self._index
@@ -206,7 +207,9 @@ class Stock:
         """Keep a layout or a preset of the model at `path` under its name."""
         mark = fingerprint(path)
         if not mark:
-            raise LibraryError(f"{path.name} cannot be read any more; {document.name} was not kept.")
+            raise LibraryError(
+                tr("{name} cannot be read any more; {name2} was not kept.", name=path.name, name2=document.name)
+            )
         self.index.keep_document(mark, document)
 
     def forget_document(self, marks: Iterable[str], kind: str, name: str) -> None:

@@ -13,6 +13,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from engine.errors import EngineError
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.library.notes import Notes
 from engine.session.events import Done
 
@@ -39,7 +40,7 @@ class UsageNotes:
             if noted and model.file is file:
                 _begin_with(model, noted[0].preset)
 
-        self._shown.change("Noting a use", lambda: noted.append(stock.note_opened(path, now)), _log_error, begin)
+        self._shown.change(tr("Noting a use"), lambda: noted.append(stock.note_opened(path, now)), _log_error, begin)
 
     def follow(self, model: OpenModel) -> None:
         """Note the speed of the answers of `model`."""
@@ -55,7 +56,7 @@ class UsageNotes:
             "last_used": time.time(),
         }
         path, stock = file.paths[0], self._shown.stock
-        self._shown.change("Noting a speed", lambda: stock.note_use(path, change), _log_error)
+        self._shown.change(tr("Noting a speed"), lambda: stock.note_use(path, change), _log_error)
 
 
 def _begin_with(model: OpenModel, preset: str) -> None:

@@ -23,6 +23,7 @@ from app.settings import Settings
 from engine.fit.proposal import Proposal
 from engine.fit.strategies.constraints import Constraints
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan
 from engine.session.load_order import DEFAULT_RETRIES, LoadOrder, RetryPolicy
@@ -68,7 +69,8 @@ class Loader(QObject):
         self.memory_return = MemoryReturn(models, keeper, self)
         models.current_changed.connect(self._on_current_changed)
         models.changed.connect(self._on_models_changed)
-        document.preview_changed.connect(self._on_preview_changed)
+        document.preview_changed.connect(self._on_edited)
+        document.edit_settled.connect(self._on_edited)
 
     @property
     def is_waiting(self) -> bool:
@@ -80,13 +82,22 @@ class Loader(QObject):
 
         Its own old load is replaced, once the layout has been checked; other models stay where there is room.
         """
+        self._document.when_forecast(self._load)
+
+    def _load(self) -> None:
         current, plan = self._models.current, self._document.plan
         if plan is None or self.is_waiting:
             return
         busy = self._models.loading
         if busy is not None:
             if busy is not current:
-                self._say(f"{busy.name} is being loaded. Load {plan.model.name} when that has ended, or cancel it.")
+                self._say(
+                    tr(
+                        "{name} is being loaded. Load {name2} when that has ended, or cancel it.",
+                        name=busy.name,
+                        name2=plan.model.name,
+                    )
+                )
             return
         loaded = current.loading.loaded
         if loaded is not None and loaded.edit == plan.edit:
@@ -103,7 +114,9 @@ class Loader(QObject):
         if busy is None and not self.is_waiting:
             model.loading.reload()
         elif busy is not model:
-            self._say(f"Another load is under way. Reload {model.name} when that has ended, or cancel it.")
+            self._say(
+                tr("Another load is under way. Reload {name} when that has ended, or cancel it.", name=model.name)
+            )
 
     def answer(self, choice: LoadChoice) -> None:
         """Go on with the load that was asked about."""
@@ -122,7 +135,7 @@ class Loader(QObject):
     def ask_again(self) -> None:
         """Forget the answer that was to count from then on."""
         self._settings.without_room = None
-        self.notice.emit(Notice("You will be asked when a model does not fit beside others", bad=False))
+        self.notice.emit(Notice(tr("You will be asked when a model does not fit beside others"), bad=False))
 
     def cancel(self) -> None:
         """End the load that waits or runs."""
@@ -212,9 +225,10 @@ class Loader(QObject):
         missing = [device for device in self._keeper.missing_devices if device in used]
         if not missing:
             return ""
-        return (
-            f"This machine does not have {', '.join(missing)} of the rig file: the layout can be planned, not loaded. "
-            "Devices > Refresh goes back to what is here."
+        return tr(
+            "This machine does not have {names} of the rig file: the layout can be planned, not "
+            "loaded. Devices > Refresh goes back to what is here.",
+            names=", ".join(missing),
         )
 
     # ------------------------------------------------------------------ telling
@@ -233,7 +247,7 @@ class Loader(QObject):
         elif wanted.room != asked.room:
             self._ask(wanted)
 
-    def _on_preview_changed(self) -> None:
+    def _on_edited(self) -> None:
         """A question is about one edit; about another one it would be another question."""
         if self._asked is not None and self._document.edit != self._asked.plan.edit:
             self._withdraw()

@@ -13,6 +13,7 @@ from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
 from engine.fit.loaded_models import HeldModel
 from engine.fit.recovery import Recovery, begin_recovery
+from engine.language import tr
 
 POLL_MS = 100
 
@@ -94,5 +95,5 @@ class MemoryReturn(QObject):
     def _text(self) -> str:
         devices = {device for each in self._leaving if each.recovery is not None for device in each.recovery.devices}
         if devices:
-            return f"Waiting for memory to come back on {', '.join(sorted(devices))}"
-        return f"Waiting for {', '.join(each.model.name for each in self._leaving)} to end"
+            return tr("Waiting for memory to come back on {names}", names=", ".join(sorted(devices)))
+        return tr("Waiting for {names} to end", names=", ".join(each.model.name for each in self._leaving))

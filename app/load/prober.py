@@ -77,6 +77,9 @@ class Prober(QObject):
 
     def _start(self) -> None:
         document = self._document
+        if document.is_behind:
+            self.restart()
+            return
         plan = document.plan
         if plan is None or plan.probed is not None or plan.violations or document.is_dragging or not self._may_probe():
             return

@@ -9,6 +9,7 @@ from engine.devices.device import Rig
 from engine.fit.beside import rows_fit
 from engine.fit.loaded_models import HeldModel, choose_victims
 from engine.fit.proposal import Proposal
+from engine.language import tr, tr_count
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.library.load_question import LoadQuestion
@@ -55,22 +56,38 @@ def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
     full_name, name = name, _short_name(name)
     victims = _join([f"{_short_name(victim.name)} ({idle_text(victim, now_s)})" for victim in plan.victims])
     names = _join([victim.name for victim in plan.victims])
-    whom = _short_name(names) if len(plan.victims) == 1 else f"{len(plan.victims)} models"
+    whom = _short_name(names) if len(plan.victims) == 1 else tr("{count} models", count=len(plan.victims))
     if plan.workers:
-        works = "works" if len(plan.workers) == 1 else "work"
-        text = f"{name} needs {_join(plan.workers)}, which {works} for {victims}. A worker serves one model at a time."
+        text = tr_count(
+            "{name} needs {workers}, which works for {victims}. A worker serves one model at a time.",
+            "{name} needs {workers}, which work for {victims}. A worker serves one model at a time.",
+            len(plan.workers),
+            name=name,
+            workers=_join(plan.workers),
+            victims=victims,
+        )
     elif plan.still_short:
-        text = f"{name} does not fit, even without {victims}: {_short_text(plan.still_short)} would be missing."
+        text = tr(
+            "{name} does not fit, even without {victims}: {short} would be missing.",
+            name=name,
+            victims=victims,
+            short=_short_text(plan.still_short),
+        )
     else:
-        text = f"{name} does not fit beside {victims}: {_short_text(plan.short)} missing."
+        text = tr(
+            "{name} does not fit beside {victims}: {short} missing.",
+            name=name,
+            victims=victims,
+            short=_short_text(plan.short),
+        )
     busy = [_short_name(victim.name) for victim in plan.victims if victim.is_busy]
     if busy:
-        text += f" The answer that {_join(busy)} writes would end."
+        text += tr(" The answer that {names} writes would end.", names=_join(busy))
     return LoadQuestion(
         text=text,
-        unload_text=f"Unload {whom} and load",
-        unload_tool_tip=f"Unload {names} and load {full_name}",
-        beside_text="" if plan.workers else "Load anyway",
+        unload_text=tr("Unload {whom} and load", whom=whom),
+        unload_tool_tip=tr("Unload {names} and load {full_name}", names=names, full_name=full_name),
+        beside_text="" if plan.workers else tr("Load anyway"),
         can_remember=not busy,
     )
 
@@ -78,11 +95,14 @@ def load_question(plan: Room, name: str, now_s: float) -> LoadQuestion:
 def fit_question(room: Room, name: str) -> LoadQuestion:
     """Return what to ask before what is loaded of a model goes for a layout that is forecast not to fit."""
     return LoadQuestion(
-        text=f"{_short_name(name)} is forecast not to fit like this: {_short_text(room.short)} missing. "
-        "What is loaded stays until you choose.",
+        text=tr(
+            "{short_name} is forecast not to fit like this: {short} missing. What is loaded stays until you choose.",
+            short_name=_short_name(name),
+            short=_short_text(room.short),
+        ),
         unload_text="",
         unload_tool_tip="",
-        beside_text="Load anyway",
+        beside_text=tr("Load anyway"),
         can_remember=False,
     )
 
@@ -90,19 +110,25 @@ def fit_question(room: Room, name: str) -> LoadQuestion:
 def with_proposal(question: LoadQuestion, proposal: Proposal | None) -> LoadQuestion:
     """Return `question` with what would fit instead; None: nothing was found."""
     if proposal is None:
-        return replace(question, text=f"{question.text} No other layout or setting was found that fits.")
-    text = f"{question.text} This would fit: {proposal.text} ({proposal.words})."
-    return replace(question, text=text, proposal_text="Change that and load", proposal_tool_tip=proposal.text)
+        return replace(question, text=tr("{text} No other layout or setting was found that fits.", text=question.text))
+    text = tr(
+        "{text} This would fit: {text2} ({words}).", text=question.text, text2=proposal.text, words=proposal.words
+    )
+    return replace(question, text=text, proposal_text=tr("Change that and load"), proposal_tool_tip=proposal.text)
 
 
 def idle_text(model: HeldModel, now_s: float) -> str:
     """Return "answering", or for how long it has been idle, in whole minutes or hours."""
     if model.idle_since_s is None:
-        return "answering"
+        return tr("answering")
     minutes = int((now_s - model.idle_since_s) // 60)
     if minutes < 1:
-        return "idle"
-    return f"idle for {minutes} min" if minutes < 60 else f"idle for {minutes // 60} h"
+        return tr("idle")
+    return (
+        tr("idle for {minutes} min", minutes=minutes)
+        if minutes < 60
+        else tr("idle for {minutes} h", minutes=minutes // 60)
+    )
 
 
 def _short_name(name: str) -> str:
@@ -123,8 +149,13 @@ def _short(rows: Sequence[DeviceRow], rig: Rig) -> tuple[tuple[str, int], ...]:
 
 
 def _short_text(short: Sequence[tuple[str, int]]) -> str:
-    return _join([f"{format_bytes(missing_bytes)} on {device}" for device, missing_bytes in short])
+    return _join(
+        [
+            tr("{missing} on {device}", missing=format_bytes(missing_bytes), device=device)
+            for device, missing_bytes in short
+        ]
+    )
 
 
 def _join(words: Sequence[str]) -> str:
-    return " and ".join(filter(None, (", ".join(words[:-1]), *words[-1:])))
+    return tr(" and ").join(filter(None, (", ".join(words[:-1]), *words[-1:])))

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
 from app.models.context_fit import ContextQuestion
-from engine.chats.message import Message, MessageState, Timings
+from engine.chats.message import MAX_CHOICES, Message, MessageState, Timings
 from engine.chats.thinking import Splitter, Told
 from engine.chats.tree import MessageTree, changed
-from engine.protocol.messages import Counted
+from engine.protocol.messages import Counted, TokenChoice
 from engine.session.events import Done
 from engine.settings.sampling_settings import SamplingSettings
 
@@ -52,6 +53,8 @@ class Answer:
     splitter: Splitter = field(default_factory=Splitter)
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    choices: list[TokenChoice] = field(default_factory=list)
+    """How its tokens were chosen, the first `MAX_CHOICES`."""
     waiting: list[Told] = field(default_factory=list)
     """What was told and is not kept yet."""
     asked_s: float = field(default_factory=time.monotonic)
@@ -66,6 +69,7 @@ class Answer:
         self.splitter.add(self.begun)
         self.content.append(self.message.content)
         self.reasoning.append(self.message.reasoning)
+        self.choices += self.message.choices
 
     @property
     def question(self) -> Message | None:
@@ -81,8 +85,9 @@ class Answer:
         """Say whether the model was asked for it under this number."""
         return self.request is not None and request == self.request
 
-    def take(self, text: str) -> None:
+    def take(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
         """Tell thought and answer apart; what there is to show of it waits to be kept."""
+        self.choices += choices[: max(0, MAX_CHOICES - len(self.choices))]
         if self.first_s is None:
             self.first_s = time.monotonic()
         told = self.splitter.add(text)
@@ -126,6 +131,7 @@ class Answer:
                 note=note,
                 stop_reason=stop_reason,
                 timings=timings,
+                choices=tuple(self.choices),
             )
         )
 

@@ -5,6 +5,8 @@ Which conversation is shown meanwhile is of no matter here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.answer import Answer, Piece
@@ -12,11 +14,12 @@ from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.context_fit import ContextQuestion, may_be_too_long, shown_path
 from app.models.loading import AnswerLost, Loading
 from app.models.state_keeper import NoStates, StateKeeper
-from engine.chats.asking import answer_request, chat_messages
+from engine.chats.asking import answer_request, chat_messages, names_of_images, with_files
 from engine.chats.context import Overflow
 from engine.chats.message import Message, MessageState
 from engine.errors import EngineError
-from engine.protocol.messages import Counted
+from engine.language import tr
+from engine.protocol.messages import ChatMessage, Counted
 from engine.session.events import Answered, Done, Token
 
 KEEP_INTERVAL_MS = 30
@@ -74,7 +77,7 @@ class Answering(QObject):
         if answer is not None and answer.asking is not None:
             self.answer_overflow(False)
         elif answer is not None and (answer.waits or answer.counting is not None):
-            self._fail(answer, "It was stopped before the model was asked.")
+            self._fail(answer, tr("It was stopped before the model was asked."))
         else:
             self._loading.stop_answer()
 
@@ -88,7 +91,7 @@ class Answering(QObject):
         if leave_out:
             self._take_count(answer, *asking, "drop")
         else:
-            self._fail(answer, "It was not asked: the context is full.")
+            self._fail(answer, tr("It was not asked: the context is full."))
 
     def answer_now(self) -> None:
         """End its thought, and have it answer with what there is."""
@@ -109,11 +112,35 @@ class Answering(QObject):
             if not is_counted and may_be_too_long(asked, self._loading.snapshot.context_size):
                 answer.counting = self._loading.ask(question.request), question
             else:
-                request = answer_request(asked, answer.settings, begun=answer.begun, template=answer.template)
-                answer.request = self._loading.generate(request)
-                self.states.asked(answer.chat, answer.request)
+                self._send(answer, asked)
         except EngineError as error:
             self._fail(answer, error.summary())
+
+    def _send(self, answer: Answer, asked: Sequence[ChatMessage]) -> None:
+        """Ask the model, once the images of the conversation are here.
+
+        Raises:
+            EngineError: it cannot be asked.
+        """
+        if names := names_of_images(asked):
+            answer.waits = True
+            self.keeper.read_files(names, lambda files: self._send_with(answer, asked, files))
+        else:
+            self._generate(answer, asked)
+
+    def _send_with(self, answer: Answer, asked: Sequence[ChatMessage], files: Mapping[str, bytes]) -> None:
+        if answer is not self.answer:
+            return
+        answer.waits = False
+        try:
+            self._generate(answer, with_files(asked, files))
+        except EngineError as error:
+            self._fail(answer, error.summary())
+
+    def _generate(self, answer: Answer, asked: Sequence[ChatMessage]) -> None:
+        request = answer_request(asked, answer.settings, begun=answer.begun, template=answer.template)
+        answer.request = self._loading.generate(request)
+        self.states.asked(answer.chat, answer.request)
 
     def _on_counted(self, event: Answered) -> None:
         answer = self.answer
@@ -121,7 +148,7 @@ class Answering(QObject):
             return
         (_, question), answer.counting = answer.counting, None
         if not isinstance(event.answer, Counted):
-            self._fail(answer, "The conversation could not be counted; send it again.")
+            self._fail(answer, tr("The conversation could not be counted; send it again."))
             return
         self._take_count(answer, question, event.answer, self.overflow)
 
@@ -131,7 +158,9 @@ class Answering(QObject):
             answer.asking = question, counted
             self.overflow_asked.emit(fit.sentence())
         elif fit.decision != "fits":
-            self._fail(answer, f"{fit.sentence()} The context has {counted.n_ctx} tokens.")
+            self._fail(
+                answer, tr("{sentence} The context has {n_ctx} tokens.", sentence=fit.sentence(), n_ctx=counted.n_ctx)
+            )
         else:
             answer.left_out = frozenset(fit.left_out)
             self.shortened.emit(answer)
@@ -144,7 +173,7 @@ class Answering(QObject):
         answer = self.answer
         if answer is None or not answer.is_of(event.request):
             return
-        answer.take(event.text)
+        answer.take(event.text, event.choices)
         if not self._timer.isActive():
             self._timer.start()
         self.text.emit(event.text)

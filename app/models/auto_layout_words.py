@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+from engine.language import tr
 from widgets.controls.auto_wishes import StrategyWords
 
 STRATEGY_WORDS = (
-    StrategyWords("fewest", "&Fewest Devices", "Use as few devices as hold the model"),
+    StrategyWords("fewest", tr("&Fewest Devices"), tr("Use as few devices as hold the model")),
     StrategyWords(
-        "priority", "One &after Another", "Fill the first device before the next, in the chosen order", uses_order=True
+        "priority",
+        tr("One &after Another"),
+        tr("Fill the first device before the next, in the chosen order"),
+        uses_order=True,
     ),
-    StrategyWords("balanced", "&Balanced", "Leave the same memory free on every device"),
-    StrategyWords("proportional", "Pr&oportional", "Give each device layers by its free memory"),
-    StrategyWords("experts", "E&xperts Last", "Dense parts on devices first, experts where room is left"),
-    StrategyWords("context", "Longest &Context", "Find the longest context that fits", uses_kv_types=True),
-    StrategyWords("fastest", "Fas&test", "Find the least predicted time per token"),
+    StrategyWords("balanced", tr("&Balanced"), tr("Leave the same memory free on every device")),
+    StrategyWords("proportional", tr("Pr&oportional"), tr("Give each device layers by its free memory")),
+    StrategyWords("experts", tr("E&xperts Last"), tr("Dense parts on devices first, experts where room is left")),
+    StrategyWords("context", tr("Longest &Context"), tr("Find the longest context that fits"), uses_kv_types=True),
+    StrategyWords("fastest", tr("Fas&test"), tr("Find the least predicted time per token")),
 )
 """Titles have the mnemonics of the menu."""

@@ -21,6 +21,7 @@ from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
 from engine.fit.strategies.watch import Watch
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
@@ -148,10 +149,9 @@ class AutoLayouts(QObject):
 
     def use(self, strategy: str) -> None:
         """Go to the layout that `strategy` finds for the devices as they are now."""
-        plan, rig = self._document.plan, self._live.rig
-        if plan is None:
+        model, asked, rig = self._document.model, self._document.edit, self._live.rig
+        if model is None or asked is None:
             return
-        model, asked = plan.model, plan.edit
         constraints = replace(self.constraints(model), side_files=asked.side_files)
         speeds_of = self._speeds.known_speeds
         self.cancel()
@@ -171,9 +171,17 @@ class AutoLayouts(QObject):
             self._end_search()
             obstacle = self._obstacle(model, asked)
             if obstacle:
-                self._notices.tell(LayoutError(f"The layout that {strategy} found was not taken: {obstacle}"))
+                self._notices.tell(
+                    LayoutError(
+                        tr(
+                            "The layout that {strategy} found was not taken: {obstacle}",
+                            strategy=strategy,
+                            obstacle=obstacle,
+                        )
+                    )
+                )
                 return
-            self._document.set_edit(found.layout, found.context, f"auto layout {strategy}")
+            self._document.set_edit(found.layout, found.context, tr("auto layout {strategy}", strategy=strategy))
             self.found.emit(found)
             self._notices.say(found.explanation, bad=not found.fits)
 
@@ -182,7 +190,7 @@ class AutoLayouts(QObject):
                 self._end_search()
                 self._notices.tell(error)
 
-        self.searching.emit("Finding a layout")
+        self.searching.emit(tr("Finding a layout"))
         self._background.run("Finding a layout", find, apply, refuse, quiet=True)
 
     def cancel(self) -> None:
@@ -197,15 +205,17 @@ class AutoLayouts(QObject):
 
     def _on_tried(self, progress: _Progress) -> None:
         if progress.token is self._token:
-            self.searching.emit(f"Finding a layout: {progress.n_tried} tried")
+            self.searching.emit(tr("Finding a layout: {n_tried} tried", n_tried=progress.n_tried))
 
     def _obstacle(self, model: ModelFile, asked: Edit) -> str:
         """Return why what was found for `asked` is of no use now; empty where it is. Layers may have been moved."""
         edit = self._document.edit
         if edit is None or self._document.model is not model:
-            return f"it is for {model.name}, and another model is shown. Go back to that one and search again."
+            return tr(
+                "it is for {name}, and another model is shown. Go back to that one and search again.", name=model.name
+            )
         if replace(edit, layout=asked.layout) != asked:
-            return "settings were changed while it was searched. Search again."
+            return tr("settings were changed while it was searched. Search again.")
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:

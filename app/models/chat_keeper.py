@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from engine.chats.conversation import Conversation as Chat
@@ -25,6 +25,9 @@ class ChatKeeper(Protocol):
     def keep_file(self, data: bytes) -> None:
         """Keep the bytes of an attachment, before the message that has it."""
 
+    def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
+        """Read attachments by their SHA-256; those that are not kept are left out."""
+
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         """Keep more text of an answer that is being written."""
 
@@ -43,6 +46,9 @@ class NoKeeper:
 
     def keep_file(self, data: bytes) -> None:
         pass
+
+    def read_files(self, names: Sequence[str], then: Callable[[Mapping[str, bytes]], None]) -> None:
+        then({})
 
     def append(self, message: str, content: str, reasoning: str, then: Then) -> None:
         then()

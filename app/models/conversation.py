@@ -15,14 +15,16 @@ from app.models.answer import Answer, Piece
 from app.models.answering import Answering
 from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.chat_words import layout_words, title_of_message
+from app.models.context_counter import CountedChat
 from app.models.context_fit import shown_path
 from app.models.loading import Loading, ModelState
-from engine.chats.asking import chat_messages
+from engine.chats.asking import attachment_text, chat_messages
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Attachment, Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.thinking import begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
+from engine.language import tr
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage
 from engine.session.events import Done
@@ -155,6 +157,18 @@ class Conversation(QObject):
         """The number under which the model is asked for the answer that is being written; None: it is not asked yet."""
         return None if self.answering.answer is None else self.answering.answer.request
 
+    def counted_chat(self, used: int | None) -> CountedChat:
+        """Return what is to be counted of what is shown; `used`: how many tokens it takes, where that is known."""
+        path = shown_path(self.tree.path, self._left_out)
+        return CountedChat(
+            messages=chat_messages(self.system, path),
+            template=self.chat.template,
+            system=self.system,
+            files=tuple(attachment_text(file) for message in path for file in message.attachments),
+            used=used,
+            max_tokens=self.sampling.settings.max_tokens,
+        )
+
     def tell_restored(self, chat: str, restored: Restored) -> None:
         """Take what became of the kept state of a conversation."""
         if chat == self.chat.id:
@@ -270,7 +284,7 @@ class Conversation(QObject):
         chat = msgspec.structs.replace(
             self.chat,
             id=new_id(),
-            title=f"{self.chat.title or title_of_message(tree.path[0])} (branch)",
+            title=tr("{title} (branch)", title=self.chat.title or title_of_message(tree.path[0])),
             leaf=tree.leaf,
             draft="",
             pinned=False,
@@ -392,7 +406,7 @@ class Conversation(QObject):
         return self._loading.snapshot.context_size
 
     def _on_loaded_changed(self, loaded: LoadedLayout | None) -> None:
-        used = None if loaded is None else 0
+        used = 0 if loaded is not None and not self.tree.messages else None
         self.context_use_changed.emit(ContextUse(used, None if loaded is None else self._context_size))
 
 

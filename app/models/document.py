@@ -1,6 +1,9 @@
 """The layout being edited: model, rig, layout and context with undo, and the preview that all bars read.
 
 Each model that is open has its sheet: a model that is put aside keeps its edit and its undo.
+
+What takes long is forecast beside the GUI thread (`forecaster`). Until its numbers are here, `plan` and `preview` are
+those of before, and `is_behind`; a layout that was changed at one go is drawn at once, with the numbers to follow.
 """
 
 from __future__ import annotations
@@ -12,22 +15,26 @@ from pathlib import Path
 from PySide6.QtCore import QObject, QTimer, Signal
 from PySide6.QtGui import QUndoCommand, QUndoGroup, QUndoStack
 
+from app.background import Background
+from app.models.forecaster import Answer, Forecaster, Pace, Question
 from engine.devices.device import Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.layout import Layout
-from engine.memory.effort import limited
 from engine.memory.side_files import SideFiles
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.plan.preview import Preview, PreviewTables, make_preview
+from engine.plan.preview import Preview, PreviewTables
 from engine.probing.probe_cache import ProbeCache
 from engine.settings.context_settings import ContextSettings
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
 FRAME_MS = 16
 """At most one preview per frame, however fast the mouse reports."""
-PREVIEW_SECONDS = 0.5
-"""Of the processor for the arithmetic of one preview, after the first; no model that is known takes as long."""
+
+
+UNDO_STEPS = 200
+"""As many can be undone: each keeps what was edited before and after."""
 
 
 class Sheet:
@@ -38,16 +45,19 @@ class Sheet:
         self.tables = tables
         self.edit = edit
         self.undo_stack = undo_stack
+        self.pace = Pace()
+        self.answer: Answer | None = None
+        """What was drawn of it last."""
 
 
 class LayoutDocument(QObject):
     """Owns the sheet on the table and its plan. No process is involved: a plan is arithmetic, and what `probes` keeps
-    of it is laid over."""
+    of it is laid over. Without `background` everything is computed at once."""
 
     preview_changed = Signal(object)  # Preview | None
     edit_settled = Signal()  # an edit is complete: a probe may check it
 
-    def __init__(self, parent: QObject | None = None) -> None:
+    def __init__(self, background: Background | None = None, parent: QObject | None = None) -> None:
         super().__init__(parent)
         self.undo_group = QUndoGroup(self)
         """Undo and redo of whichever sheet is on the table."""
@@ -59,9 +69,11 @@ class LayoutDocument(QObject):
         self.probes = ProbeCache()
         """What the engine told of plans; it holds for as long as their key does, whatever memory is free."""
         self.plan: Plan | None = None
-        """What is edited, on the devices as they are now."""
+        """What is edited, on the devices as they are now; what was edited before while `is_behind`."""
         self.preview: Preview | None = None
         """The plan as it is drawn."""
+        self._forecaster = Forecaster(self.probes, self._on_answer, background)
+        self._then: list[Callable[[], None]] = []
         self._frame = QTimer(self)
         self._frame.setSingleShot(True)
         self._frame.setInterval(FRAME_MS)
@@ -84,6 +96,18 @@ class LayoutDocument(QObject):
     def is_dragging(self) -> bool:
         return self._drag_start is not None
 
+    @property
+    def is_behind(self) -> bool:
+        """Whether the numbers of what is edited are still being computed."""
+        return self._forecaster.is_behind
+
+    def when_forecast(self, do: Callable[[], None]) -> None:
+        """Call `do` as soon as `plan` is that of what is edited: now, unless it `is_behind`."""
+        if self.is_behind:
+            self._then.append(do)
+        else:
+            do()
+
     def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit) -> None:
         """Begin with `edit` of a model in place of the sheet on the table; undo starts anew.
 
@@ -94,6 +118,7 @@ class LayoutDocument(QObject):
             self.undo_group.removeStack(old.undo_stack)
             old.undo_stack.deleteLater()
         stack = QUndoStack(self)
+        stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
         tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
         self.show(Sheet(tables, edit, stack), rig)
@@ -106,6 +131,7 @@ class LayoutDocument(QObject):
     def put_aside(self) -> Sheet | None:
         """Take the sheet off the table, for `show` later; None where there is none. A drag is given up."""
         self.cancel_move()
+        self._then.clear()
         sheet, self._sheet = self._sheet, None
         return sheet
 
@@ -161,7 +187,7 @@ class LayoutDocument(QObject):
         if start == self._sheet.edit:
             self._recompute()
             return
-        self._push(self._sheet, start, self._sheet.edit, "move layers")
+        self._push(self._sheet, start, self._sheet.edit, tr("move layers"))
 
     def cancel_move(self) -> None:
         """Go back to how it was before the drag."""
@@ -177,7 +203,7 @@ class LayoutDocument(QObject):
     def set_context(self, context: ContextSettings) -> None:
         """Replace the context settings as one step of undo."""
         if self.edit is not None:
-            self.replace(replace(self.edit, context=context), "change settings")
+            self.replace(replace(self.edit, context=context), tr("change settings"))
 
     def set_edit(self, layout: Layout, context: ContextSettings, text: str) -> None:
         """Replace layout and settings as one step of undo; what is loaded beside the model stays."""
@@ -214,14 +240,53 @@ class LayoutDocument(QObject):
         self._frame.stop()
         sheet = self._sheet
         if sheet is None or self._rig is None:
-            self.plan = self.preview = None
-        else:
-            self.plan = self.probes.over(Plan(sheet.tables.memory, self._rig, sheet.edit))
-            # What takes longer is left to the engine, which a probe asks: this is the thread that draws.
-            with limited(PREVIEW_SECONDS):
-                answered = self._answered.get((sheet.model.paths[0], sheet.edit)) if self._answered else None
-                self.preview = make_preview(sheet.tables, self.plan, self._speeds, answered)
-        self.preview_changed.emit(self.preview)
+            self._forecaster.forget()
+            self._then.clear()
+            self._draw(None, None)
+            return
+        answered = self._answered.get((sheet.model.paths[0], sheet.edit)) if self._answered else None
+        self._forecaster.ask(Question(sheet, sheet.tables, sheet.pace, self._rig, sheet.edit, self._speeds, answered))
+        if self.is_behind:
+            self._draw_meanwhile(sheet)
+
+    def _draw_meanwhile(self, sheet: Sheet) -> None:
+        """Draw what can be drawn before the numbers are here."""
+        drawn = self.preview
+        if sheet.answer is not None and (self.plan is None or self.plan.memory is not sheet.tables.memory):
+            # Another model was shown: this one as it was, not that one.
+            self._draw(sheet.answer.plan, sheet.answer.preview)
+        elif (
+            drawn is not None
+            and self._rig is not None
+            and drawn.rig.ids == self._rig.ids
+            and not self.is_dragging
+            and _differ_in_cuts(drawn.edit, sheet.edit)
+        ):
+            # The next key goes on from what is drawn.
+            self._draw(self.plan, replace(drawn, edit=sheet.edit, answered_per_second=None))
+
+    def _on_answer(self, answer: Answer) -> None:
+        if answer.question.owner is not self._sheet:
+            return
+        if self.is_behind and not self.is_dragging:
+            return  # What is drawn is newer.
+        self._sheet.answer = answer
+        self._draw(answer.plan, answer.preview)
+        if not self.is_behind:
+            waiting, self._then = self._then, []
+            for do in waiting:
+                do()
+
+    def _draw(self, plan: Plan | None, preview: Preview | None) -> None:
+        self.plan, self.preview = plan, preview
+        self.preview_changed.emit(preview)
+
+
+def _differ_in_cuts(drawn: Edit, edit: Edit) -> bool:
+    """Return whether `edit` only has the layers of `drawn` elsewhere, so that its numbers alone are missing."""
+    if drawn == edit or drawn.layout.split_mode != edit.layout.split_mode:
+        return False
+    return replace(drawn, layout=edit.layout) == edit
 
 
 class _EditCommand(QUndoCommand):

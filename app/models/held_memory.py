@@ -34,10 +34,15 @@ class HeldMemory(QObject):
 
         What is loaded of the model holds its memory, others hold their workers, and a rig file cannot be asked.
         """
-        plan = document.plan
-        if plan is None or self._models.current.loading.state is not ModelState.EMPTY or not self._live.is_real:
+        plan, edit = document.plan, document.edit
+        if (
+            plan is None
+            or edit is None
+            or self._models.current.loading.state is not ModelState.EMPTY
+            or not self._live.is_real
+        ):
             return False
-        used = used_devices(plan.edit.layout)
+        used = used_devices(edit.layout)
         return not any(each.is_rpc and each.holdings for each in plan.rig.devices if each.id in used)
 
     def _on_models_changed(self) -> None:

@@ -16,6 +16,7 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import LayoutError
 from engine.fit.initial_layout import initial_layout
+from engine.language import tr
 from engine.layout.layout import Layout, split_evenly
 from engine.layout.layout_file import LayoutFile, encode_layout, parse_layout, read_layout, write_layout
 from engine.plan.plan import Plan
@@ -47,18 +48,23 @@ class Layouts(QObject):
         """Replace the edited layout by the one in `path`."""
         model = self._document.model
         if model is None:
-            self._notices.tell(LayoutError("Open the model first; a layout file only says where its layers go."))
+            self._notices.tell(LayoutError(tr("Open the model first; a layout file only says where its layers go.")))
             return
 
         def apply(document: LayoutFile) -> None:
             if self._document.model is not model:
-                shown = f"{path.name} was opened for {model.name}, and another model is shown"
-                self._notices.tell(LayoutError(f"{shown}. Go back to that one and open it again."))
+                shown = tr(
+                    "{name} was opened for {name2}, and another model is shown", name=path.name, name2=model.name
+                )
+                self._notices.tell(LayoutError(tr("{shown}. Go back to that one and open it again.", shown=shown)))
                 return
-            self._document.set_edit(document.layout, document.context, f"open {path.name}")
+            self._document.set_edit(document.layout, document.context, tr("open {name}", name=path.name))
 
         self._background.run(
-            f"Reading {path.name}", lambda: read_layout(path, n_layers=model.n_layers), apply, self._notices.tell
+            tr("Reading {name}", name=path.name),
+            lambda: read_layout(path, n_layers=model.n_layers),
+            apply,
+            self._notices.tell,
         )
 
     def use(self, name: str, text: str) -> None:
@@ -71,7 +77,7 @@ class Layouts(QObject):
         except LayoutError as error:
             self._notices.tell(error)
             return
-        self._document.set_edit(document.layout, document.context, f"open {name}")
+        self._document.set_edit(document.layout, document.context, tr("open {name}", name=name))
 
     def text(self) -> str | None:
         """Return the edited layout as the text of a layout file, None where no model is open."""
@@ -87,14 +93,17 @@ class Layouts(QObject):
             return
         document = LayoutFile(model_name=model.name, layout=edit.layout, context=edit.context)
         self._background.run(
-            f"Saving {path.name}",
+            tr("Saving {name}", name=path.name),
             lambda: write_layout(path, document),
-            lambda _: self._notices.say(f"Saved {path.name}"),
+            lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
             self._notices.tell,
         )
 
     def propose(self) -> None:
         """Go to the layout that is proposed for the devices as they are now."""
+        self._document.when_forecast(self._propose)
+
+    def _propose(self) -> None:
         if self._document.plan is None:
             return
         plan = self._document.plan.on(self._live.rig)
@@ -106,9 +115,11 @@ class Layouts(QObject):
                 return
             obstacle = self._obstacle(plan)
             if obstacle:
-                self._notices.tell(LayoutError(f"The layout that was proposed was not taken: {obstacle}"))
+                self._notices.tell(
+                    LayoutError(tr("The layout that was proposed was not taken: {obstacle}", obstacle=obstacle))
+                )
             else:
-                self._document.set_layout(layout, "propose layout")
+                self._document.set_layout(layout, tr("propose layout"))
 
         self._find(plan, apply)
 
@@ -117,7 +128,7 @@ class Layouts(QObject):
         edit, rig = self._document.edit, self._live.rig
         if edit is not None:
             devices = [device.id for device in rig.devices][: edit.layout.n_layers] or [rig.host.id]
-            self._document.set_layout(split_evenly(edit.layout.n_layers, devices), "split evenly")
+            self._document.set_layout(split_evenly(edit.layout.n_layers, devices), tr("split evenly"))
 
     def _on_rig_changed(self, rig: Rig) -> None:
         before = self._document.plan
@@ -147,14 +158,17 @@ class Layouts(QObject):
         def find() -> Layout:
             return initial_layout(plan.model, plan.rig, plan.edit.context, plan.edit.side_files)
 
-        self._background.run("Proposing a layout", find, apply, self._notices.tell)
+        self._background.run(tr("Proposing a layout"), find, apply, self._notices.tell)
 
     def _obstacle(self, asked: Plan) -> str:
         """Return why what was proposed for `asked` is of no use now; empty where it is. Free memory may have moved."""
         if self._document.model is not asked.model:
-            return f"it is for {asked.model.name}, and another model is shown. Go back to that one and propose again."
+            return tr(
+                "it is for {name}, and another model is shown. Go back to that one and propose again.",
+                name=asked.model.name,
+            )
         if self._document.edit != asked.edit or self._document.is_dragging:
-            return "layers or settings were changed meanwhile. Propose again."
+            return tr("layers or settings were changed meanwhile. Propose again.")
         if self._live.rig.ids != asked.rig.ids:
-            return "devices came or went meanwhile. Propose again."
+            return tr("devices came or went meanwhile. Propose again.")
         return ""

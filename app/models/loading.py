@@ -11,6 +11,7 @@ from app.models.engine_bridge import EngineBridge
 from app.rig.calibrator import Calibrator
 from engine.fit.proposal import Proposal
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.plan.edit import Edit
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import (
@@ -27,7 +28,7 @@ from engine.session.load_order import LoadOrder
 from engine.session.snapshot import Snapshot
 from engine.session.state import LoadedInfo
 
-ENGINE_ENDED = "The engine ended in the middle of this answer: Last load says how."
+ENGINE_ENDED = tr("The engine ended in the middle of this answer: Last load says how.")
 """The report has all of it; beside an answer it would push the words away."""
 
 _BESIDE = (CountTokens, RenderTemplate, RestoreSequence, SaveSequence, Tokenise)
@@ -69,6 +70,8 @@ class Loading(QObject):
     state_changed = Signal(ModelState)
     loaded_changed = Signal(object)  # LoadedLayout | None
     ended = Signal(object)  # OutOfMemory | Failed | Crashed | Cancelled: a load, or the child that was loaded
+    held_changed = Signal()
+    """It takes another amount of memory than before."""
     answered = Signal(Done)
     answer_lost = Signal(AnswerLost)
     stepped_back = Signal(StepBack)
@@ -88,6 +91,8 @@ class Loading(QObject):
         self.loaded: LoadedLayout | None = None
         self.model: ModelFile | None = None
         """The model that is loaded."""
+        self.checkpoint_bytes = 0
+        """What the child keeps of conversations whose memory cannot be cut back, beside what was measured."""
         self.proposals: tuple[Proposal, ...] = ()
         """What to change after the load that ran out of memory, if that is what became of the last one."""
         self.proposals_model: ModelFile | None = None
@@ -105,7 +110,7 @@ class Loading(QObject):
         bridge.loaded.connect(self._on_loaded)
         for ended in (bridge.out_of_memory, bridge.failed, bridge.crashed, bridge.cancelled):
             ended.connect(self._on_ended)
-        bridge.done.connect(self.answered)
+        bridge.done.connect(self._on_done)
 
     def prepare_close(self) -> None:
         """Say that what is loaded goes, in the GUI thread; then `close`."""
@@ -169,7 +174,7 @@ class Loading(QObject):
         self._held = None
         self.bridge.session.unload()
         for run in (each for each in requests if not isinstance(each.request, _BESIDE)):
-            self.answer_lost.emit(AnswerLost(run.id, "The model was unloaded."))
+            self.answer_lost.emit(AnswerLost(run.id, tr("The model was unloaded.")))
         self._show_now()
         return True
 
@@ -218,7 +223,14 @@ class Loading(QObject):
         if self.state is ModelState.EMPTY:
             self.released.emit()
 
+    def _on_done(self, event: Done) -> None:
+        if self.checkpoint_bytes != event.checkpoint_bytes:
+            self.checkpoint_bytes = event.checkpoint_bytes
+            self.held_changed.emit()
+        self.answered.emit(event)
+
     def _show_loaded(self, info: LoadedInfo | None) -> None:
+        self.checkpoint_bytes = 0
         if info is None:
             self.loaded = self.model = None
         else:
@@ -266,7 +278,7 @@ class Loading(QObject):
 
 def _loss_words(event: OutOfMemory | Failed | Crashed | Cancelled) -> str:
     if isinstance(event, Cancelled):
-        return "It was stopped before the model answered."
+        return tr("It was stopped before the model answered.")
     return ENGINE_ENDED if isinstance(event, Crashed) else event.message
 
 

@@ -41,6 +41,7 @@ class OpenModel(QObject):
         self._state = ModelState.EMPTY
         self.loading.state_changed.connect(self._on_changed)
         self.loading.loaded_changed.connect(self._on_changed)
+        self.loading.held_changed.connect(self._on_changed)
 
     @property
     def name(self) -> str:
@@ -81,7 +82,8 @@ class OpenModel(QObject):
             return None
         if before is None:
             before = HeldModel(self.key, self.name, keep_alive_s=self._keep_alive_s)
-        held = before.holding({} if loading.loaded is None else held_bytes(loading.loaded), loading.endpoints)
+        held_now = {} if loading.loaded is None else held_bytes(loading.loaded, loading.checkpoint_bytes)
+        held = before.holding(held_now, loading.endpoints)
         before_state, self._state = self._state, loading.state
         if loading.state is not ModelState.READY:
             return held.busy()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from PySide6.QtCore import QObject, QTimer, Signal
 
@@ -63,9 +64,17 @@ class OpenModels(QObject):
         """Return the open model of this file."""
         return next((model for model in self._all if model.key == key), None)
 
-    def place(self, file: ModelFile, key: FileIdentity) -> OpenModel:
-        """Return the open model for a file that is not open yet: the current one where it is blank, else a new one."""
-        model = self.current if self.current.is_blank else self._add()
+    def copies(self, path: Path) -> int:
+        """Return how often a file is open."""
+        return sum(model.file is not None and model.file.paths[0] == path for model in self._all)
+
+    def place(self, file: ModelFile, key: FileIdentity, *, beside: bool = False) -> OpenModel:
+        """Return the open model for a file that is not open yet: the current one where it is blank, else a new one.
+
+        `beside`: whatever is open stays open.
+        """
+        is_free = self.current.file is None if beside else self.current.is_blank
+        model = self.current if is_free else self._add()
         model.file, model.key, model.sheet = file, key, None
         return model
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -17,11 +18,12 @@ from app.models.side_files import OpenedFile, open_file
 from app.notices import Notices
 from app.rig.lab import Lab
 from app.rig.live_rig import LiveRig
-from app.settings import Settings
+from app.settings import KeptSideFiles, Settings
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
+from engine.language import tr
 from engine.memory.effort import limited
 from engine.plan.decisions.defaults import default_context
 from engine.plan.edit import Edit
@@ -32,6 +34,16 @@ from widgets.library.recent_model import RecentModel
 
 OPENING_SECONDS = 10.0
 """Of the processor for the first layout of a model; what is not known then is left to the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Wish:
+    """A file that is to be opened. `beside`: what is open stays open; `then`: what is done after, however it ends."""
+
+    path: Path
+    read: Callable[[], OpenedFile]
+    beside: bool = False
+    then: Callable[[], None] = lambda: None
 
 
 class ModelOpener(QObject):
@@ -64,7 +76,25 @@ class ModelOpener(QObject):
 
     def open(self, path: Path) -> None:
         """Read `path` and begin with its initial layout, or go on with it where it is open."""
-        self._open(f"Reading {path.name}", partial(open_file, path, self._settings.side_files(path)), path)
+        self._open(_Wish(path, partial(open_file, path, self._settings.side_files(path))))
+
+    def open_all(self, paths: Sequence[Path]) -> None:
+        """Open several, one after another, each beside what is open; the last one is shown."""
+        self._open_in_turn(paths, beside=False)
+
+    def _open_in_turn(self, paths: Sequence[Path], *, beside: bool) -> None:
+        if paths:
+            path, *rest = paths
+            read = partial(open_file, path, self._settings.side_files(path))
+            self._open(_Wish(path, read, beside, lambda: self._open_in_turn(rest, beside=True)))
+
+    def open_again(self, path: Path | None = None) -> None:
+        """Open a file that is open once more, for another layout beside the first; None: the current model's."""
+        file = self._models.current.file
+        path = path or (None if file is None else file.paths[0])
+        if path is not None:
+            read = partial(_open_copy, path, self._settings.side_files(path), self._models.copies(path))
+            self._open(_Wish(path, read, beside=True))
 
     def open_demo(self) -> None:
         """Open the demo model."""
@@ -83,7 +113,7 @@ class ModelOpener(QObject):
             if number == self._asked:
                 then(demo)
 
-        self._background.run("Preparing the demo model", find_demo, show, self._notices.tell)
+        self._background.run(tr("Preparing the demo model"), find_demo, show, self._notices.tell)
 
     def show(self, model: OpenModel) -> None:
         """Make an open model current, with its edit and its conversation as they were left."""
@@ -95,7 +125,7 @@ class ModelOpener(QObject):
             self._document.show(sheet, self._live.rig)
         self.model_changed.emit(model.file)
 
-    def _open(self, what: str, read: Callable[[], OpenedFile], path: Path) -> None:
+    def _open(self, wish: _Wish) -> None:
         """Read a model and find its first layout beside the GUI thread; of several asked for in quick succession the
         last one counts."""
         self._asked += 1
@@ -103,7 +133,7 @@ class ModelOpener(QObject):
         number, rig = self._asked, self._live.rig_without(())
 
         def read_and_plan() -> tuple[OpenedFile, PreviewTables, Edit]:
-            opened = read()
+            opened = wish.read()
             return opened, *_first_plan(opened, rig)
 
         def show(found: tuple[OpenedFile, PreviewTables, Edit]) -> None:
@@ -111,31 +141,39 @@ class ModelOpener(QObject):
                 return
             opened, tables, edit = found
             if self._live.rig.ids == rig.ids:
-                self._on_read(opened, tables, edit)
+                self._on_read(opened, tables, edit, beside=wish.beside)
+                wish.then()
             else:
                 # Devices came or went meanwhile: what is to be planned for are those that are there now.
-                self._open(what, lambda: opened, path)
+                self._open(replace(wish, read=lambda: opened))
 
         def failed(error: EngineError) -> None:
             if number == self._asked:
-                if not path.exists():
-                    self._settings.forget_recent_model(path)
+                if not wish.path.exists():
+                    self._settings.forget_recent_model(wish.path)
                     self.recent_changed.emit()
                 self._notices.tell(error)
+                wish.then()
 
-        self._background.run(what, read_and_plan, show, failed)
+        self._background.run(tr("Reading {name}", name=wish.path.name), read_and_plan, show, failed)
 
-    def _on_read(self, opened: OpenedFile, tables: PreviewTables, edit: Edit) -> None:
+    def _on_read(self, opened: OpenedFile, tables: PreviewTables, edit: Edit, *, beside: bool) -> None:
         file = opened.model
-        detail = f"{file_type_name(file)} · {format_bytes(file.size_bytes)} · {file.n_layers} layers"
-        self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
-        self.recent_changed.emit()
+        if not opened.key.copy:
+            detail = tr(
+                "{file_type_name} · {size} · {n_layers} layers",
+                file_type_name=file_type_name(file),
+                size=format_bytes(file.size_bytes),
+                n_layers=file.n_layers,
+            )
+            self._settings.add_recent_model(RecentModel(file.paths[0], file.name, detail))
+            self.recent_changed.emit()
         known = self._models.find(opened.key)
         if known is not None:
             self.show(known)
         else:
-            self._begin(self._models.place(file, opened.key), tables, edit)
-        self._notices.say(f"Opened {file.name}")
+            self._begin(self._models.place(file, opened.key, beside=beside), tables, edit)
+        self._notices.say(tr("Opened {name}", name=file.name))
         for problem in opened.problems:
             self._notices.tell(problem)
 
@@ -149,6 +187,15 @@ class ModelOpener(QObject):
         if model is not left:
             left.sheet = self._document.put_aside()
             self._models.make_current(model)
+
+
+def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
+    """Read a file that is open so many times already; its name says which one it is, wherever it is shown."""
+    opened = open_file(path, kept)
+    if not copy:
+        return opened
+    model = replace(opened.model, name=f"{opened.model.name} ({copy + 1})")
+    return replace(opened, model=model, key=replace(opened.key, copy=copy))
 
 
 def _first_plan(opened: OpenedFile, rig: Rig) -> tuple[PreviewTables, Edit]:

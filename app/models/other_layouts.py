@@ -13,6 +13,8 @@ from app.models.open_models import OpenModels
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
+from engine.language import tr
+from engine.memory.estimate import grade_words
 
 
 class OtherLayouts(QObject):
@@ -45,17 +47,24 @@ class OtherLayouts(QObject):
             return
         proposal, model = loading.proposals[index], loading.proposals_model
         if model is None or self._document.model != model:
-            name = model.name if model is not None else "another model"
-            self._notices.say(f"This proposal is for {name}; open that model first.", bad=True)
+            name = model.name if model is not None else tr("another model")
+            self._notices.say(tr("This proposal is for {name}; open that model first.", name=name), bad=True)
             return
         if proposal.unload:
             self._unloader.unload_named(proposal.unload)
             return
         self._document.replace(proposal.edit, proposal.text)
-        asked = "; the engine is asked now" if self._live.is_real else ""
-        self._notices.say(f"{proposal.text}: {proposal.grade} to fit{asked}. Load to try it, Undo to go back.")
+        asked = tr("; the engine is asked now") if self._live.is_real else ""
+        self._notices.say(
+            tr(
+                "{text}: {grade} to fit{asked}. Load to try it, Undo to go back.",
+                text=proposal.text,
+                grade=grade_words(proposal.grade),
+                asked=asked,
+            )
+        )
 
     def _on_stepped_back(self, model: OpenModel, change: StepBack) -> None:
         """Go to the layout that was loaded instead, unless the edit has gone on meanwhile."""
         if model is self._models.current and self._document.edit == change.asked:
-            self._document.replace(change.loaded, "step back")
+            self._document.replace(change.loaded, tr("step back"))

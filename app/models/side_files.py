@@ -18,6 +18,7 @@ from engine.errors import EngineError
 from engine.gguf.identity import FileIdentity, identify
 from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
+from engine.language import tr
 from engine.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
 from widgets.controls.side_file_form import AdapterScale
 
@@ -46,7 +47,7 @@ class SideFileKeeper(QObject):
 
     def remove_projector(self) -> None:
         """Load the model without a projector."""
-        self._change("remove the projector", lambda files: replace(files, projector=None))
+        self._change(tr("remove the projector"), lambda files: replace(files, projector=None))
 
     def place_projector(self, device: str) -> None:
         """Run the projector on `device`; empty leaves that open."""
@@ -55,7 +56,7 @@ class SideFileKeeper(QObject):
             projector = files.projector
             return files if projector is None else replace(files, projector=replace(projector, device=device or None))
 
-        self._change("place the projector", place)
+        self._change(tr("place the projector"), place)
 
     def add_adapter(self, path: Path) -> None:
         """Load the adapter `path` beside the model."""
@@ -73,7 +74,7 @@ class SideFileKeeper(QObject):
         def remove(files: SideFiles) -> SideFiles:
             return replace(files, adapters=(*files.adapters[:index], *files.adapters[index + 1 :]))
 
-        self._change("remove an adapter", remove)
+        self._change(tr("remove an adapter"), remove)
 
     def scale_adapter(self, change: AdapterScale) -> None:
         """Have an adapter count by another scale."""
@@ -83,17 +84,17 @@ class SideFileKeeper(QObject):
             adapters[change.index] = replace(adapters[change.index], scale=change.scale)
             return replace(files, adapters=tuple(adapters))
 
-        self._change("scale an adapter", scale)
+        self._change(tr("scale an adapter"), scale)
 
     def _read(self, path: Path, read: Callable[[], _Found], put: Callable[[SideFiles, _Found], SideFiles]) -> None:
         model = self._document.model
 
         def apply(found: _Found) -> None:
             if self._document.model is model:
-                self._change(f"load {path.name} beside the model", lambda files: put(files, found))
+                self._change(tr("load {name} beside the model", name=path.name), lambda files: put(files, found))
 
         if model is not None:
-            self._background.run(f"Reading {path.name}", read, apply, self._notices.tell)
+            self._background.run(tr("Reading {name}", name=path.name), read, apply, self._notices.tell)
 
     def _change(self, text: str, change: Callable[[SideFiles], SideFiles]) -> None:
         edit, model = self._document.edit, self._document.model

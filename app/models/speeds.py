@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -19,16 +18,16 @@ from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
+from engine.language import tr
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.plan.preview import plan_speed
+from engine.rigs.speed_learning import TimedAnswer, bare_speed, learnt
 from engine.rigs.speed_test import card_links, known_speeds, measured_book, speed_lines
 from engine.session.events import Done
 from engine.speed.answers import MIN_TOKENS
 from engine.speed.prediction import SpeedForecast
-from engine.speed.speeds import NO_MEASUREMENTS, Speeds, layout_class
-from engine.speed.work import Work
+from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
 _log = logging.getLogger("layerdeck.speeds")
 _KEPT_ANSWERS = 256
@@ -88,7 +87,7 @@ class SpeedKeeper(QObject):
             book = self.book
             self._notices.say(" ".join((*speed_lines(rig, book), *problems)))
 
-        self._background.run("Measuring speeds", lambda: measured_book(rig, book, held), show, self._notices.tell)
+        self._background.run(tr("Measuring speeds"), lambda: measured_book(rig, book, held), show, self._notices.tell)
 
     def learn(self, book: SpeedBook) -> None:
         """Take what was measured elsewhere; answers may have been learnt from meanwhile."""
@@ -102,19 +101,19 @@ class SpeedKeeper(QObject):
         if not used <= set(rig.ids):
             return  # The devices are not those of the load any more.
 
-        rate = event.generation_tokens_per_second
         self._remember((file.paths[0], loaded.edit), event)
+        book = self.book
+        rate = event.generation_tokens_per_second
+        answer = TimedAnswer(event.prompt_tokens, event.generated_tokens, rate)
 
-        def predict() -> SpeedForecast | None:
-            # Without what was learnt: how far the bare prediction is off is what is to be learnt.
-            speeds = replace(self.known_speeds(rig), ratios={}, factors={})
-            fill_tokens = event.prompt_tokens + event.generated_tokens // 2
-            return plan_speed(Work(file), Plan(ModelMemory(file), rig, loaded.edit), speeds, fill_tokens)
+        def predict() -> tuple[Plan, SpeedForecast | None]:
+            plan = Plan(ModelMemory(file), rig, loaded.edit)
+            return plan, bare_speed(plan, book, answer)
 
-        def learn(predicted: SpeedForecast | None) -> None:
+        def learn(found: tuple[Plan, SpeedForecast | None]) -> None:
+            plan, predicted = found
             if predicted is not None:
-                name = layout_class(loaded.edit.layout, rig)
-                self._keep(self.book.with_answer(name, rig, predicted, event.generated_tokens, rate))
+                self._keep(learnt(self.book, plan, predicted, answer))
             self.compared.emit()
 
         self._background.run("Comparing speeds", predict, learn, _log_error, quiet=True)

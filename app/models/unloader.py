@@ -11,6 +11,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.rig.lab import Lab
+from engine.language import tr
 
 MAX_WAIT_S = 5.0
 """For models on the lab's workers to end, before the workers do."""
@@ -34,7 +35,7 @@ class Unloader(QObject):
     def unload(self, model: OpenModel) -> None:
         """Free what is loaded of `model`."""
         if model.loading.unload():
-            self._notices.say(f"Unloaded {model.name}")
+            self._notices.say(tr("Unloaded {name}", name=model.name))
 
     def unload_named(self, name: str) -> None:
         """Free what is loaded of another model than the current one."""
@@ -42,7 +43,7 @@ class Unloader(QObject):
             (each for each in self._models.all if each.name == name and each is not self._models.current), None
         )
         if other is None or other.held is None:
-            self._notices.say(f"{name} is not loaded any more. Load to try again.", bad=True)
+            self._notices.say(tr("{name} is not loaded any more. Load to try again.", name=name), bad=True)
         else:
             self.unload(other)
 
@@ -65,4 +66,6 @@ class Unloader(QObject):
             self._lab.stop()
 
     def _on_expired(self, model: OpenModel) -> None:
-        self._notices.say(f"Unloaded {model.name}: nothing was asked of it for as long as it was to be kept")
+        self._notices.say(
+            tr("Unloaded {name}: nothing was asked of it for as long as it was to be kept", name=model.name)
+        )

@@ -8,13 +8,15 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.notices import Notices
+from app.packs import find_all_devices
 from app.paths import engine_checks_path, self_test_path
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import RigError
-from engine.rigs.search import find_devices, find_workers
+from engine.language import tr
+from engine.rigs.search import find_workers
 
 
 class DeviceSearch(QObject):
@@ -45,9 +47,9 @@ class DeviceSearch(QObject):
         verdicts, checks = self._verdicts, engine_checks_path()
 
         def look() -> Rig:
-            return find_devices(verdicts, checks=checks)
+            return find_all_devices(verdicts, checks=checks)
 
-        self._background.run("Looking for devices", look, show, self._notices.tell)
+        self._background.run(tr("Looking for devices"), look, show, self._notices.tell)
 
     def add_remote(self, text: str) -> None:
         """Ask the RPC worker at an endpoint (host:port) for its devices and add them."""
@@ -58,14 +60,16 @@ class DeviceSearch(QObject):
             return
         endpoint = f"{host}:{port}"
         if endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
-            self._notices.tell(RigError(f"{endpoint} is already among the devices."))
+            self._notices.tell(RigError(tr("{endpoint} is already among the devices.", endpoint=endpoint)))
             return
 
         def show(found: tuple[Device, ...]) -> None:
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
-            self._notices.say(f"Added {endpoint}")
+            self._notices.say(tr("Added {endpoint}", endpoint=endpoint))
 
-        self._background.run(f"Asking {endpoint}", lambda: find_workers(endpoint), show, self._notices.tell)
+        self._background.run(
+            tr("Asking {endpoint}", endpoint=endpoint), lambda: find_workers(endpoint), show, self._notices.tell
+        )
 
     def remove(self, device_id: str) -> None:
         """Take a device out of the rig; it is not touched."""

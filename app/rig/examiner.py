@@ -23,6 +23,7 @@ from engine.doctor.report import Report, without_names, write_report
 from engine.errors import EngineError
 from engine.fit.calibration import Calibration, read_calibration
 from engine.fit.speed_book import SpeedBook, read_speed_book
+from engine.language import tr
 
 _END_S = 10.0
 
@@ -100,7 +101,7 @@ class Examiner(QObject):
             self._cancel = None
             self.failed.emit(error.summary())
 
-        self._background.run("Checking this machine", work, show, fail)
+        self._background.run(tr("Checking this machine"), work, show, fail)
 
     def cancel(self) -> None:
         """End it with what was found until now."""
@@ -114,9 +115,9 @@ class Examiner(QObject):
             write_report(path, report)
 
         self._background.run(
-            f"Writing {path.name}",
+            tr("Writing {name}", name=path.name),
             write,
-            lambda _result: self._notices.say(f"The report is in {path}"),
+            lambda _result: self._notices.say(tr("The report is in {path}", path=path)),
             self._notices.tell,
         )
 

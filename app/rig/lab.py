@@ -12,6 +12,7 @@ from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.errors import EngineError
+from engine.language import tr
 from engine.rigs.lab import LabRig
 from engine.telemetry.rpc_worker import WorkerProcess
 
@@ -81,12 +82,12 @@ class Lab(QObject):
             # Before the devices are shown: who reads their memory asks for the processes then.
             self._workers = lab
             self._live.set_devices(self._live.devices.with_devices(lab.rig.devices))
-            self._notices.say(f"Lab workers started: {len(lab.rig.devices)}")
+            self._notices.say(tr("Lab workers started: {count}", count=len(lab.rig.devices)))
             self.running_changed.emit(True)
             if then is not None:
                 then()
 
-        self._background.run("Starting lab workers", begin, show, not_started)
+        self._background.run(tr("Starting lab workers"), begin, show, not_started)
 
     def stop(self) -> None:
         """End the workers and take them out of the rig."""
@@ -109,7 +110,7 @@ class Lab(QObject):
     def _end(self) -> None:
         lab, self._workers = self._workers, None
         if lab is not None:
-            self._background.run("Stopping lab workers", lab.close, _nothing, self._notices.tell)
+            self._background.run(tr("Stopping lab workers"), lab.close, _nothing, self._notices.tell)
             self.running_changed.emit(False)
 
     def _on_worker_ended(self, worker: str, sentence: str) -> None:

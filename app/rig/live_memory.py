@@ -9,6 +9,7 @@ from dataclasses import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.beside import rig_beside
 from engine.fit.loaded_models import HeldModel
+from engine.gguf.identity import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import MIB
@@ -24,6 +25,8 @@ class LiveMemory:
         self._models: tuple[HeldModel, ...] = ()
         self._engine: dict[str, DeviceMemoryReading] = {}
         self._free: dict[str, int] = {}
+        self._before: dict[FileIdentity, dict[str, int]] = {}
+        """What was free on each device before a model was loaded."""
         self._seen_own_bytes = 0
         """What our processes are seen to hold of the host: of a file that is only mapped nothing comes back."""
 
@@ -40,14 +43,38 @@ class LiveMemory:
     def set_models(self, models: Sequence[HeldModel]) -> dict[str, int]:
         """Replace what is loaded; return by how many bytes the next samples will show more used than the last ones.
 
-        Not of the host: of what a model has there, the samples tell how much is held.
+        What samples have shown already while a model was loaded is not counted again. Not of the host: of what a model
+        has there, the samples tell how much is held.
         """
         before, self._models = self._models, tuple(models)
         held = {device for model in models for device in model.held_bytes}
         self._engine = {device: reading for device, reading in self._engine.items() if device in held}
         grown = _held_bytes(self._models)
         grown.subtract(_held_bytes(before))
+        for device, seen_bytes in self._seen_of_loads(before).items():
+            grown[device] -= min(seen_bytes, max(0, grown[device]))
+        self._note_begun(before, grown)
         return {device: size_bytes for device, size_bytes in grown.items() if size_bytes and device != CPU_ID}
+
+    def _seen_of_loads(self, before: Sequence[HeldModel]) -> dict[str, int]:
+        """Return what the samples have shown so far of loads that have just ended."""
+        held_before = {model.key for model in before if model.held_bytes}
+        seen: Counter[str] = Counter()
+        for model in self._models:
+            if model.held_bytes and model.key not in held_before:
+                begun = self._before.pop(model.key, {})
+                for device, size_bytes in model.held_bytes.items():
+                    if device in begun and device in self._free:
+                        seen[device] += min(size_bytes, max(0, begun[device] - self._free[device]))
+        return seen
+
+    def _note_begun(self, before: Sequence[HeldModel], grown: Mapping[str, int]) -> None:
+        """Note what is free, with what comes back now, where a load begins or what was loaded before it went."""
+        empty_before = {model.key for model in before if not model.held_bytes}
+        loading = {model.key for model in self._models if not model.held_bytes}
+        self._before = {key: free for key, free in self._before.items() if key in loading}
+        for key in loading - (empty_before & self._before.keys()):
+            self._before[key] = {device: free - grown.get(device, 0) for device, free in self._free.items()}
 
     def take_engine_readings(self, readings: Sequence[DeviceMemoryReading]) -> None:
         """Take what a loaded model's child reads of its devices, for those that nobody else can read.

@@ -12,11 +12,12 @@ from app.rig.live_memory import LiveMemory, with_less_free
 from engine.devices.device import Rig
 from engine.fit.calibration import NO_CALIBRATION, Calibration
 from engine.fit.loaded_models import HeldModel
+from engine.language import tr
 from engine.protocol.messages import DeviceMemoryReading
 from engine.rigs.host import host_device
 from engine.telemetry.sample import Sample
 
-NOT_HERE = "from the rig file"
+NOT_HERE = tr("from the rig file")
 
 
 class LiveRig(QObject):

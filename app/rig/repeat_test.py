@@ -12,6 +12,7 @@ from app.notices import Notices
 from app.paths import self_test_path
 from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
+from engine.language import tr
 from engine.rigs.self_test import keep_verdict, try_repeated
 
 
@@ -40,7 +41,7 @@ class RepeatTest(QObject):
         # The last of each backend stands for all of them.
         tested = {device.backend: device for device in rig.devices if not device.is_rpc}
         if not tested:
-            self._notices.say("There is no local GPU to test; CPU and remote devices may always come twice.")
+            self._notices.say(tr("There is no local GPU to test; CPU and remote devices may always come twice."))
             return
 
         def test() -> str:
@@ -49,12 +50,16 @@ class RepeatTest(QObject):
             for device in tested.values():
                 result = try_repeated(rig, device.id, model)
                 keep_verdict(path, device, result)
-                verdict = "may" if result.passed else "cannot"
-                sentences.append(f"{device.backend} devices {verdict} come twice in a layout.")
+                verdict = (
+                    tr("{backend} devices may come twice in a layout.", backend=device.backend)
+                    if result.passed
+                    else tr("{backend} devices cannot come twice in a layout.", backend=device.backend)
+                )
+                sentences.append(verdict)
             return " ".join(sentences)
 
         def show(sentence: str) -> None:
             self._notices.say(sentence)
             self._search.refresh()
 
-        self._background.run("Testing devices", test, show, self._notices.tell)
+        self._background.run(tr("Testing devices"), test, show, self._notices.tell)

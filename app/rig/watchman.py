@@ -7,15 +7,16 @@ from collections.abc import Collection, Mapping
 from PySide6.QtCore import QObject, Signal
 
 from app.rig.live_rig import LiveRig
+from engine.language import tr
 from engine.telemetry.headroom import Alert, AlertKind, HeadroomWatch
 from engine.telemetry.sample import Sample
 from widgets.devices.readings import CardAlert
 
 WORDS: Mapping[AlertKind, str] = {
-    "low": "memory is low",
-    "falling": "memory is falling",
-    "spilled": "moved to slower memory",
-    "paging": "reading weights from disk",
+    "low": tr("memory is low"),
+    "falling": tr("memory is falling"),
+    "spilled": tr("moved to slower memory"),
+    "paging": tr("reading weights from disk"),
 }
 
 

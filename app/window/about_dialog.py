@@ -15,10 +15,11 @@ from PySide6.QtWidgets import (
 )
 
 from app.window.versions import Facts
+from engine.language import tr
 from widgets.common.roles import plain_label
 
-ABOUT = "Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result."
-NOTHING_SENT = "No account, no telemetry. It asks the network for nothing unless you do."
+ABOUT = tr("Layerdeck places the layers of a model on your devices, loads exactly that, and chats with the result.")
+NOTHING_SENT = tr("No account, no telemetry. It asks the network for nothing unless you do.")
 
 
 class AboutDialog(QDialog):
@@ -26,16 +27,16 @@ class AboutDialog(QDialog):
 
     def __init__(self, parent: QWidget, facts: Facts) -> None:
         super().__init__(parent)
-        self.setWindowTitle("About Layerdeck")
+        self.setWindowTitle(tr("About Layerdeck"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self.facts = facts
         tabs = QTabWidget()
-        tabs.setAccessibleName("About Layerdeck")
-        tabs.addTab(_table((*facts.versions, *facts.folders)), "Versions and folders")
-        tabs.addTab(_text("Licence of Layerdeck", facts.licence), "Licence")
-        tabs.addTab(_text("Licences of what it uses", facts.notices), "Used in it")
+        tabs.setAccessibleName(tr("About Layerdeck"))
+        tabs.addTab(_table((*facts.versions, *facts.folders)), tr("Versions and folders"))
+        tabs.addTab(_text(tr("Licence of Layerdeck"), facts.licence), tr("Licence"))
+        tabs.addTab(_text(tr("Licences of what it uses"), facts.notices), tr("Used in it"))
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        self.copy_button = buttons.addButton("Copy Versions", QDialogButtonBox.ButtonRole.ActionRole)
+        self.copy_button = buttons.addButton(tr("Copy Versions"), QDialogButtonBox.ButtonRole.ActionRole)
         self.copy_button.clicked.connect(self._on_copy)
         buttons.rejected.connect(self.reject)
         layout = QVBoxLayout(self)

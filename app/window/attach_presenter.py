@@ -10,31 +10,39 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.background import Background
 from app.chats.attacher import Attached, Attacher
+from app.chats.thumbnails import Thumbnails
+from app.models.chat_keeper import ChatKeeper
 from app.models.open_model import OpenModel
 from engine.chats.message import Message
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.counts import format_count
 
-ATTACH_FILTER = "Text, code and PDF (*)"
+ATTACH_FILTER = tr("Text, code, PDF and images (*)")
 
 
 class AttachPresenter(QObject):
     """One model's. A question goes with the files that were there when it was sent."""
 
-    def __init__(self, model: OpenModel, background: Background, pane: ChatPane, window: QWidget) -> None:
+    def __init__(
+        self, model: OpenModel, keeper: ChatKeeper, background: Background, pane: ChatPane, window: QWidget
+    ) -> None:
         super().__init__(window)
         self._conversation = model.conversation
         self._loading = model.loading
         self._pane = pane
         self._window = window
         self.attacher = Attacher(model, background, self)
+        self._thumbnails = Thumbnails(pane.message_list.gallery, keeper, background, self)
+        self.attacher.pictured.connect(self._thumbnails.put)
         self.attacher.changed.connect(self._show)
         self.attacher.refused.connect(pane.attachments.show_fault)
         model.conversation.chat_changed.connect(self._show)
         model.conversation.question_returned.connect(self._on_returned)
         pane.files_given.connect(self._on_files)
+        pane.image_given.connect(self.attacher.add_image)
         pane.attach_requested.connect(self._on_attach)
         pane.file_removed.connect(self.attacher.remove)
         pane.send_requested.connect(self._on_send)
@@ -51,7 +59,7 @@ class AttachPresenter(QObject):
         self.attacher.add(files)
 
     def _on_attach(self) -> None:
-        dialog = QFileDialog(self._window, "Attach files")
+        dialog = QFileDialog(self._window, tr("Attach files"))
         dialog.setFileMode(QFileDialog.FileMode.ExistingFiles)
         dialog.setNameFilter(ATTACH_FILTER)
         dialog.filesSelected.connect(lambda names: self.attacher.add([Path(name) for name in names]))
@@ -65,12 +73,15 @@ class AttachPresenter(QObject):
 
 def _shown(file: Attached, room: int | None) -> AttachedFile:
     if file.attachment is None:
-        return AttachedFile(file.id, file.name, "reading…")
-    size = format_bytes(file.attachment.size_bytes)
+        return AttachedFile(file.id, file.name, tr("reading…"))
+    attachment = file.attachment
+    is_image = attachment.kind == "image"
+    picture = attachment.sha256 if is_image else ""
+    size = f"{attachment.width_px} × {attachment.height_px}" if is_image else format_bytes(attachment.size_bytes)
     if file.tokens is None:
-        return AttachedFile(file.id, file.name, size)
-    words = f"{size}, {format_count(file.tokens)} tokens"
+        return AttachedFile(file.id, file.name, size, picture=picture)
+    words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))
     if room is not None and file.tokens > room:
-        words = f"{format_count(file.tokens)} tokens, the context has {format_count(room)}"
-        return AttachedFile(file.id, file.name, words, is_bad=True)
-    return AttachedFile(file.id, file.name, words)
+        words = tr("{tokens} tokens, the context has {room}", tokens=format_count(file.tokens), room=format_count(room))
+        return AttachedFile(file.id, file.name, words, is_bad=True, picture=picture)
+    return AttachedFile(file.id, file.name, words, picture=picture)

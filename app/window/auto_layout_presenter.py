@@ -12,6 +12,7 @@ from app.models.opener import ModelOpener
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import AutoLayout
+from engine.language import tr
 from widgets.controls.auto_layout_dialog import AutoLayoutDialog
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.pins import Pins
@@ -90,10 +91,12 @@ class AutoLayoutPresenter(QObject):
 def _pins_text(pins: Pins) -> str:
     """Return what is pinned where, "" where nothing is."""
     parts = [
-        f"{pin.first}-{pin.last} on {pin.device}" if pin.last > pin.first else f"{pin.first} on {pin.device}"
+        tr("{first}-{last} on {device}", first=pin.first, last=pin.last, device=pin.device)
+        if pin.last > pin.first
+        else tr("{first} on {device}", first=pin.first, device=pin.device)
         for pin in pins.layers
     ]
-    layers = [f"layers {', '.join(parts)}"] if parts else []
-    output = [f"the output layer on {pins.output}"] if pins.output is not None else []
-    text = " and ".join((*layers, *output))
-    return f"Pinned: {text}." if text else ""
+    layers = [tr("layers {names}", names=", ".join(parts))] if parts else []
+    output = [tr("the output layer on {output}", output=pins.output)] if pins.output is not None else []
+    text = tr(" and ").join((*layers, *output))
+    return tr("Pinned: {text}.", text=text) if text else ""

@@ -10,10 +10,13 @@ from PySide6.QtGui import QDesktopServices
 
 from app.chats.shown_messages import shown_message, shown_messages
 from app.models.answer import Piece
+from app.models.context_counter import ContextCounter
 from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
+from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
+from engine.language import tr
 from engine.session.events import Done, Reading
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
@@ -44,6 +47,8 @@ class ChatPresenter(QObject):
         conversation.answer_finished.connect(self._on_answer_finished)
         conversation.context_use_changed.connect(self._on_context_use)
         conversation.restored.connect(self._on_restored)
+        self._counter = ContextCounter(loading, self)
+        self._counter.counted.connect(self._on_counted)
         conversation.overflow_asked.connect(pane.overflow_banner.ask)
         pane.overflow_banner.answered.connect(conversation.answering.answer_overflow)
         pane.stop_requested.connect(conversation.answering.stop)
@@ -86,10 +91,10 @@ class ChatPresenter(QObject):
         if state is ModelState.READY:
             pane.set_ready(True)
         elif state is ModelState.LOADING:
-            pane.set_ready(False, "Loading…")
+            pane.set_ready(False, tr("Loading…"))
             pane.set_context_full(False)
         elif state is not ModelState.GENERATING:
-            pane.set_ready(False, "Load a model to chat.")
+            pane.set_ready(False, tr("Load a model to chat."))
         pane.set_answering(self._conversation.is_answering)
 
     def _on_reading(self, event: Reading) -> None:
@@ -98,7 +103,11 @@ class ChatPresenter(QObject):
         if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
             return
-        words = f"reading {format_count(event.read_tokens)} of {format_count(event.prompt_tokens)} tokens"
+        words = tr(
+            "reading {read_tokens} of {prompt_tokens} tokens",
+            read_tokens=format_count(event.read_tokens),
+            prompt_tokens=format_count(event.prompt_tokens),
+        )
         self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
 
     def _on_answer_finished(self, event: Done) -> None:
@@ -111,24 +120,22 @@ class ChatPresenter(QObject):
 
     def _on_restored(self, restored: Restored) -> None:
         if restored.tokens:
-            words = f"{format_count(restored.tokens)} tokens restored: they are not read again."
+            words = tr("{tokens} tokens restored: they are not read again.", tokens=format_count(restored.tokens))
         else:
-            words = f"This conversation is read again. {restored.refusal}"
+            words = tr("This conversation is read again. {refusal}", refusal=restored.refusal)
         self._pane.show_remark(words)
 
     def _on_context_use(self, use: ContextUse) -> None:
-        self._pane.show_context(None if use.used is None else self._parts(use.used), use.total)
+        """Show what is known at once; the parts follow when they are counted."""
+        self._pane.show_context(None if use.used is None else [_history(use.used)], use.total)
+        if use.total is not None and (use.used or self._conversation.tree.messages):
+            self._counter.count(self._conversation.counted_chat(use.used or None))
 
-    def _parts(self, used: int) -> list[ContextPart]:
-        """Return what takes the tokens; the shares of system prompt and files by their length."""
-        conversation = self._conversation
-        path = conversation.tree.path
-        system = len(conversation.system)
-        files = sum(len(each.text) for message in path for each in message.attachments)
-        whole = system + files + sum(len(message.content) for message in path)
-        shares = (("system prompt, about", system, "kv"), ("attachments, about", files, "experts"))
-        parts = [ContextPart(label, round(used * length / whole), colour) for label, length, colour in shares if length]
-        return [*parts, ContextPart("history", used - sum(part.tokens for part in parts), "weights")]
+    def _on_counted(self, use: PartsOfUse) -> None:
+        system = ContextPart(tr("system prompt"), use.system, "kv")
+        files = ContextPart(tr("attachments"), use.attachments, "experts")
+        parts = [part for part in (system, files) if part.tokens]
+        self._pane.show_context([*parts, _history(use.history)], use.n_ctx, reserve=use.reserve)
 
     # ------------------------------------------------------------------ from the pane
 
@@ -165,3 +172,7 @@ class ChatPresenter(QObject):
         self._pane.offer_undo(False)
         if before is not None:
             self._conversation.restore(before)
+
+
+def _history(tokens: int) -> ContextPart:
+    return ContextPart(tr("questions, answers and the template's marks"), tokens, "weights")

@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 from app.chats.preset_book import PresetBook
 from app.models.open_model import OpenModel
 from engine.chats.presets import MAX_NAME_CHARACTERS, Preset
+from engine.language import tr
 from engine.settings.sampling_sources import usable_settings
 from engine.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY
 from widgets.chat.chat_pane import ChatPane
@@ -83,7 +84,7 @@ class ChatSettingsPresenter(QObject):
             try:
                 settings[change.key] = setting.kind.typed(change.text)
             except ValueError as error:
-                fault = f"{setting.label}: {error}. The value before it holds."
+                fault = tr("{label}: {error}. The value before it holds.", label=setting.label, error=error)
         if self._panel is not None:
             self._panel.show_fault(fault)
         if fault:
@@ -96,8 +97,8 @@ class ChatSettingsPresenter(QObject):
 
     def _on_save(self) -> None:
         dialog = QInputDialog(self._window)
-        dialog.setWindowTitle("Save as preset")
-        dialog.setLabelText("Name of the preset:")
+        dialog.setWindowTitle(tr("Save as preset"))
+        dialog.setLabelText(tr("Name of the preset:"))
         dialog.setTextValue(self._conversation.chat.preset)
         dialog.textValueSelected.connect(self._save)
         dialog.open()

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from app.background import Background
 from app.notices import Notices
 from engine.errors import ArgumentError
+from engine.language import tr
 
 
 class CodeSaver(QObject):
@@ -25,7 +26,7 @@ class CodeSaver(QObject):
 
     def save(self, code: str, language: str) -> None:
         """Ask for a place for `code`; nothing is written without an answer."""
-        dialog = QFileDialog(self._window, "Save code")
+        dialog = QFileDialog(self._window, tr("Save code"))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.selectFile(suggested_name(language))
         dialog.fileSelected.connect(lambda path: self._write(Path(path), code))
@@ -33,9 +34,9 @@ class CodeSaver(QObject):
 
     def _write(self, path: Path, code: str) -> None:
         self._background.run(
-            f"Saving {path.name}",
+            tr("Saving {name}", name=path.name),
             lambda: write_code(path, code),
-            lambda _: self._notices.say(f"{path.name} is saved"),
+            lambda _: self._notices.say(tr("{name} is saved", name=path.name)),
             self._notices.tell,
         )
 
@@ -60,4 +61,6 @@ def write_code(path: Path, code: str) -> None:
         path.write_text(f"{code}\n", encoding="utf-8")
     except (OSError, UnicodeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ArgumentError(f"{path} cannot be written ({reason}); choose another place.") from None
+        raise ArgumentError(
+            tr("{path} cannot be written ({reason}); choose another place.", path=path, reason=reason)
+        ) from None

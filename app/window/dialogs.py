@@ -6,9 +6,11 @@ from pathlib import Path
 
 from PySide6.QtWidgets import QFileDialog, QWidget
 
-MODEL_FILTER = "GGUF models (*.gguf);;All files (*)"
-LAYOUT_FILTER = "Layouts (*.json);;All files (*)"
-RIG_FILTER = "Rigs (*.json);;All files (*)"
+from engine.language import tr
+
+MODEL_FILTER = tr("GGUF models (*.gguf);;All files (*)")
+LAYOUT_FILTER = tr("Layouts (*.json);;All files (*)")
+RIG_FILTER = tr("Rigs (*.json);;All files (*)")
 
 
 def ask_open(parent: QWidget, title: str, file_filter: str, folder: Path | None = None) -> Path | None:

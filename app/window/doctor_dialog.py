@@ -20,15 +20,16 @@ from app.rig.examiner import Examiner
 from app.window import dialogs
 from engine.doctor.examination import Progress
 from engine.doctor.report import Check, Report, table
+from engine.language import tr
 from widgets.common.roles import plain_label, set_role
 
-REPORT_FILTER = "Reports (*.json);;All files (*)"
-INTRODUCTION = (
-    "What is installed, whether the engine computes what it should on each device, whether forecasts hold, and how "
-    "fast everything is. It takes a few minutes and loads a small model on each device. The report names no persons "
-    "and no computers."
+REPORT_FILTER = tr("Reports (*.json);;All files (*)")
+INTRODUCTION = tr(
+    "What is installed, whether the engine computes what it should on each device, whether "
+    "forecasts hold, and how fast everything is. It takes a few minutes and loads a small "
+    "model on each device. The report names no persons and no computers."
 )
-_COLUMNS = ("Check", "Device", "", "What was found")
+_COLUMNS = (tr("Check"), tr("Device"), "", tr("What was found"))
 
 
 class DoctorDialog(QDialog):
@@ -36,19 +37,19 @@ class DoctorDialog(QDialog):
 
     def __init__(self, parent: QWidget, examiner: Examiner) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Check This Machine")
+        self.setWindowTitle(tr("Check This Machine"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         self._examiner = examiner
         self._report: Report | None = None
         self._words = plain_label("", wrap=True)
         self.progress_bar = QProgressBar()
         self.progress_bar.setTextVisible(False)
-        self.progress_bar.setAccessibleName("Progress of the check")
+        self.progress_bar.setAccessibleName(tr("Progress of the check"))
         self.table = QTableWidget(0, len(_COLUMNS))
-        self.again_button = QPushButton("Check Again")
-        self.cancel_button = QPushButton("Cancel")
-        self.save_button = QPushButton("Save Report…")
-        self.close_button = QPushButton("Close")
+        self.again_button = QPushButton(tr("Check Again"))
+        self.cancel_button = QPushButton(tr("Cancel"))
+        self.save_button = QPushButton(tr("Save Report…"))
+        self.close_button = QPushButton(tr("Close"))
         self._build()
         self.again_button.clicked.connect(self.begin)
         self.cancel_button.clicked.connect(self._on_cancel)
@@ -63,7 +64,7 @@ class DoctorDialog(QDialog):
         self._report = None
         self.table.setRowCount(0)
         self._show_running(True)
-        self._say("Looking at this machine…")
+        self._say(tr("Looking at this machine…"))
         self.progress_bar.setRange(0, 0)
         self._examiner.start()
 
@@ -97,13 +98,13 @@ class DoctorDialog(QDialog):
 
     def _on_cancel(self) -> None:
         self.cancel_button.setEnabled(False)
-        self._say("Cancelling…")
+        self._say(tr("Cancelling…"))
         self._examiner.cancel()
 
     def _on_save(self) -> None:
         if self._report is None:
             return
-        path = dialogs.ask_save(self, "Save the Report", REPORT_FILTER, "layerdeck-report.json")
+        path = dialogs.ask_save(self, tr("Save the Report"), REPORT_FILTER, "layerdeck-report.json")
         if path is not None:
             self._examiner.save(path, self._report)
 
@@ -135,7 +136,7 @@ class DoctorDialog(QDialog):
         self.table.verticalHeader().hide()
         self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
         self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.setAccessibleName("Checks")
+        self.table.setAccessibleName(tr("Checks"))
         header = self.table.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         header.setStretchLastSection(True)

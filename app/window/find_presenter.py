@@ -12,6 +12,7 @@ from app.library.shelf import Shelf
 from app.window.code_saver import CodeSaver
 from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
+from engine.language import tr
 from widgets.library.card_view import CardView
 from widgets.library.find_values import ShownCard
 from widgets.markdown.typesetter import Typesetter
@@ -70,22 +71,24 @@ class FindPresenter(QObject):
 
     def _show_menu(self) -> None:
         menu = QMenu(self._panel)
-        offline = menu.addAction("Work &Offline")
+        offline = menu.addAction(tr("Work &Offline"))
         offline.setCheckable(True)
         offline.setChecked(self._finder.access.kept.offline)
         offline.triggered.connect(self._finder.access.set_offline)
-        menu.addAction("Access &Token…", lambda: self._ask_token("The access token of your account at the hub."))
-        menu.addAction("&Mirror…", self._ask_mirror)
+        menu.addAction(
+            tr("Access &Token…"), lambda: self._ask_token(tr("The access token of your account at the hub."))
+        )
+        menu.addAction(tr("&Mirror…"), self._ask_mirror)
         button = self._panel.more_button
         menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 
     def _ask_token(self, why: str) -> None:
-        text, accepted = QInputDialog.getText(self._main, "Access token", f"{why}\n", QLineEdit.EchoMode.Password)
+        text, accepted = QInputDialog.getText(self._main, tr("Access token"), f"{why}\n", QLineEdit.EchoMode.Password)
         if accepted and text.strip():
             self._finder.set_token(text.strip())
 
     def _ask_mirror(self) -> None:
-        words = "Address of the hub to ask instead of huggingface.co; empty: that one."
-        text, accepted = QInputDialog.getText(self._main, "Mirror", words, text=self._finder.access.kept.mirror)
+        words = tr("Address of the hub to ask instead of huggingface.co; empty: that one.")
+        text, accepted = QInputDialog.getText(self._main, tr("Mirror"), words, text=self._finder.access.kept.mirror)
         if accepted:
             self._finder.access.set_mirror(text)

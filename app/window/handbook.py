@@ -11,6 +11,7 @@ from PySide6.QtGui import QImage, QKeySequence, QShortcut, QTextCursor, QTextDoc
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QListWidget, QListWidgetItem, QTextBrowser, QVBoxLayout, QWidget
 
 from app.window.main_window import SCREEN_ROOM, MainWindow
+from engine.language import tr
 from resources.loader import handbook
 
 FIRST_PAGE = "README"
@@ -69,15 +70,15 @@ class HandbookWindow(QWidget):
 
     def __init__(self, parent: QWidget | None = None, folder: Path | None = None) -> None:
         super().__init__(parent, Qt.WindowType.Window)
-        self.setWindowTitle("Layerdeck handbook")
+        self.setWindowTitle(tr("Layerdeck handbook"))
         self._folder = folder or handbook()
         self._pages = read_pages(self._folder)
         self.search_edit = QLineEdit()
-        self.search_edit.setPlaceholderText("Search (Ctrl+F)")
-        self.search_edit.setAccessibleName("Search the handbook")
+        self.search_edit.setPlaceholderText(tr("Search (Ctrl+F)"))
+        self.search_edit.setAccessibleName(tr("Search the handbook"))
         self.search_edit.setClearButtonEnabled(True)
         self.list_widget = QListWidget()
-        self.list_widget.setAccessibleName("Pages")
+        self.list_widget.setAccessibleName(tr("Pages"))
         self.list_widget.setProperty("role", "chats")
         self.browser = _Browser()
         for page in self._pages:
@@ -158,7 +159,7 @@ class _Browser(QTextBrowser):
 
     def __init__(self) -> None:
         super().__init__()
-        self.setAccessibleName("Page")
+        self.setAccessibleName(tr("Page"))
         self.setProperty("role", "page")
         self.document().setDocumentMargin(16)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 
 
@@ -15,7 +16,7 @@ class KeysDialog(QDialog):
 
     def __init__(self, parent: QWidget, groups: tuple[tuple[str, Mapping[str, str]], ...]) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Keys")
+        self.setWindowTitle(tr("Keys"))
         self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         content = QWidget()
         grid = QGridLayout(content)
@@ -30,7 +31,7 @@ class KeysDialog(QDialog):
                 grid.addWidget(plain_label(meaning, wrap=True), row, 1)
         grid.setRowStretch(grid.rowCount(), 1)
         scroll = QScrollArea()
-        scroll.setAccessibleName("Keys")
+        scroll.setAccessibleName(tr("Keys"))
         scroll.setWidgetResizable(True)
         scroll.setWidget(content)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)

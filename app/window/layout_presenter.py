@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject
 from app.models.document import LayoutDocument
 from app.rig.live_rig import LiveRig
 from app.window.actions import Actions
+from engine.language import tr
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares, with_shares
 from engine.plan.decisions.defaults import trained_length
@@ -78,4 +79,4 @@ class LayoutPresenter(QObject):
             return
         mode: SplitMode = choice.mode
         layout = layout_in_mode(edit.layout, mode, self._live.rig)
-        self._document.set_layout(layout, f"split mode {mode}")
+        self._document.set_layout(layout, tr("split mode {mode}", mode=mode))

@@ -20,6 +20,7 @@ from app.settings import KeptSideFiles, Settings
 from app.window.library_page import LibraryPage
 from app.window.main_window import MainWindow
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.library.duplicates import Duplicates
 from engine.library.listed import Listed, marks_of
 from engine.library.notes import KeptDocument
@@ -82,7 +83,7 @@ class LibraryPresenter(QObject):
 
     def add_folder(self) -> None:
         """Ask for a folder to look into."""
-        name = QFileDialog.getExistingDirectory(self._main, "Add a folder with models")
+        name = QFileDialog.getExistingDirectory(self._main, tr("Add a folder with models"))
         if name:
             self._keeper.add_folder(Path(name))
 
@@ -158,9 +159,9 @@ class LibraryPresenter(QObject):
         self._keeper.plan_removal(wish.entry, wish.quantisation, wish.copy)
 
     def _ask_removal(self, removal: Removal) -> None:
-        box = self._question("Move to the trash", removal.question(self._removing))
+        box = self._question(tr("Move to the trash"), removal.question(self._removing))
         box.setDetailedText("\n".join(map(str, removal.paths)))
-        move = box.addButton("Move to Trash", QMessageBox.ButtonRole.AcceptRole)
+        move = box.addButton(tr("Move to Trash"), QMessageBox.ButtonRole.AcceptRole)
         move.setProperty("role", "danger")
         box.addButton(QMessageBox.StandardButton.Cancel)
         box.setDefaultButton(QMessageBox.StandardButton.Cancel)
@@ -169,16 +170,20 @@ class LibraryPresenter(QObject):
 
     def _show_duplicates(self, duplicates: tuple[Duplicates, ...]) -> None:
         if not duplicates:
-            self._question("Duplicates", "No file is there twice.", close=True).open()
+            self._question(tr("Duplicates"), tr("No file is there twice."), close=True).open()
             return
         wasted = sum(each.wasted_bytes for each in duplicates)
-        lines = [f"{format_bytes(wasted)} would be free without copies."]
+        lines = [tr("{wasted} would be free without copies.", wasted=format_bytes(wasted))]
         for each in duplicates[:_MOST_DUPLICATES]:
-            cost = "links to one file" if each.is_linked else f"{format_bytes(each.wasted_bytes)} too much"
+            cost = (
+                tr("links to one file")
+                if each.is_linked
+                else tr("{wasted} too much", wasted=format_bytes(each.wasted_bytes))
+            )
             lines += ["", f"{cost}:", *(f"{file.path}  ({file.store.words})" for file in each.files)]
         if len(duplicates) > _MOST_DUPLICATES:
-            lines += ["", f"And {len(duplicates) - _MOST_DUPLICATES} more."]
-        self._question("Duplicates", "\n".join(lines), close=True).open()
+            lines += ["", tr("And {count} more.", count=len(duplicates) - _MOST_DUPLICATES)]
+        self._question(tr("Duplicates"), "\n".join(lines), close=True).open()
 
     def _question(self, title: str, text: str, *, close: bool = False) -> QMessageBox:
         box = QMessageBox(self._main)
@@ -195,12 +200,12 @@ class LibraryPresenter(QObject):
     def _show_folders(self) -> None:
         """Show the folders that were added, each to be taken off the list."""
         menu = QMenu(self._view)
-        menu.addAction("&Add a Folder…", self.add_folder)
-        menu.addAction("&Look Again Now", self._library.looker.look)
+        menu.addAction(tr("&Add a Folder…"), self.add_folder)
+        menu.addAction(tr("&Look Again Now"), self._library.looker.look)
         menu.addSeparator()
         for folder in self._library.shown.shelf.folders:
             text = str(folder).replace("&", "&&")
-            menu.addAction(f"Stop looking into {text}", partial(self._keeper.remove_folder, folder))
+            menu.addAction(tr("Stop looking into {text}", text=text), partial(self._keeper.remove_folder, folder))
         button = self._view.folders_button
         menu.popup(button.mapToGlobal(button.rect().bottomLeft()))
 

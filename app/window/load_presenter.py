@@ -12,6 +12,7 @@ from app.models.other_layouts import OtherLayouts
 from app.notices import Notices
 from app.rig.live_rig import LiveRig
 from app.window.status_line import StatusLine
+from engine.language import tr
 from engine.session.events import Cancelled, Crashed, Failed, Loaded, OutOfMemory, Progress
 from widgets.controls.settings_bar import SettingsBar
 from widgets.load_report.load_report import LoadReport
@@ -58,7 +59,7 @@ class LoadPresenter(QObject):
 
     def _on_state_changed(self, state: ModelState) -> None:
         if state is ModelState.STOPPING:
-            self._set_busy("Cancelling")
+            self._set_busy(tr("Cancelling"))
         elif state is not ModelState.LOADING:
             self._status_line.set_busy(self._busy_key, "")
 
@@ -72,8 +73,8 @@ class LoadPresenter(QObject):
 
     def _on_loaded(self, event: Loaded) -> None:
         self._report.show_loaded(event)
-        other = ", with another layout than asked for: see the report" if len(self._report.attempts) > 1 else ""
-        self._notices.say(f"{self._model.name} is loaded{other}")
+        other = tr(", with another layout than asked for: see the report") if len(self._report.attempts) > 1 else ""
+        self._notices.say(tr("{name} is loaded{other}", name=self._model.name, other=other))
 
     def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
         report = self._report
@@ -82,21 +83,25 @@ class LoadPresenter(QObject):
                 names = {device.id: device.name for device in self._live.rig.all_devices}
                 words = [ProposalWords(each.text, each.words) for each in self._model.loading.proposals]
                 report.show_out_of_memory(event, names, words)
-                self._tell_ending(f"{event.device} ran out of memory", event.message)
+                self._tell_ending(tr("{device} ran out of memory", device=event.device), event.message)
             case Failed():
                 report.show_failed(event)
-                self._tell_ending("It failed", event.message)
+                self._tell_ending(tr("It failed"), event.message)
             case Crashed():
                 report.show_crashed(event)
-                self._tell_ending("The engine ended", event.message)
+                self._tell_ending(tr("The engine ended"), event.message)
             case Cancelled():
                 report.show_cancelled(event)
-                self._notices.say(self._named("Cancelled"))
+                self._notices.say(self._named(tr("Cancelled")))
 
     def _tell_ending(self, short: str, whole: str) -> None:
         """Point to the report; where it is closed, or another model's is shown, say all of it."""
         points_there = self._dock.isVisible() and self._is_current
-        text = f"{short}: see {self._dock.windowTitle()}" if points_there else self._named(whole)
+        text = (
+            tr("{short}: see {panel}", short=short, panel=self._dock.windowTitle())
+            if points_there
+            else self._named(whole)
+        )
         self._notices.say(text, bad=True)
 
     def _named(self, text: str) -> str:

@@ -13,6 +13,7 @@ from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.unloader import Unloader
 from app.rig.live_rig import LiveRig
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.devices.device_strip import DeviceStrip
 from widgets.library.load_question import LoadQuestion, LoadQuestionBar
@@ -78,9 +79,9 @@ class LoadedPresenter(QObject):
             state=words.get(state) or idle_text(held, self._models.now_s()),
             keep_alive_s=held.keep_alive_s,
             is_current=model is self._models.current,
-            end_text="Cancel" if model.loading.is_busy else "Unload",
+            end_text=tr("Cancel") if model.loading.is_busy else tr("Unload"),
             may_end=state is not ModelState.STOPPING,
-            tool_tip="\n".join([held.name, *where]),
+            tool_tip="\n".join([held.name, *where, *_checkpoint_words(model.loading.checkpoint_bytes)]),
         )
 
     def _on_chosen(self, number: int) -> None:
@@ -98,3 +99,7 @@ class LoadedPresenter(QObject):
 
     def _model(self, number: int) -> OpenModel:
         return next(model for model in self._models.all if model.number == number)
+
+
+def _checkpoint_words(size_bytes: int) -> list[str]:
+    return [tr("of which checkpoints of conversations: {size}", size=format_bytes(size_bytes))] if size_bytes else []

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QDockWidget, QMainWindow, QMenu, QStackedWidget, Q
 
 from app.settings import Settings
 from app.window.status_line import StatusLine
+from engine.language import tr
 from widgets.chat.chat_view import ChatView
 from widgets.common.palette import Palette
 from widgets.controls.settings_bar import SettingsBar
@@ -20,7 +21,17 @@ from widgets.layout_editor.editor import LayoutEditor
 from widgets.library.load_question import LoadQuestionBar
 from widgets.library.model_panel import ModelPanel
 
-MENU_TITLES = ("&File", "&Edit", "&Layout", "&Devices", "&Model", "&Chat", "&View", "&Help")
+MENUS = {
+    "File": tr("&File"),
+    "Edit": tr("&Edit"),
+    "Layout": tr("&Layout"),
+    "Devices": tr("&Devices"),
+    "Model": tr("&Model"),
+    "Chat": tr("&Chat"),
+    "View": tr("&View"),
+    "Help": tr("&Help"),
+}
+"""Titles of the menus, by the names that the program has for them."""
 DOCK_STATE_VERSION = 1
 SIDES = ("models", "chat")
 """Names of the panels at the left and the right."""
@@ -39,7 +50,7 @@ SCREEN_ROOM = QSize(16, 40)
 class MainWindow(QMainWindow):
     """One screen that tells the whole story: devices, model, layout, last load, chat. It knows nothing of any."""
 
-    file_dropped = Signal(object)  # Path
+    files_dropped = Signal(object)  # tuple[Path, ...]
     saving = Signal()
     """Comes once, when everything is still there, for what is to be kept."""
     closing = Signal()
@@ -65,9 +76,9 @@ class MainWindow(QMainWindow):
         self.status_line = StatusLine()
         self.pages = QStackedWidget()
         """In the middle: the desk, and what takes its place for a while."""
-        self.menus = {title.replace("&", ""): self.menuBar().addMenu(title) for title in MENU_TITLES}
+        self.menus = {name: self.menuBar().addMenu(title) for name, title in MENUS.items()}
         """Still without entries, which come when there is somebody to do what they say."""
-        self.recent_menu = QMenu("Open Re&cent", self)
+        self.recent_menu = QMenu(tr("Open Re&cent"), self)
         self._closing = False
         self._no_title = QWidget()
         """In place of the dock's title bar while there is nothing to tell it from."""
@@ -86,19 +97,19 @@ class MainWindow(QMainWindow):
         column.addWidget(self.share_editor)
         self.pages.addWidget(desk)
         self.reports.setMaximumHeight(EMPTY_REPORT_HEIGHT)
-        bar = QToolBar("Settings")
+        bar = QToolBar(tr("Settings"))
         bar.setObjectName("settings")
         bar.setMovable(False)
         bar.toggleViewAction().setVisible(False)
         bar.addWidget(self.settings_bar)
         self.addToolBar(Qt.ToolBarArea.TopToolBarArea, bar)
         # The Tab key goes the way in which widgets came: the bar, models, devices and layout, the rest.
-        models = self._dock("Models", "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea)
+        models = self._dock(tr("Models"), "models", self.model_panel, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCentralWidget(self.pages)
         self.docks = {
             "models": models,
-            "report": self._dock("Last load", "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
-            "chat": self._dock("Chat", "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
+            "report": self._dock(tr("Last load"), "report", self.reports, Qt.DockWidgetArea.BottomDockWidgetArea),
+            "chat": self._dock(tr("Chat"), "chat", self.chat_view, Qt.DockWidgetArea.RightDockWidgetArea),
         }
         self.setCorner(Qt.Corner.BottomLeftCorner, Qt.DockWidgetArea.LeftDockWidgetArea)
         self.setCorner(Qt.Corner.BottomRightCorner, Qt.DockWidgetArea.RightDockWidgetArea)
@@ -194,12 +205,11 @@ class MainWindow(QMainWindow):
             event.acceptProposedAction()
 
     def dropEvent(self, event: QDropEvent) -> None:
-        """Tell of the first file that was dropped."""
-        for url in event.mimeData().urls():
-            if url.isLocalFile():
-                event.acceptProposedAction()
-                self.file_dropped.emit(Path(url.toLocalFile()))
-                return
+        """Tell of the files that were dropped."""
+        files = tuple(Path(url.toLocalFile()) for url in event.mimeData().urls() if url.isLocalFile())
+        if files:
+            event.acceptProposedAction()
+            self.files_dropped.emit(files)
 
     def closeEvent(self, event: QCloseEvent) -> None:
         """End every process before the window goes; closing twice does nothing more."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
 from PySide6.QtGui import QActionGroup, QKeySequence, QUndoGroup
 from PySide6.QtWidgets import QWidget
 
 from app.chats.shelf import ChatShelf
+from app.language import LANGUAGE_NAMES, SYSTEM
 from app.load.loader import Loader
 from app.models.auto_layout_words import STRATEGY_WORDS
 from app.models.auto_layouts import AutoLayouts
@@ -17,6 +18,7 @@ from app.models.open_models import OpenModels
 from app.models.opener import ModelOpener
 from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
+from app.notices import Notices
 from app.rig.calibrator import Calibrator
 from app.rig.device_search import DeviceSearch
 from app.rig.repeat_test import RepeatTest
@@ -26,6 +28,7 @@ from app.window.actions import SEPARATOR, Actions, Command, MenuEntries, Switch
 from app.window.arrangement import Arrangement
 from app.window.questions import Questions
 from app.window.transfer_presenter import TransferPresenter
+from engine.language import LANGUAGES, tr
 
 _Key = QKeySequence.StandardKey
 _Do = Callable[[], None]
@@ -36,25 +39,32 @@ Menu = tuple[str, MenuEntries]
 def file_menu(questions: Questions, opener: ModelOpener, window: QWidget) -> Menu:
     """Files of models, layouts and rigs."""
     return "File", (
-        Command("open_model", "&Open Model…", questions.open_model, _Key.Open),
-        Command("open_demo", "Open &Demo Model", opener.open_demo),
+        Command("open_model", tr("&Open Model…"), questions.open_model, _Key.Open),
+        Command("open_demo", tr("Open &Demo Model"), opener.open_demo),
+        Command(
+            "open_again",
+            tr("Open This Model A&gain"),
+            opener.open_again,
+            "Ctrl+Alt+O",
+            tip=tr("The same file with another layout, beside the first: both can be loaded and asked"),
+        ),
         SEPARATOR,
-        Command("open_layout", "Open &Layout…", questions.open_layout, "Ctrl+Shift+O"),
-        Command("save_layout", "&Save Layout…", questions.save_layout, _Key.Save),
-        Command("open_rig", "Open &Rig…", questions.open_rig),
-        Command("save_rig", "Save R&ig…", questions.save_rig),
+        Command("open_layout", tr("Open &Layout…"), questions.open_layout, "Ctrl+Shift+O"),
+        Command("save_layout", tr("&Save Layout…"), questions.save_layout, _Key.Save),
+        Command("open_rig", tr("Open &Rig…"), questions.open_rig),
+        Command("save_rig", tr("Save R&ig…"), questions.save_rig),
         SEPARATOR,
-        Command("quit", "&Quit", lambda: _close(window), "Ctrl+Q"),
+        Command("quit", tr("&Quit"), lambda: _close(window), "Ctrl+Q"),
     )
 
 
 def edit_menu(undo: QUndoGroup, copy_report: _Do) -> Menu:
     """Undo, and what is done to the texts of the current model."""
     return "Edit", (
-        Command("undo", "&Undo", undo.undo, _Key.Undo),
-        Command("redo", "&Redo", undo.redo, _Key.Redo),
+        Command("undo", tr("&Undo"), undo.undo, _Key.Undo),
+        Command("redo", tr("&Redo"), undo.redo, _Key.Redo),
         SEPARATOR,
-        Command("copy_report", "&Copy Load Report", copy_report, "Ctrl+Shift+C"),
+        Command("copy_report", tr("&Copy Load Report"), copy_report, "Ctrl+Shift+C"),
     )
 
 
@@ -63,22 +73,22 @@ def layout_menu(layouts: Layouts, auto_layouts: AutoLayouts, show_auto_layout: _
     strategies = (
         Command(
             f"auto_{words.name}",
-            f"Auto Layout: {words.title}",
+            tr("Auto Layout: {title}", title=words.title),
             partial(auto_layouts.use, words.name),
             tip=words.purpose,
         )
         for words in STRATEGY_WORDS
     )
     return "Layout", (
-        Command("propose", "&Propose a Layout", layouts.propose, "Ctrl+I"),
-        Command("split_evenly", "Split &Evenly over Devices", layouts.split_evenly, "Ctrl+E"),
+        Command("propose", tr("&Propose a Layout"), layouts.propose, "Ctrl+I"),
+        Command("split_evenly", tr("Split &Evenly over Devices"), layouts.split_evenly, "Ctrl+E"),
         SEPARATOR,
         *strategies,
-        Command("auto_layout", "Automatic Layo&ut…", show_auto_layout, "Ctrl+Shift+A"),
-        Command("cancel_auto_layout", "&Cancel the Search for a Layout", auto_layouts.cancel),
+        Command("auto_layout", tr("Automatic Layo&ut…"), show_auto_layout, "Ctrl+Shift+A"),
+        Command("cancel_auto_layout", tr("Cancel the Searc&h for a Layout"), auto_layouts.cancel),
         SEPARATOR,
-        Command("pin", "P&in or Release Selected Layers", toggle_pin),
-        Command("release_pins", "&Release All Layers", auto_layouts.release_pins),
+        Command("pin", tr("P&in or Release Selected Layers"), toggle_pin),
+        Command("release_pins", tr("&Release All Layers"), auto_layouts.release_pins),
     )
 
 
@@ -91,21 +101,27 @@ def devices_menu(
     speeds: SpeedKeeper,
     calibrator: Calibrator,
     show_kept_weights: Callable[[], None],
+    show_packs: Callable[[], None],
+    show_nearby: Callable[[], None],
 ) -> Menu:
     """Which devices there are, and what is measured of them."""
     return "Devices", (
-        Command("refresh", "&Refresh", search.refresh, _Key.Refresh),
+        Command("refresh", tr("&Refresh"), search.refresh, _Key.Refresh),
         SEPARATOR,
-        Command("start_lab", "Start &Lab Rig…", questions.start_lab),
-        Command("stop_lab", "&Stop Lab Rig", unloader.stop_lab),
+        Command("start_lab", tr("Start &Lab Rig…"), questions.start_lab),
+        Command("stop_lab", tr("&Stop Lab Rig"), unloader.stop_lab),
         SEPARATOR,
-        Command("add_remote", "Add Re&mote Worker…", questions.add_remote),
+        Command("find_nearby", tr("Find Machines &Nearby…"), show_nearby),
+        Command("add_remote", tr("Add Re&mote Worker…"), questions.add_remote),
         SEPARATOR,
-        Command("test_repeats", "&Test Repeated Devices", repeats.run),
-        Command("measure_speeds", "Measure S&peeds", speeds.measure),
-        Command("reset_calibration", "Reset &Calibration", calibrator.reset),
+        Command("test_repeats", tr("&Test Repeated Devices"), repeats.run),
+        Command("measure_speeds", tr("Measure S&peeds"), speeds.measure),
+        Command("reset_calibration", tr("Reset &Calibration"), calibrator.reset),
         SEPARATOR,
-        Command("kept_weights", "&Weights Kept by Workers…", show_kept_weights),
+        Command("kept_weights", tr("&Weights Kept by Workers…"), show_kept_weights),
+        Command(
+            "packs", tr("&Engine Packs…"), show_packs, tip=tr("Backends for cards: installed, switched and removed")
+        ),
     )
 
 
@@ -116,26 +132,26 @@ def model_menu(models: OpenModels, loader: Loader, unloader: Unloader, settings:
         models.current.loading.stop_answer()
 
     return "Model", (
-        Command("load", "&Load", loader.load, "Ctrl+Return"),
-        Command("cancel", "&Cancel Load", loader.cancel, "Ctrl+."),
-        Command("unload", "&Unload", unloader.unload_current, "Ctrl+U"),
+        Command("load", tr("&Load"), loader.load, "Ctrl+Return"),
+        Command("cancel", tr("&Cancel Load"), loader.cancel, "Ctrl+."),
+        Command("unload", tr("&Unload"), unloader.unload_current, "Ctrl+U"),
         SEPARATOR,
-        Command("stop_answer", "&Stop Answer", stop_answer, "Ctrl+Shift+."),
+        Command("stop_answer", tr("&Stop Answer"), stop_answer, "Ctrl+Shift+."),
         SEPARATOR,
         Switch(
             "step_back",
-            "Step &Back and Retry When Memory Runs Out",
+            tr("Step &Back and Retry When Memory Runs Out"),
             settings.steps_back,
             settings.step_back,
-            tip="Try other layouts until one loads; the report says which",
+            tip=tr("Try other layouts until one loads; the report says which"),
         ),
         Switch(
             "reload_lost",
-            "&Reload a Lost Model by Itself",
+            tr("&Reload a Lost Model by Itself"),
             settings.reload_lost,
             settings.reload_by_itself,
         ),
-        Command("ask_unload", "&Ask before Unloading a Model", loader.ask_again),
+        Command("ask_unload", tr("&Ask before Unloading a Model"), loader.ask_again),
     )
 
 
@@ -153,44 +169,49 @@ def chat_menu(
 ) -> Menu:
     """Conversations."""
     return "Chat", (
-        Command("new_chat", "&New Conversation", shelf.new, _Key.New),
-        Command("search_chats", "&Search Conversations", search, "Ctrl+Shift+F"),
-        Command("toggle_chat_list", "Show or Hide the &List", toggle_list, "Ctrl+Shift+L"),
-        Command("side_by_side", "&Two Models Side by Side", show_beside, "Ctrl+Shift+B"),
+        Command("new_chat", tr("&New Conversation"), shelf.new, _Key.New),
+        Command("search_chats", tr("&Search Conversations"), search, "Ctrl+Shift+F"),
+        Command("toggle_chat_list", tr("Show or Hide the &List"), toggle_list, "Ctrl+Shift+L"),
+        Command("side_by_side", tr("&Two Models Side by Side"), show_beside, "Ctrl+Shift+B"),
         SEPARATOR,
         Switch(
             "drop_oldest_turns",
-            "Leave Out the &Oldest Turns When the Context Is Full",
+            tr("Leave Out the &Oldest Turns When the Context Is Full"),
             settings.drops_oldest_turns,
             shelf.drop_oldest_turns,
-            tip="They stay in the conversation; the model is not shown them any more",
+            tip=tr("They stay in the conversation; the model is not shown them any more"),
         ),
         Switch(
             "ask_when_full",
-            "Ask &before Turns Are Left Out",
+            tr("Ask be&fore Turns Are Left Out"),
             settings.asks_when_full,
             shelf.ask_when_full,
-            tip="Nothing is left out of a full context before you have said so",
+            tip=tr("Nothing is left out of a full context before you have said so"),
         ),
         Command(
             "kept_caches",
-            "&Kept Caches…",
+            tr("&Kept Caches…"),
             show_kept,
-            tip="What models hold of conversations is kept on disk, so that nothing is read again",
+            tip=tr("What models hold of conversations is kept on disk, so that nothing is read again"),
         ),
         SEPARATOR,
-        Command("show_prompt", "Show What the &Model Reads…", show_prompt, "Ctrl+Shift+P"),
-        Command("export_chat", "&Export This Conversation…", transfer.export_current),
-        Command("export_all_chats", "Export &All Conversations…", transfer.export_all),
-        Command("import_chats", "&Import Conversations…", transfer.import_file),
+        Command("show_prompt", tr("Show What the &Model Reads…"), show_prompt, "Ctrl+Shift+P"),
+        Command("export_chat", tr("&Export This Conversation…"), transfer.export_current),
+        Command("export_all_chats", tr("Export &All Conversations…"), transfer.export_all),
+        Command("import_chats", tr("&Import Conversations…"), transfer.import_file),
         SEPARATOR,
-        Command("delete_chat", "&Delete This Conversation", delete),
-        Command("undo_delete_chat", "&Bring Back What Was Deleted", shelf.undo_delete),
+        Command("delete_chat", tr("&Delete This Conversation"), delete),
+        Command("undo_delete_chat", tr("&Bring Back What Was Deleted"), shelf.undo_delete),
     )
 
 
 def view_menu(
-    theme: Theme, settings: Settings, arrange: Callable[[Arrangement], None], reset_docks: _Do, show_library: _Do
+    theme: Theme,
+    settings: Settings,
+    notices: Notices,
+    arrange: Callable[[Arrangement], None],
+    reset_docks: _Do,
+    show_library: _Do,
 ) -> Menu:
     """How the window looks."""
 
@@ -199,42 +220,74 @@ def view_menu(
         theme.set_name(name)
 
     return "View", (
-        Command("arrange_place", "&Place Layers", partial(arrange, Arrangement.PLACE), "Ctrl+1"),
-        Command("arrange_both", "Layers and C&hat", partial(arrange, Arrangement.BOTH), "Ctrl+2"),
-        Command("arrange_chat", "&Chat Alone", partial(arrange, Arrangement.CHAT), "Ctrl+3"),
-        Command("library", "&Library", show_library, "Ctrl+4", tip="All models of this computer, and how they fit"),
+        Command("arrange_place", tr("&Place Layers"), partial(arrange, Arrangement.PLACE), "Ctrl+1"),
+        Command("arrange_both", tr("Layers and C&hat"), partial(arrange, Arrangement.BOTH), "Ctrl+2"),
+        Command("arrange_chat", tr("&Chat Alone"), partial(arrange, Arrangement.CHAT), "Ctrl+3"),
+        Command(
+            "library", tr("&Library"), show_library, "Ctrl+4", tip=tr("All models of this computer, and how they fit")
+        ),
         SEPARATOR,
-        Command("theme_light", "&Light", lambda: choose("light")),
-        Command("theme_dark", "&Dark", lambda: choose("dark")),
-        Command("theme_system", "As the &System", lambda: choose("system")),
+        Command("theme_light", tr("L&ight"), lambda: choose("light")),
+        Command("theme_dark", tr("&Dark"), lambda: choose("dark")),
+        Command("theme_system", tr("As the &System"), lambda: choose("system")),
         SEPARATOR,
-        Command("reset_docks", "&Reset Panels", reset_docks),
+        *language_entries(settings, notices),
+        SEPARATOR,
+        Command("reset_docks", tr("&Reset Panels"), reset_docks),
     )
+
+
+def language_entries(settings: Settings, notices: Notices) -> MenuEntries:
+    """The languages, each by the name that it has for itself."""
+
+    def choose(name: str) -> None:
+        settings.language = name
+        notices.say(tr("The language changes when Layerdeck is started again."))
+
+    titles = {SYSTEM: tr("Lan&guage of the System"), **LANGUAGES}
+    return tuple(Command(f"language_{name}", title, partial(choose, name)) for name, title in titles.items())
+
+
+def check_language(actions: Actions, settings: Settings, window: QWidget) -> None:
+    """Make the entries of the languages a choice of one, the chosen one checked."""
+    _make_choice(actions, {f"language_{name}": name == settings.language for name in LANGUAGE_NAMES}, window)
 
 
 def check_theme(actions: Actions, theme: Theme, window: QWidget) -> None:
     """Make the entries of the themes a choice of one, the present one chosen."""
-    themes = QActionGroup(window)
-    for name in THEME_NAMES:
-        action = actions[f"theme_{name}"]
+    _make_choice(actions, {f"theme_{name}": name == theme.name for name in THEME_NAMES}, window)
+
+
+def _make_choice(actions: Actions, checked: Mapping[str, bool], window: QWidget) -> None:
+    group = QActionGroup(window)
+    for name, is_checked in checked.items():
+        action = actions[name]
         action.setCheckable(True)
-        action.setChecked(name == theme.name)
-        themes.addAction(action)
+        action.setChecked(is_checked)
+        group.addAction(action)
 
 
-def help_menu(show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_about: _Do) -> Menu:
+def help_menu(
+    show_handbook: _Do, show_keys: _Do, check_machine: _Do, open_log: _Do, show_releases: _Do, show_about: _Do
+) -> Menu:
     """Where to look further."""
     return "Help", (
-        Command("handbook", "&Handbook", show_handbook, "F1", tip="The page about what you are working with"),
-        Command("keys", "&Keys", show_keys, "Ctrl+F1"),
+        Command("handbook", tr("&Handbook"), show_handbook, "F1", tip=tr("The page about what you are working with")),
+        Command("keys", tr("&Keys"), show_keys, "Ctrl+F1"),
         Command(
             "check_machine",
-            "&Check This Machine…",
+            tr("&Check This Machine…"),
             check_machine,
-            tip="Devices, the engine on each of them, forecasts and speeds: a table, and a file to send",
+            tip=tr("Devices, the engine on each of them, forecasts and speeds: a table, and a file to send"),
         ),
-        Command("log", "Open the &Log Folder", open_log),
-        Command("about", "&About Layerdeck", show_about),
+        Command("log", tr("Open the &Log Folder"), open_log),
+        Command(
+            "new_version",
+            tr("&New Version…"),
+            show_releases,
+            tip=tr("Whether to look for one, and where; off until you turn it on"),
+        ),
+        Command("about", tr("&About Layerdeck"), show_about),
     )
 
 

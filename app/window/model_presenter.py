@@ -12,11 +12,13 @@ from app.models.opener import ModelOpener
 from app.settings import Settings
 from app.window.actions import Actions
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from widgets.controls.settings_bar import SettingsBar
 from widgets.library.model_panel import ModelPanel
 from widgets.library.recent_model import ModelChoice
 
 _NEED_A_MODEL = (
+    "open_again",
     "save_layout",
     "open_layout",
     "propose",
@@ -64,7 +66,7 @@ class ModelPresenter(QObject):
         menu.clear()
         self._add_recent(menu)
         menu.addSeparator()
-        menu.addAction("&Clear the List", self._forget_recent)
+        menu.addAction(tr("&Clear the List"), self._forget_recent)
         menu.setEnabled(bool(recent))
 
     def _add_recent(self, menu: QMenu) -> None:
@@ -95,6 +97,7 @@ class ModelPresenter(QObject):
         menu = QMenu(self._window)
         menu.addAction(self._actions["open_model"])
         menu.addAction(self._actions["open_demo"])
+        menu.addAction(self._actions["open_again"])
         menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
         menu.addSeparator()
         self._add_recent(menu)

@@ -10,6 +10,7 @@ from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.theme import Theme
 from engine.errors import EngineError
+from engine.language import tr
 from engine.protocol.messages import Rendered, RenderTemplate
 from engine.session.events import Answered
 from widgets.chat.prompt_dialog import PromptDialog, ShownPrompt
@@ -36,7 +37,7 @@ class PromptPresenter(QObject):
         model = self._models.current
         messages = model.conversation.prompt_messages()
         if not messages:
-            dialog.show_fault("Nothing was said yet.")
+            dialog.show_fault(tr("Nothing was said yet."))
             return
         try:
             number = model.loading.ask(

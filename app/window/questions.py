@@ -16,6 +16,7 @@ from app.rig.rig_files import RigFiles
 from app.settings import Settings
 from app.window import dialogs
 from app.window.rig_dialogs import ask_lab_caps, ask_remote_endpoint
+from engine.language import tr
 
 
 class Questions(QObject):
@@ -47,13 +48,13 @@ class Questions(QObject):
         """Open a model, by default from where the last one was."""
         recent = self._settings.recent_models
         folder = recent[0].path.parent if recent else None
-        path = dialogs.ask_open(self._window, "Open a model", dialogs.MODEL_FILTER, folder)
+        path = dialogs.ask_open(self._window, tr("Open a model"), dialogs.MODEL_FILTER, folder)
         if path is not None:
             self._opener.open(path)
 
     def open_layout(self) -> None:
         """Open a layout file for the edited model."""
-        path = dialogs.ask_open(self._window, "Open a layout", dialogs.LAYOUT_FILTER)
+        path = dialogs.ask_open(self._window, tr("Open a layout"), dialogs.LAYOUT_FILTER)
         if path is not None:
             self._layouts.open(path)
 
@@ -63,19 +64,19 @@ class Questions(QObject):
         if model is None:
             return
         proposed = f"{model.paths[0].stem}.layout.json"
-        path = dialogs.ask_save(self._window, "Save the layout", dialogs.LAYOUT_FILTER, proposed)
+        path = dialogs.ask_save(self._window, tr("Save the layout"), dialogs.LAYOUT_FILTER, proposed)
         if path is not None:
             self._layouts.save(path)
 
     def open_rig(self) -> None:
         """Use the devices of a rig file."""
-        path = dialogs.ask_open(self._window, "Open a rig", dialogs.RIG_FILTER)
+        path = dialogs.ask_open(self._window, tr("Open a rig"), dialogs.RIG_FILTER)
         if path is not None:
             self._rig_files.open(path)
 
     def save_rig(self) -> None:
         """Write the devices shown to a rig file."""
-        path = dialogs.ask_save(self._window, "Save the rig", dialogs.RIG_FILTER, "rig.json")
+        path = dialogs.ask_save(self._window, tr("Save the rig"), dialogs.RIG_FILTER, "rig.json")
         if path is not None:
             self._rig_files.save(path)
 
@@ -96,9 +97,9 @@ class Questions(QObject):
         """Start a lab with the caps that people type."""
         ask_lab_caps(self._window, self._lab.start)
 
-    def open_dropped(self, path: Path) -> None:
-        """Open a file that was dropped as what its name says: `.json` is a layout, anything else a model."""
-        if path.suffix.lower() == ".json":
+    def open_dropped(self, *paths: Path) -> None:
+        """Open files that were dropped as what their names say: `.json` is a layout, anything else a model."""
+        layouts = [path for path in paths if path.suffix.lower() == ".json"]
+        self._opener.open_all([path for path in paths if path not in layouts])
+        for path in layouts:
             self._layouts.open(path)
-        else:
-            self._opener.open(path)

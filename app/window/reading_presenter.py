@@ -7,6 +7,7 @@ from PySide6.QtCore import QObject
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.window.status_line import StatusLine
+from engine.language import tr
 from engine.session.events import Reading
 from engine.session.state import RequestState
 from widgets.common.counts import format_count
@@ -29,7 +30,7 @@ class ReadingPresenter(QObject):
         # What is said of a request that was stopped or lost meanwhile comes too late.
         if event.prompt_tokens and event.request in self._being_read():
             read, whole = format_count(event.read_tokens), format_count(event.prompt_tokens)
-            text = f"Reading the question: {read} of {whole} tokens"
+            text = tr("Reading the question: {read} of {whole} tokens", read=read, whole=whole)
             self._show(text if self._models.current is self._model else f"{self._model.name}: {text}")
 
     def _on_snapshot(self) -> None:

@@ -22,12 +22,13 @@ from app.worker import Worker
 from engine.errors import ArgumentError
 from engine.files import write_whole
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.layout_file import LayoutFile, encode_layout
 from engine.plan.edit import Edit
 
-REPORT_FILTER = "Reports (*.txt);;All files (*)"
-OPENED = "What was open is opened again; conversations are as they were written last."
-NOT_OPENED = "What was open is not opened again, as that had ended like this before. It is in the list of models."
+REPORT_FILTER = tr("Reports (*.txt);;All files (*)")
+OPENED = tr("What was open is opened again; conversations are as they were written last.")
+NOT_OPENED = tr("What was open is not opened again, as that had ended like this before. It is in the list of models.")
 _KEEP_AFTER_MS = 1000
 _log = logging.getLogger("layerdeck.recovery")
 
@@ -52,6 +53,7 @@ class Recovery(QObject):
         self._opener, self._layouts, self._models, self._document = opener, layouts, models, document
         self._background, self._notices = background, notices
         self._waiting: list[OpenedModel] = []
+        self._reopened: set[Path] = set()
         """What is to be opened again, the next one first."""
         self._restores = False
         self._writer = Worker("run mark")
@@ -92,25 +94,28 @@ class Recovery(QObject):
     def _tell(self, report: str, what: str) -> None:
         box = self.box = QMessageBox(self._window)
         box.setIcon(QMessageBox.Icon.Information)
-        box.setWindowTitle("Layerdeck did not close")
-        box.setText("The last time, Layerdeck ended without being closed: it crashed, or it was killed.")
+        box.setWindowTitle(tr("Layerdeck did not close"))
+        box.setText(tr("The last time, Layerdeck ended without being closed: it crashed, or it was killed."))
         box.setInformativeText(
-            f"{what} A report says what is known; it has no words of yours, and nothing sends it by itself.".strip()
+            tr(
+                "{what} A report says what is known; it has no words of yours, and nothing sends it by itself.",
+                what=what,
+            ).strip()
         )
         box.setDetailedText(report)
-        save = box.addButton("Save Report…", QMessageBox.ButtonRole.ActionRole)
+        save = box.addButton(tr("Save Report…"), QMessageBox.ButtonRole.ActionRole)
         box.addButton(QMessageBox.StandardButton.Close)
         save.clicked.connect(partial(self._save, report))
         box.setModal(False)
         box.show()
 
     def _save(self, report: str) -> None:
-        path = dialogs.ask_save(self._window, "Save the Report", REPORT_FILTER, "layerdeck-report.txt")
+        path = dialogs.ask_save(self._window, tr("Save the Report"), REPORT_FILTER, "layerdeck-report.txt")
         if path is not None:
             self._background.run(
-                f"Saving {path.name}",
+                tr("Saving {name}", name=path.name),
                 partial(_write_report, path, report),
-                lambda _: self._notices.say(f"Saved {path.name}"),
+                lambda _: self._notices.say(tr("Saved {name}", name=path.name)),
                 self._notices.tell,
             )
 
@@ -118,12 +123,15 @@ class Recovery(QObject):
 
     def _open_next(self) -> None:
         if self._waiting:
-            self._opener.open(Path(self._waiting[0].path))
+            path = Path(self._waiting[0].path)
+            # a file may have been open with several layouts
+            (self._opener.open_again if path in self._reopened else self._opener.open)(path)
 
     def _on_model_changed(self, file: ModelFile | None) -> None:
         if file is None or not self._waiting or str(file.paths[0]) != self._waiting[0].path:
             return
         opened = self._waiting.pop(0)
+        self._reopened.add(Path(opened.path))
         if opened.layout:
             self._layouts.use("what was open", opened.layout)
         QTimer.singleShot(0, self._open_next)
@@ -160,7 +168,11 @@ def _write_report(path: Path, report: str) -> None:
         write_whole(path, report.encode())
     except OSError as error:
         raise ArgumentError(
-            f"The report cannot be written to {path} ({error.strerror}); choose another place."
+            tr(
+                "The report cannot be written to {path} ({reason}); choose another place.",
+                path=path,
+                reason=error.strerror,
+            )
         ) from None
 
 

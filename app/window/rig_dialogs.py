@@ -9,18 +9,19 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QLabel, QLineEdit, QMes
 
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import EngineError
+from engine.language import tr
 from engine.units import parse_size
 
-REMOTE_WARNING = (
-    "Remote workers speak llama.cpp's RPC protocol, which has no authentication and no encryption. "
-    "Anyone on the same network can use the worker, and can read the text you send to it. "
-    "Use it only in a network where you trust every computer."
+REMOTE_WARNING = tr(
+    "Remote workers speak llama.cpp's RPC protocol, which has no authentication and no "
+    "encryption. Anyone on the same network can use the worker, and can read the text you "
+    "send to it. Use it only in a network where you trust every computer."
 )
 MAX_LAB_WORKERS = 15
-_LAB_HELP = (
+_LAB_HELP = tr(
     "Workers on this computer, each a device of its own with a memory limit. One size per worker, separated by commas."
 )
-_REMOTE_HELP = "On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052"
+_REMOTE_HELP = tr("On the other computer run: layerdeck-cli rig serve --host ITS-ADDRESS --port 50052")
 
 
 class LineDialog(QDialog):
@@ -78,15 +79,17 @@ def parse_caps(text: str) -> tuple[int, ...]:
     """
     caps = tuple(parse_size(part) for part in text.split(","))
     if any(cap == 0 for cap in caps):
-        raise ValueError("A worker needs a size above 0, such as 512MiB.")
+        raise ValueError(tr("A worker needs a size above 0, such as 512MiB."))
     if len(caps) > MAX_LAB_WORKERS:
-        raise ValueError(f"At most {MAX_LAB_WORKERS} workers: llama.cpp takes no more devices in one load.")
+        raise ValueError(
+            tr("At most {count} workers: llama.cpp takes no more devices in one load.", count=MAX_LAB_WORKERS)
+        )
     return caps
 
 
 def ask_lab_caps(parent: QWidget, then: Callable[[tuple[int, ...]], None]) -> None:
     """Ask for the workers of a lab rig; call `then` with their caps in bytes."""
-    dialog = LineDialog(parent, "Start a lab rig", _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
+    dialog = LineDialog(parent, tr("Start a lab rig"), _LAB_HELP, "256MiB, 256MiB, 512MiB", parse_caps)
     dialog.value_accepted.connect(lambda text: then(parse_caps(text)))
     dialog.open()
 
@@ -97,7 +100,7 @@ def ask_remote_endpoint(
     """Ask for a remote worker's address, after the warning if that is due; call `then` with `host:port`."""
 
     def ask() -> None:
-        dialog = LineDialog(parent, "Add a remote worker", _REMOTE_HELP, "", parse_endpoint)
+        dialog = LineDialog(parent, tr("Add a remote worker"), _REMOTE_HELP, "", parse_endpoint)
         dialog.line.setPlaceholderText("192.168.1.7:50052")
         dialog.value_accepted.connect(then)
         dialog.open()
@@ -105,8 +108,8 @@ def ask_remote_endpoint(
     if not warn:
         ask()
         return
-    box = QMessageBox(QMessageBox.Icon.Warning, "Before you add a remote worker", REMOTE_WARNING, parent=parent)
-    proceed = box.addButton("I &trust this network", QMessageBox.ButtonRole.AcceptRole)
+    box = QMessageBox(QMessageBox.Icon.Warning, tr("Before you add a remote worker"), REMOTE_WARNING, parent=parent)
+    proceed = box.addButton(tr("I &trust this network"), QMessageBox.ButtonRole.AcceptRole)
     # Enter alone does not agree.
     box.setDefaultButton(box.addButton(QMessageBox.StandardButton.Cancel))
 

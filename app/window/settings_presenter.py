@@ -12,6 +12,7 @@ from app.models.open_models import OpenModels
 from app.models.side_files import SideFileKeeper
 from app.window import dialogs
 from engine.devices.device import Rig
+from engine.language import tr
 from engine.memory.side_files import SideFiles
 from engine.plan.decisions.attention import refused_cache_types
 from engine.plan.preview import LoadedLayout, Preview
@@ -66,12 +67,12 @@ class SettingsPresenter(QObject):
         return dialog
 
     def _ask_projector(self) -> None:
-        path = dialogs.ask_open(self._window, "Choose a projector", dialogs.MODEL_FILTER, self._folder())
+        path = dialogs.ask_open(self._window, tr("Choose a projector"), dialogs.MODEL_FILTER, self._folder())
         if path is not None:
             self._side_files.choose_projector(path)
 
     def _ask_adapter(self) -> None:
-        path = dialogs.ask_open(self._window, "Add a LoRA adapter", dialogs.MODEL_FILTER, self._folder())
+        path = dialogs.ask_open(self._window, tr("Add a LoRA adapter"), dialogs.MODEL_FILTER, self._folder())
         if path is not None:
             self._side_files.add_adapter(path)
 
@@ -115,12 +116,14 @@ def loaded_text(loaded: LoadedLayout | None) -> str:
         return ""
     used, flash = loaded.used, loaded.flash_attention
     words = (
-        f"{value_text(used.n_ctx)} tokens",
-        f"cache {used.type_k} and {used.type_v}" if used.type_k != used.type_v else f"cache {used.type_k}",
-        "" if flash is None else f"flash attention {value_text(flash)}",
-        f"load mode {used.load_mode}",
-        f"{used.threads} threads, {used.threads_batch} for prompts",
-        f"op_offload {value_text(bool(used.op_offload))}",
-        "a pipeline" if used.pipeline == "on" else "",
+        tr("{n_ctx} tokens", n_ctx=value_text(used.n_ctx)),
+        tr("cache {type_k} and {type_v}", type_k=used.type_k, type_v=used.type_v)
+        if used.type_k != used.type_v
+        else tr("cache {type_k}", type_k=used.type_k),
+        "" if flash is None else tr("flash attention {flash}", flash=value_text(flash)),
+        tr("load mode {load_mode}", load_mode=used.load_mode),
+        tr("{threads} threads, {threads_batch} for prompts", threads=used.threads, threads_batch=used.threads_batch),
+        tr("op_offload {used}", used=value_text(bool(used.op_offload))),
+        tr("a pipeline") if used.pipeline == "on" else "",
     )
-    return f"Loaded with {', '.join(filter(None, words))}."
+    return tr("Loaded with {names}.", names=", ".join(filter(None, words)))

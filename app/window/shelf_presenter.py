@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QInputDialog, QWidget
 from app.chats.archive import ChatArchive
 from app.chats.shelf import ChatShelf
 from engine.chats.conversation import Hit
+from engine.language import tr
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ChatChange, ChatPlace, ConversationList, ListedChat, ListedHit
 
@@ -49,7 +50,7 @@ class ShelfPresenter(QObject):
 
     def _show(self) -> None:
         self._list.show_chats(
-            [ListedChat(chat.id, chat.title or "Draft", chat.folder, chat.pinned) for chat in self._archive.chats]
+            [ListedChat(chat.id, chat.title or tr("Draft"), chat.folder, chat.pinned) for chat in self._archive.chats]
         )
 
     def _on_message_wanted(self, message: str) -> None:
@@ -67,8 +68,8 @@ class ShelfPresenter(QObject):
 
     def _on_folder(self, chat: str) -> None:
         dialog = QInputDialog(self._window)
-        dialog.setWindowTitle("New folder")
-        dialog.setLabelText("Name of the folder:")
+        dialog.setWindowTitle(tr("New folder"))
+        dialog.setLabelText(tr("Name of the folder:"))
         dialog.textValueSelected.connect(lambda name: self._shelf.move(chat, " ".join(name.split())))
         dialog.open()
 

@@ -11,6 +11,7 @@ from app.models.opener import ModelOpener
 from app.notices import Notices
 from app.window.arrangement import Arrangement, Arranger
 from app.window.model_views import ModelViews
+from engine.language import tr
 from widgets.chat.chat_view import ChatView
 
 
@@ -52,7 +53,9 @@ class SideBySide(QObject):
             return
         others = [model for model in self._models.all if model.file is not None and model is not self._models.current]
         if not others:
-            self._notices.say("Open another model first: each conversation here has one of its own.", bad=True)
+            self._notices.say(
+                tr("Open another model, or this one again, first: each conversation here has one of its own."), bad=True
+            )
             return
         if self._arranger.current is not Arrangement.CHAT:
             self._arranger.arrange(Arrangement.CHAT)

@@ -6,6 +6,7 @@ from PySide6.QtCore import QTimer
 from PySide6.QtWidgets import QWidget
 
 from app.notices import Notice
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 
@@ -24,7 +25,7 @@ class StatusLine(ElidedLabel):
         self._timer.setSingleShot(True)
         self._timer.setInterval(GOOD_NEWS_MS)
         self._timer.timeout.connect(self._on_old)
-        self.setAccessibleName("Status")
+        self.setAccessibleName(tr("Status"))
         self._refresh()
 
     def show_notice(self, notice: Notice) -> None:

@@ -10,6 +10,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.chats.archive import ChatArchive
 from app.chats.transfer import FORMS, READABLE, ChatTransfer, Form, form_of
+from engine.language import tr
 
 MAX_NAME_CHARACTERS = 60
 
@@ -42,13 +43,13 @@ class TransferPresenter(QObject):
 
     def import_file(self) -> None:
         """Import conversations."""
-        dialog = QFileDialog(self._window, "Import conversations", "", READABLE)
+        dialog = QFileDialog(self._window, tr("Import conversations"), "", READABLE)
         dialog.setFileMode(QFileDialog.FileMode.ExistingFile)
         dialog.fileSelected.connect(lambda name: self._transfer.import_file(Path(name)))
         dialog.open()
 
     def _ask(self, chats: Sequence[str], name: str, forms: Sequence[Form]) -> None:
-        dialog = QFileDialog(self._window, "Export")
+        dialog = QFileDialog(self._window, tr("Export"))
         dialog.setAcceptMode(QFileDialog.AcceptMode.AcceptSave)
         dialog.setNameFilters([form.filter for form in forms])
         dialog.selectFile(f"{name}{forms[0].ending}")

@@ -15,12 +15,13 @@ from PySide6.QtCore import qVersion
 from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
 from engine.devices.device import Rig
 from engine.doctor.installed import backends_built
-from engine.rigs.check_book import engine_build
+from engine.engine_build import engine_build
+from engine.language import tr
 from resources.loader import folder
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"
 """Beside the bundle's executable, made when it was."""
-NO_LICENCE = "The licence file is missing. Layerdeck is under the licence of its repository."
+NO_LICENCE = tr("The licence file is missing. Layerdeck is under the licence of its repository.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,19 +44,19 @@ def gather_facts(rig: Rig) -> Facts:
     return Facts(
         versions=(
             ("Layerdeck", _version(APPLICATION)),
-            ("Engine", engine_build()),
-            ("Backends in it", ", ".join(backends_built()) or "not known"),
-            ("Devices", ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
+            (tr("Engine"), engine_build()),
+            (tr("Backends in it"), ", ".join(backends_built()) or tr("not known")),
+            (tr("Devices"), ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
             ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
             ("Qt", f"{qVersion()}, PySide6 {_version('PySide6_Essentials')}"),
-            ("System", platform.platform()),
+            (tr("System"), platform.platform()),
         ),
         folders=(
-            ("Settings", str(settings_path().parent)),
-            ("Conversations and library", str(chats_path().parent)),
-            ("Models that the set-up fetched", str(fetched_models_path())),
-            ("What models hold of conversations", str(kept_states_path())),
-            ("Log", str(log_path().parent)),
+            (tr("Settings"), str(settings_path().parent)),
+            (tr("Conversations and library"), str(chats_path().parent)),
+            (tr("Models that the set-up fetched"), str(fetched_models_path())),
+            (tr("What models hold of conversations"), str(kept_states_path())),
+            (tr("Log"), str(log_path().parent)),
         ),
         licence=_first_text((folder().parent / "LICENSE", _beside_program("LICENSE"))) or NO_LICENCE,
         notices=_first_text((_beside_program(NOTICES),)) or listed_licences(),
@@ -70,8 +71,8 @@ def listed_licences() -> str:
         said = str(fields.get("license_expression") or fields.get("license") or "")
         classified = [line.rpartition("::")[2].strip() for line in fields.get("classifier", ()) if "License ::" in line]
         licence = said if said and "\n" not in said and len(said) < 80 else ", ".join(classified)
-        lines.append(f"{distribution.name} {distribution.version}: {licence or 'see its own files'}")
-    return "\n".join(["Used under the licences of their authors, which each of them ships with:", "", *lines])
+        lines.append(f"{distribution.name} {distribution.version}: {licence or tr('see its own files')}")
+    return "\n".join([tr("Used under the licences of their authors, which each of them ships with:"), "", *lines])
 
 
 def _used_distributions() -> list[metadata.Distribution]:
@@ -102,7 +103,7 @@ def _version(package: str) -> str:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
-        return "not installed"
+        return tr("not installed")
 
 
 def _beside_program(name: str) -> Path:

@@ -17,26 +17,30 @@ from app.rig.live_rig import LiveRig
 from app.window.main_window import MainWindow
 from engine.devices.device import Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.library.welcome_panel import WelcomePanel
 
 
 def machine_lines(rig: Rig) -> list[str]:
     """Return what this computer has, for people: the processor, and cards or what stands for them."""
-    lines = [f"This computer: {rig.host.name}, {format_bytes(rig.host.total_bytes)} of memory."]
+    lines = [
+        tr("This computer: {name}, {total} of memory.", name=rig.host.name, total=format_bytes(rig.host.total_bytes))
+    ]
     cards = [device for device in rig.devices if not device.is_rpc]
     lines += [f"{device.id}: {device.name}, {format_bytes(device.total_bytes)}." for device in cards]
     if not cards:
-        lines.append("No graphics card that the engine can use.")
+        lines.append(tr("No graphics card that the engine can use."))
     return lines
 
 
 def places_text(home: Path) -> str:
     """Return where models and conversations are kept."""
     kept = str(chats_path().parent).replace(str(home), "~", 1)
-    return (
+    return tr(
         "Models stay where they are; downloads go to the Hugging Face cache or where you say. "
-        f"Conversations are kept in {kept}."
+        "Conversations are kept in {kept}.",
+        kept=kept,
     )
 
 

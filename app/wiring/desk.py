@@ -37,6 +37,7 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
+from app.releases import ReleaseKeeper
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
@@ -76,6 +77,7 @@ class Desk:
     shelf: ChatShelf
     states: StateVault
     presets: PresetBook
+    releases: ReleaseKeeper
     typesetter: Typesetter
 
     @property
@@ -106,7 +108,8 @@ def make_desk(
     settings: Settings, parent: QObject | None = None, *, clock: Callable[[], float] = time.monotonic
 ) -> Desk:
     """Return a desk with one blank model and no devices yet."""
-    background, notices, document = Background(parent), Notices(parent), LayoutDocument(parent)
+    background, notices = Background(parent), Notices(parent)
+    document = LayoutDocument(background, parent)
     rig = make_rig(background, notices, settings, parent)
     live = rig.live
     calibrator = Calibrator(live, background, parent=parent)
@@ -170,6 +173,7 @@ def make_desk(
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
         states=StateVault(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
+        releases=ReleaseKeeper(settings, background, notices, parent=parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)

@@ -9,12 +9,13 @@ from app.chats.transfer import ChatTransfer
 from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arranger
-from app.window.help import open_log, show_about, show_handbook, show_keys
+from app.window.help import open_log, show_about, show_handbook, show_keys, show_releases
 from app.window.kept_caches_presenter import KeptCachesPresenter
 from app.window.kept_weights_presenter import KeptWeightsPresenter
 from app.window.main_window import MainWindow
 from app.window.menus import (
     chat_menu,
+    check_language,
     check_theme,
     devices_menu,
     edit_menu,
@@ -25,6 +26,8 @@ from app.window.menus import (
     view_menu,
 )
 from app.window.model_views import ModelViews
+from app.window.nearby_presenter import NearbyPresenter
+from app.window.packs_presenter import PacksPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.window.questions import Questions
 from app.window.side_by_side import SideBySide
@@ -72,6 +75,8 @@ def make_actions(
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
+                show_packs=PacksPresenter(desk.rig.packs, main).show,
+                show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),
             chat_menu(
@@ -85,16 +90,18 @@ def make_actions(
                 show_prompt=PromptPresenter(models, theme, main).show,
                 show_kept=KeptCachesPresenter(desk.states, main).show,
             ),
-            view_menu(theme, desk.settings, arranger.arrange, main.reset_docks, show_library),
+            view_menu(theme, desk.settings, notices, arranger.arrange, main.reset_docks, show_library),
             help_menu(
                 show_handbook=partial(show_handbook, main),
                 show_keys=lambda: show_keys(main, actions.shortcuts()),
                 check_machine=check_machine,
                 open_log=lambda: open_log(notices),
+                show_releases=partial(show_releases, main, desk.releases),
                 show_about=lambda: show_about(main, desk.background, notices, desk.rig.live.rig),
             ),
         ),
     )
     main.complete_menus(before_demo=actions["open_demo"])
     check_theme(actions, theme, main)
+    check_language(actions, desk.settings, main)
     return actions

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from app.models.open_model import OpenModel
 from app.run_marks import RunMarks
+from app.theme import Theme
 from app.window.actions import Actions
 from app.window.arrangement import Arrangement, Arranger
 from app.window.attach_presenter import AttachPresenter
 from app.window.auto_layout_presenter import AutoLayoutPresenter
 from app.window.chat_presenter import ChatPresenter
 from app.window.chat_settings_presenter import ChatSettingsPresenter
+from app.window.choices_presenter import ChoicesPresenter
 from app.window.code_saver import CodeSaver
 from app.window.find_presenter import FindPresenter
 from app.window.layout_presenter import LayoutPresenter
@@ -46,12 +48,15 @@ def make_questions(main: MainWindow, desk: Desk) -> Questions:
     )
 
 
-def make_views(main: MainWindow, desk: Desk) -> ModelViews:
+def make_views(main: MainWindow, desk: Desk, theme: Theme) -> ModelViews:
     """Return the chats and reports, one of each for every open model."""
+
+    choices = ChoicesPresenter(theme, main)
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
-        AttachPresenter(model, desk.background, view.chat, main)
+        choices.follow(model, view.chat)
+        AttachPresenter(model, desk.archive, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
         ReadingPresenter(model, desk.models, main.status_line, main)
         model.loading.state_changed.connect(main.open_report)

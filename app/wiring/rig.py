@@ -14,6 +14,8 @@ from app.rig.lab import Lab
 from app.rig.limit_book import LimitBook
 from app.rig.limits import LimitSetter
 from app.rig.live_rig import LiveRig
+from app.rig.pack_shelf import PackShelf
+from app.rig.peers import Peers
 from app.rig.repeat_test import RepeatTest
 from app.rig.rig_files import RigFiles
 from app.rig.sampling import Sampling
@@ -31,6 +33,8 @@ class RigParts:
     files: RigFiles
     limits: LimitSetter
     repeats: RepeatTest
+    packs: PackShelf
+    peers: Peers
 
     def start(self, file: Path | None = None) -> None:
         """Begin sampling; use the devices of the rig file `file`, else this machine's."""
@@ -39,24 +43,30 @@ class RigParts:
             self.search.refresh()
         else:
             self.files.open(file)
+        self.packs.check_new()
 
     def close(self) -> None:
-        """Stop sampling and end the lab's workers."""
+        """Stop sampling, and end the lab's workers and the tunnels to other machines."""
         self.sampling.close()
+        self.packs.close()
         self.lab.close()
+        self.peers.close()
 
 
 def make_rig(background: Background, notices: Notices, settings: Settings, parent: QObject | None = None) -> RigParts:
     """Return the parts of a rig without devices; `start` looks for some."""
     live, book = LiveRig(parent), LimitBook(settings)
     lab = Lab(live, background, notices, parent)
+    peers = Peers(live, book, background, notices, parent=parent)
     search = DeviceSearch(live, book, background, notices, parent=parent)
     return RigParts(
         live=live,
         lab=lab,
         sampling=Sampling(live, lab, parent),
         search=search,
-        files=RigFiles(live, lab, background, notices, parent),
+        files=RigFiles(live, lab, peers, background, notices, parent),
         limits=LimitSetter(live, lab, book, parent),
         repeats=RepeatTest(live, search, background, notices, parent=parent),
+        packs=PackShelf(search, background, notices, parent),
+        peers=peers,
     )

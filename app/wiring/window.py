@@ -70,8 +70,8 @@ class WindowParts:
         self.desk.typesetter.warm_up()
         self.desk.rig.start(rig)
         self.desk.finder.downloads.go_on()
-        for path in files:
-            self.questions.open_dropped(path)
+        self.desk.releases.start()
+        self.questions.open_dropped(*files)
 
     def follow_run(self, marks: RunMarks) -> None:
         """Note what is open in the mark of this run, and open what one left that did not close."""
@@ -79,8 +79,7 @@ class WindowParts:
 
     def open_files(self, files: Sequence[Path]) -> None:
         """Open what a later start was given, and come to the front."""
-        for path in files:
-            self.questions.open_dropped(path)
+        self.questions.open_dropped(*files)
         self.main.setWindowState(self.main.windowState() & ~Qt.WindowState.WindowMinimized)
         self.main.raise_()
         self.main.activateWindow()
@@ -96,7 +95,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     desk = make_desk(settings, main)
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
-    views = make_views(main, desk)
+    views = make_views(main, desk, theme)
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)
@@ -150,7 +149,7 @@ def _connect_window(main: MainWindow, desk: Desk, questions: Questions) -> None:
     main.model_panel.lab_requested.connect(questions.start_lab)
     main.device_strip.add_remote_requested.connect(questions.add_remote)
     main.device_strip.add_lab_requested.connect(questions.start_lab)
-    main.file_dropped.connect(questions.open_dropped)
+    main.files_dropped.connect(lambda files: questions.open_dropped(*files))
     # Qt keeps the method of a plain object weakly: this one is to be there for as long as the window.
     main.closing.connect(partial(desk.close))
 

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 
 import msgspec
 
-from engine.chats.message import Message, MessageState, Timings
+from engine.chats.message import MAX_CHOICES, Message, MessageState, Timings
 from engine.chats.store import ChatStore
 from engine.chats.thinking import Marks, Splitter, Told
 from engine.errors import EngineError
+from engine.protocol.messages import TokenChoice
 
 
 class AnswerInProgress:
@@ -36,6 +37,7 @@ class AnswerInProgress:
         self._splitter = Splitter()
         self._splitter.add(begun)
         self._content, self._reasoning = [message.content], [message.reasoning]
+        self._choices = list(message.choices)
         self._begun_s = clock()
         self._first_s: float | None = None
         self._thought_s: float | None = None
@@ -58,8 +60,9 @@ class AnswerInProgress:
             self._message, content="".join(self._content), reasoning="".join(self._reasoning)
         )
 
-    def add(self, text: str) -> None:
-        """Take more of what the model writes."""
+    def add(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
+        """Take more of what the model writes, and how its tokens were chosen."""
+        self._choices += choices[: max(0, MAX_CHOICES - len(self._choices))]
         if self._first_s is None:
             self._first_s = self._clock()
         self._keep(self._splitter.add(text))
@@ -81,7 +84,14 @@ class AnswerInProgress:
             if self._thought_s is None or self._first_s is None
             else self._thought_s - self._first_s,
         )
-        whole = msgspec.structs.replace(self.message, state=state, stop_reason=stop_reason, timings=timings, note=note)
+        whole = msgspec.structs.replace(
+            self.message,
+            state=state,
+            stop_reason=stop_reason,
+            timings=timings,
+            note=note,
+            choices=tuple(self._choices),
+        )
         return whole, self._store.finish(self._conversation, whole)
 
     def _keep(self, told: Told) -> None:

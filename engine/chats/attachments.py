@@ -1,4 +1,7 @@
-"""Files that are attached to a question: text and code as they are, the text of PDF files. None leaves this machine."""
+"""Files that are attached to a question: text and code as they are, the text of PDF files, images for models that see.
+
+None leaves this machine.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,17 @@ import hashlib
 import mimetypes
 import subprocess
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
-from engine.chats.message import Attachment, new_id
+from engine.chats.images import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
+from engine.chats.message import Attachment, AttachmentKind, new_id
 from engine.chats.pdf_reader import SECONDS, PdfText
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.json_file import UNREADABLE
+from engine.language import tr
 from engine.programs import child_argv
 from engine.texts import show
 
@@ -24,34 +30,59 @@ GRACE_SECONDS = 5.0
 """The child's own alarm rings first; where it could not, it is killed this much later."""
 
 
-def read_attachment(path: Path) -> tuple[Attachment, bytes]:
-    """Return a file as an attachment, and its bytes, which are to be kept with it. Takes up to half a minute.
+class ReadFile(NamedTuple):
+    """An attachment, its bytes, which are to be kept with it, and of an image a small picture to be shown."""
+
+    attachment: Attachment
+    data: bytes
+    thumbnail: Picture | None = None
+
+
+def read_attachment(path: Path) -> ReadFile:
+    """Return a file as an attachment. Takes up to half a minute.
 
     Raises:
         ChatError: one sentence that names the file, with what to do.
     """
-    name = show(path.name, MAX_NAME_CHARACTERS)
     try:
         data = read_at_most(path, MAX_PDF_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ChatError(f"{name} cannot be attached ({reason}); check the path.") from None
+        name = show(path.name, MAX_NAME_CHARACTERS)
+        raise ChatError(tr("{name} cannot be attached ({reason}); check the path.", name=name, reason=reason)) from None
+    return as_attachment(data, path.name)
+
+
+def as_attachment(data: bytes, file_name: str) -> ReadFile:
+    """Return the bytes of a file as an attachment; takes as long and raises as `read_attachment` does."""
+    name = show(file_name, MAX_NAME_CHARACTERS)
     if not data:
-        raise ChatError(f"{name} is empty; there is nothing to attach.")
-    is_pdf = data.startswith(b"%PDF-")
-    most_bytes = MAX_PDF_BYTES if is_pdf else MAX_TEXT_BYTES
+        raise ChatError(tr("{name} is empty; there is nothing to attach.", name=name))
+    kind: AttachmentKind = "pdf" if data.startswith(b"%PDF-") else "image" if is_image(data) else "text"
+    most_bytes = {"pdf": MAX_PDF_BYTES, "image": MAX_IMAGE_BYTES}.get(kind, MAX_TEXT_BYTES)
+    if len(data) > most_bytes and kind == "image":
+        raise ChatError(tr("{name} is larger than {most} MiB; make it smaller.", name=name, most=most_bytes >> 20))
     if len(data) > most_bytes:
-        raise ChatError(f"{name} is larger than {most_bytes >> 20} MiB; attach a part of it.")
+        raise ChatError(tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most_bytes >> 20))
+    looked = look_at(data, name) if kind == "image" else None
     attachment = Attachment(
         id=new_id(),
-        kind="pdf" if is_pdf else "text",
+        kind=kind,
         name=name,
-        mime="application/pdf" if is_pdf else mimetypes.guess_type(path.name)[0] or "text/plain",
+        mime=_mime(kind, looked, file_name),
         sha256=hashlib.sha256(data).hexdigest(),
         size_bytes=len(data),
-        text=_pdf_text(data, name) if is_pdf else _text(data, name),
+        text=_pdf_text(data, name) if kind == "pdf" else _text(data, name) if kind == "text" else "",
+        width_px=0 if looked is None else looked.width_px,
+        height_px=0 if looked is None else looked.height_px,
     )
-    return attachment, data
+    return ReadFile(attachment, data, None if looked is None else looked.thumbnail)
+
+
+def _mime(kind: AttachmentKind, looked: Looked | None, file_name: str) -> str:
+    if looked is not None:
+        return looked.mime
+    return "application/pdf" if kind == "pdf" else mimetypes.guess_type(file_name)[0] or "text/plain"
 
 
 def _text(data: bytes, name: str) -> str:
@@ -60,7 +91,7 @@ def _text(data: bytes, name: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ChatError(f"{name} is not text in UTF-8; attach text, code or a PDF file.")
+        raise ChatError(tr("{name} is not text in UTF-8; attach text, code, a PDF file or an image.", name=name))
     return text
 
 
@@ -76,7 +107,7 @@ def _pdf_text(data: bytes, name: str) -> str:
         )
         found = msgspec.json.decode(done.stdout, type=PdfText)
     except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
-        found = PdfText(fault=f"it took longer than {SECONDS:g} s or too much memory to read")
+        found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:
-        raise ChatError(f"{name} cannot be attached: {found.fault}.")
+        raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))
     return found.text

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.chats.message import Message
+from engine.language import tr
 
 Overflow = Literal["drop", "stop", "ask"]
 OVERFLOWS: tuple[Overflow, ...] = ("drop", "stop", "ask")
@@ -25,24 +26,18 @@ ROOM_AFTER = 0.75
 
 @dataclass(frozen=True, slots=True)
 class ContextUse:
-    """Tokens by part. `template`: what the template itself writes; `reserve`: kept free for the answer."""
+    """Tokens by part. `history` has what the template itself writes; `reserve`: kept free for the answer."""
 
     system: int
     history: int
     attachments: int
-    template: int
     reserve: int
     n_ctx: int
 
     @property
-    def prompt(self) -> int:
-        """What is read."""
-        return self.system + self.history + self.attachments + self.template
-
-    @property
-    def free(self) -> int:
-        """What is left beside prompt and reserve, negative where they do not fit."""
-        return self.n_ctx - self.prompt - self.reserve
+    def used(self) -> int:
+        """What the model holds, or is to read."""
+        return self.system + self.history + self.attachments
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,17 +57,19 @@ class Fit:
     def sentence(self) -> str:
         """Return what a person is told, empty where there is nothing new."""
         if self.decision == "full":
-            return (
-                f"The conversation is {self.over_tokens} tokens longer than the context has room for. Shorten the last"
-                " question, unpin turns, or load with a longer context."
+            return tr(
+                "The conversation is {over_tokens} tokens longer than the context has room for. Shorten "
+                "the last question, unpin turns, or load with a longer context.",
+                over_tokens=self.over_tokens,
             )
         if self.decision == "ask":
-            return (
-                f"The context is full by {self.over_tokens} tokens. Leave out the oldest turns, or load with a longer"
-                " context."
+            return tr(
+                "The context is full by {over_tokens} tokens. Leave out the oldest turns, or load with a "
+                "longer context.",
+                over_tokens=self.over_tokens,
             )
         if self.newly:
-            return "The context is full: the oldest turns are kept here, and not shown to the model any more."
+            return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
         return ""
 
 
@@ -92,22 +89,12 @@ def tokens_of(messages: Iterable[str], contents: Iterable[int], prompt: int) -> 
     return found
 
 
-def use_of(
-    path: Sequence[Message],
-    contents: Mapping[str, int],
-    attachments: Mapping[str, int],
-    *,
-    prompt: int,
-    reserve: int,
-    n_ctx: int,
-) -> ContextUse:
-    """Return the use by part. `contents` and `attachments` are tokens by message, `prompt` what the child counted for
-    all of it by the real template."""
-    system = sum(contents.get(message.id, 0) for message in path if message.role == "system")
-    history = sum(contents.get(message.id, 0) for message in path if message.role != "system")
-    attached = sum(attachments.get(message.id, 0) for message in path)
-    template = max(0, prompt - system - history - attached)
-    return ContextUse(system, history, attached, template, reserve, n_ctx)
+def use_of(used: int, system: int, attachments: int, reserve: int, n_ctx: int) -> ContextUse:
+    """Return the use by part. `used`: tokens of all of it by the real template; `system` and `attachments`: of these
+    texts alone, and of what is left out of a full context nothing is counted. The reserve ends with the context."""
+    system = min(system, used)
+    attachments = min(attachments, used - system)
+    return ContextUse(system, used - system - attachments, attachments, max(0, min(reserve, n_ctx - used)), n_ctx)
 
 
 def turns_of(path: Sequence[Message]) -> tuple[tuple[Message, ...], ...]:

@@ -11,6 +11,7 @@ import psutil
 
 from engine.chats.schema import VERSION, upgrade, version_of
 from engine.errors import ChatError
+from engine.language import tr
 from engine.sqlite_file import FAULTS, is_damage, put_aside
 
 BUSY_SECONDS = 10.0
@@ -33,11 +34,13 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
         except FAULTS as error:
             if not is_damage(error):
                 raise
-            notice = _keep_aside(path, f"is damaged ({error})")
+            notice = _keep_aside(path, tr("is damaged ({error})", error=error))
             connection = _open(path)
     except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ChatError(f"The conversations cannot be kept in {path} ({reason}); check the folder.") from None
+        raise ChatError(
+            tr("The conversations cannot be kept in {path} ({reason}); check the folder.", path=path, reason=reason)
+        ) from None
     return connection, notice
 
 
@@ -108,14 +111,16 @@ def _fault(path: Path) -> str:
     try:
         version = version_of(connection)
         if version > VERSION:
-            return f"is of version {version} and this program reads version {VERSION}"
+            return tr(
+                "is of version {version} and this program reads version {version2}", version=version, version2=VERSION
+            )
         # a look at each table finds a damaged beginning; all of it is not read, which would take seconds
         for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
             connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
     except FAULTS as error:
         if not is_damage(error):
             raise
-        return f"is damaged ({error})"
+        return tr("is damaged ({error})", error=error)
     finally:
         connection.close()
     return ""
@@ -124,4 +129,8 @@ def _fault(path: Path) -> str:
 def _keep_aside(path: Path, reason: str) -> str:
     """Rename a database with what belongs to it; returns the sentence that says so."""
     aside = put_aside(path)
-    return f"The database of conversations {reason}. It was kept as {aside.name} and a new one begun."
+    return tr(
+        "The database of conversations {reason}. It was kept as {name} and a new one begun.",
+        reason=reason,
+        name=aside.name,
+    )

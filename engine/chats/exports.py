@@ -11,12 +11,14 @@ from datetime import UTC, datetime
 import msgspec
 
 from engine.chats.conversation import Conversation
-from engine.chats.message import Message
+from engine.chats.image_reader import FORMATS
+from engine.chats.message import Attachment, Message
 from engine.chats.tree import MessageTree
 from engine.texts import one_line
 
 VERSION = 1
 FORMAT = "layerdeck-conversations"
+IMAGE_TYPES = frozenset(FORMATS.values())
 _NAMES = {"system": "System", "user": "You", "assistant": "Answer", "tool": "Tool"}
 _STYLE = (
     "body{font-family:sans-serif;max-width:46em;margin:2em auto;padding:0 1em;line-height:1.5}"
@@ -25,33 +27,46 @@ _STYLE = (
 )
 
 
-def as_markdown(conversation: Conversation, messages: Sequence[Message]) -> str:
-    """Return messages as Markdown: what models wrote is Markdown already and stays as it is."""
+def as_markdown(
+    conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None
+) -> str:
+    """Return messages as Markdown: what models wrote is Markdown already and stays as it is.
+
+    `files`: bytes of attachments by their SHA-256; images among them stand in the text.
+    """
     parts = [f"# {one_line(conversation.title) or 'Conversation'}\n"]
     if conversation.system:
         parts.append(f"## System\n\n{conversation.system}\n")
     for message in messages:
         parts.append(f"## {_heading(message)}\n")
-        parts += [f"Attached: {one_line(attachment.name)}\n" for attachment in message.attachments]
+        for attachment in message.attachments:
+            name, address = one_line(attachment.name), data_address(attachment, files)
+            parts.append(f"![{_bracketed(name)}]({address})\n" if address else f"Attached: {name}\n")
         if message.reasoning:
             parts.append("\n".join(f"> {line}".rstrip() for line in message.reasoning.splitlines()) + "\n")
         parts.append(f"{message.content}\n")
     return "\n".join(parts)
 
 
-def as_html(conversation: Conversation, messages: Sequence[Message]) -> str:
-    """Return messages as one page that needs nothing else and runs nothing: all text in it is escaped."""
+def as_html(conversation: Conversation, messages: Sequence[Message], files: Mapping[str, bytes] | None = None) -> str:
+    """Return messages as one page that needs nothing else and runs nothing: all text in it is escaped.
+
+    `files` as of `as_markdown`.
+    """
     title = html.escape(one_line(conversation.title) or "Conversation")
     parts = [
         '<!DOCTYPE html>\n<html><head><meta charset="utf-8">',
-        "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">",
+        '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; img-src data:;'
+        " style-src 'unsafe-inline'\">",
         f"<title>{title}</title><style>{_STYLE}</style></head><body>\n<h1>{title}</h1>\n",
     ]
     if conversation.system:
         parts.append(f"<section><h2>System</h2><pre>{_escaped(conversation.system)}</pre></section>\n")
     for message in messages:
         parts.append(f"<section><h2>{html.escape(_heading(message))}</h2>")
-        parts += [f"<p>Attached: {_escaped(one_line(each.name))}</p>" for each in message.attachments]
+        for attachment in message.attachments:
+            name, address = _escaped(one_line(attachment.name)), data_address(attachment, files)
+            parts.append(f'<p><img src="{address}" alt="{name}"></p>' if address else f"<p>Attached: {name}</p>")
         if message.reasoning:
             parts.append(f"<details><summary>Thinking</summary><pre>{_escaped(message.reasoning)}</pre></details>")
         parts.append(f"<pre>{_escaped(message.content)}</pre></section>\n")
@@ -76,6 +91,18 @@ def as_json(
         "files": {name: base64.b64encode(data).decode() for name, data in (files or {}).items()},
     }
     return (json.dumps(document, ensure_ascii=False, indent=1) + "\n").encode("utf-8", "replace")
+
+
+def data_address(attachment: Attachment, files: Mapping[str, bytes] | None) -> str:
+    """Return an image as an address that holds all of it; empty for other files, and where its bytes are not there."""
+    data = (files or {}).get(attachment.sha256)
+    if attachment.kind != "image" or attachment.mime not in IMAGE_TYPES or data is None:
+        return ""
+    return f"data:{attachment.mime};base64,{base64.b64encode(data).decode()}"
+
+
+def _bracketed(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
 
 
 def _heading(message: Message) -> str:

@@ -16,18 +16,24 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from engine.chats.attachments import as_attachment
 from engine.chats.conversation import Conversation
 from engine.chats.exports import FORMAT, VERSION
-from engine.chats.message import ROLES, Attachment, Message, new_id
+from engine.chats.image_reader import MAX_SIDE_PX
+from engine.chats.images import MAX_IMAGE_BYTES, is_image
+from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
 from engine.chats.tree import MessageTree, mended_tree
 from engine.errors import ChatError
 from engine.files import read_at_most
+from engine.language import tr
 
 MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
 MAX_TITLE_CHARACTERS = 500
 _TOO_LATE_MS = 1 << 52
+_IMAGE_EXTRAS = ("IMAGE", "imageFile")
+"""As that page calls them, and as it did before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +55,18 @@ def read_conversations(path: Path) -> tuple[Imported, ...]:
         data = read_at_most(path, MAX_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise ChatError(f"{path.name} cannot be read ({reason}); check the path.") from None
+        raise ChatError(
+            tr("{name} cannot be read ({reason}); check the path.", name=path.name, reason=reason)
+        ) from None
     return parse_conversations(data, source=path.name)
 
 
 def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
     """Return the conversations of a document; raises as `read_conversations` does."""
     if len(data) > MAX_BYTES:
-        raise ChatError(f"{source} is larger than {MAX_BYTES >> 20} MiB; split it.")
+        raise ChatError(
+            tr("{source} is larger than {max_bytes} MiB; split it.", source=source, max_bytes=MAX_BYTES >> 20)
+        )
     try:
         text = data.decode("utf-8-sig")
         first = text.lstrip()[:1]
@@ -66,14 +76,18 @@ def parse_conversations(data: bytes, *, source: str) -> tuple[Imported, ...]:
         else:
             found = tuple(_from_document(_loaded(text)))
     except UnicodeDecodeError:
-        raise ChatError(f"{source} is not UTF-8 text; choose a file of exported conversations.") from None
+        raise ChatError(
+            tr("{source} is not UTF-8 text; choose a file of exported conversations.", source=source)
+        ) from None
     except RecursionError:
-        raise ChatError(f"{source} is nested too deeply for conversations.") from None
+        raise ChatError(tr("{source} is nested too deeply for conversations.", source=source)) from None
     except (ValueError, TypeError, KeyError, msgspec.ValidationError) as error:
         reason = " ".join(str(error).split())[:200]
-        raise ChatError(f"{source} holds no conversations that can be read: {reason}.") from None
+        raise ChatError(
+            tr("{source} holds no conversations that can be read: {reason}.", source=source, reason=reason)
+        ) from None
     if not found:
-        raise ChatError(f"{source} holds no conversation.")
+        raise ChatError(tr("{source} holds no conversation.", source=source))
     return found
 
 
@@ -88,9 +102,15 @@ def _from_document(document: object) -> Iterator[Imported]:
         return
     root = _dict(document)
     if root.get("format") != FORMAT:
-        _refuse("it is not of our form nor of llama.cpp's")
+        _refuse(tr("it is not of our form nor of llama.cpp's"))
     if root.get("version") != VERSION:
-        _refuse(f"it has version {root.get('version')!r} and version {VERSION} is understood; update Layerdeck")
+        _refuse(
+            tr(
+                "it has version {get!r} and version {version} is understood; update Layerdeck",
+                get=root.get("version"),
+                version=VERSION,
+            )
+        )
     files = dict(_files(_dict(root.get("files", {}))))
     for item in _limited(_list(root.get("conversations")), MAX_CONVERSATIONS):
         entry = _dict(item)
@@ -98,6 +118,7 @@ def _from_document(document: object) -> Iterator[Imported]:
         messages = [
             msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
         ]
+        _check_images(messages, files)
         tree = _renamed(messages, entry.get("leaf"))
         used = {each.sha256 for message in messages for each in message.attachments}
         yield Imported(
@@ -112,10 +133,23 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         try:
             data = base64.b64decode(text, validate=True)
         except (binascii.Error, TypeError) as error:
-            raise ValueError(f"an attachment is damaged: {error}") from None
+            raise ValueError(tr("an attachment is damaged: {error}", error=error)) from None
         if hashlib.sha256(data).hexdigest() != name:
-            _refuse("an attachment is not what its name says")
+            _refuse(tr("an attachment is not what its name says"))
         yield name, data
+
+
+def _check_images(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
+    """Refuse images that none of ours can be. Whether they can be decoded is seen where they are."""
+    for message in messages:
+        for each in message.attachments:
+            data = files.get(each.sha256)
+            if each.kind != "image" or data is None:
+                continue
+            if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
+                _refuse("an attached image is none, or too large")
+            if not (0 < each.width_px <= MAX_SIDE_PX and 0 < each.height_px <= MAX_SIDE_PX):
+                _refuse("an attached image has a size that none can have")
 
 
 # ------------------------------------------------------------------ llama.cpp's lines
@@ -140,13 +174,15 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
         try:
             record = _dict(_loaded(line))
         except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from None
+            raise ValueError(tr("line {number}: {error}", number=number, error=error)) from None
         if record.get("type") == "session":
             if session is not None:
                 yield _llama_conversation(session, messages)
             session, messages, count = record, [], count + 1
             if count > MAX_CONVERSATIONS:
-                _refuse(f"more than {MAX_CONVERSATIONS} conversations are in it")
+                _refuse(
+                    tr("more than {max_conversations} conversations are in it", max_conversations=MAX_CONVERSATIONS)
+                )
         elif record.get("type") == "message":
             messages.append(record.get("message"))
     if session is not None:
@@ -156,7 +192,8 @@ def _from_lines(lines: Sequence[str]) -> Iterator[Imported]:
 def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imported:
     records = [_dict(item) for item in _limited(items, MAX_MESSAGES)]
     roots = {str(record.get("id")): record.get("parent") for record in records if record.get("type") == "root"}
-    messages = [_llama_message(record, roots) for record in records if record.get("type") != "root"]
+    files: dict[str, bytes] = {}
+    messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
     tree = _renamed(messages, session.get("currNode"))
     title = str(session.get("name") or "")[:MAX_TITLE_CHARACTERS]
     modified_ms = _time(session.get("lastModified"))
@@ -171,16 +208,23 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
             updated_ms=modified_ms,
         ),
         tree,
+        files,
     )
 
 
-def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any]) -> Message:
+def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
+    """Return a message; the bytes of its images come to `files`."""
     role = record.get("role")
     if role not in ROLES:
-        _refuse(f"a message has the role {str(role)[:40]!r}, which is none of {', '.join(ROLES)}")
+        _refuse(
+            tr("a message has the role {role!r}, which is none of {names}", role=str(role)[:40], names=", ".join(ROLES))
+        )
     parent = record.get("parent")
     attachments = []
     for extra in record.get("extra") or ():
+        if _dict(extra).get("type") in _IMAGE_EXTRAS:
+            attachments.append(_llama_image(extra, files))
+            continue
         text = _dict(extra).get("content")
         if isinstance(text, str) and text:
             attachments.append(
@@ -206,6 +250,17 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any]) -> Messa
     )
 
 
+def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
+    """Return an image; how large it is is found out by decoding it, which takes a moment."""
+    _, _, encoded = _text(extra.get("base64Url")).partition(";base64,")
+    try:
+        found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
+    except (binascii.Error, ChatError) as error:
+        raise ValueError(f"an image cannot be read: {error}") from None
+    files[found.attachment.sha256] = found.data
+    return found.attachment
+
+
 # ------------------------------------------------------------------ parts
 
 
@@ -220,6 +275,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             parent=None if message.parent is None else ids[message.parent],
             state="interrupted" if message.state == "writing" else message.state,
             attachments=tuple(msgspec.structs.replace(each, id=new_id()) for each in message.attachments),
+            choices=message.choices[:MAX_CHOICES],
         )
         for message in tree.messages.values()
     ]
@@ -227,24 +283,24 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
 
 
 def _loaded(text: str) -> Any:
-    return json.loads(text, parse_constant=lambda name: _refuse(f"{name} is not a number that JSON has"))
+    return json.loads(text, parse_constant=lambda name: _refuse(tr("{name} is not a number that JSON has", name=name)))
 
 
 def _dict(value: object) -> dict[str, Any]:
     if not isinstance(value, dict):
-        _refuse("an object is missing where one has to be")
+        _refuse(tr("an object is missing where one has to be"))
     return value
 
 
 def _list(value: object) -> list[Any]:
     if not isinstance(value, list):
-        _refuse("a list is missing where one has to be")
+        _refuse(tr("a list is missing where one has to be"))
     return value
 
 
 def _limited(items: Sequence[Any], most: int) -> Sequence[Any]:
     if len(items) > most:
-        _refuse(f"a list of {len(items)} is longer than {most}")
+        _refuse(tr("a list of {count} is longer than {most}", count=len(items), most=most))
     return items
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from engine.errors import ChatError
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB
 
@@ -91,7 +92,13 @@ class KeptStates:
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         except OSError as error:
-            raise ChatError(f"{self.folder} cannot be made ({error.strerror}); states are not kept.") from None
+            raise ChatError(
+                tr(
+                    "{folder} cannot be made ({strerror}); states are not kept.",
+                    folder=self.folder,
+                    strerror=error.strerror,
+                )
+            ) from None
         self._remove_unfinished()
         return self.folder
 

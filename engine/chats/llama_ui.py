@@ -10,19 +10,24 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from engine.chats.conversation import Conversation
-from engine.chats.message import Timings, new_id
+from engine.chats.exports import data_address
+from engine.chats.message import Attachment, Timings, new_id
 from engine.chats.tree import MessageTree
 
 HARNESS = "llama.app"
 
 
-def as_jsonl(conversations: Sequence[tuple[Conversation, MessageTree]]) -> bytes:
+def as_jsonl(
+    conversations: Sequence[tuple[Conversation, MessageTree]], files: Mapping[str, bytes] | None = None
+) -> bytes:
     """Return conversations with all branches, one after another."""
-    lines = [line for conversation, tree in conversations for line in _lines(conversation, tree)]
+    lines = [line for conversation, tree in conversations for line in _lines(conversation, tree, files)]
     return "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines).encode("utf-8", "replace")
 
 
-def _lines(conversation: Conversation, tree: MessageTree) -> Iterator[dict[str, object]]:
+def _lines(
+    conversation: Conversation, tree: MessageTree, files: Mapping[str, bytes] | None
+) -> Iterator[dict[str, object]]:
     root = new_id()
     top = new_id() if conversation.system else root
     beginnings = list(tree.children.get(None, ()))
@@ -61,12 +66,22 @@ def _lines(conversation: Conversation, tree: MessageTree) -> Iterator[dict[str, 
         if message.timings is not None:
             more["timings"] = _timings(message.timings)
         if message.attachments:
-            more["extra"] = [
-                {"type": "TEXT", "name": each.name, "size": each.size_bytes, "content": each.text}
-                for each in message.attachments
-                if each.text
-            ]
+            more["extra"] = [extra for each in message.attachments if (extra := _extra(each, files))]
         yield {**line, "message": {**_object(line["message"]), **more}}
+
+
+def _extra(attachment: Attachment, files: Mapping[str, bytes] | None) -> dict[str, object]:
+    """Return an attachment as that page has it; empty where it has no form for it."""
+    if address := data_address(attachment, files):
+        return {"type": "IMAGE", "name": attachment.name, "base64Url": address}
+    if attachment.text:
+        return {
+            "type": "TEXT",
+            "name": attachment.name,
+            "size": attachment.size_bytes,
+            "content": attachment.text,
+        }
+    return {}
 
 
 def _line(

@@ -8,11 +8,15 @@ from typing import Literal
 
 import msgspec
 
+from engine.protocol.messages import TokenChoice
+
 Role = Literal["system", "user", "assistant", "tool"]
 ROLES: tuple[Role, ...] = ("system", "user", "assistant", "tool")
 MessageState = Literal["done", "writing", "stopped", "interrupted", "failed"]
 """`writing`: an answer under way; `stopped` by a person; `interrupted`: the program or the model's process ended in the
 middle of it; `failed`: with an error, which is in `note`. Content so far is kept in each case."""
+MAX_CHOICES = 2048
+"""Tokens of a message whose alternatives are kept: some hundred bytes each."""
 AttachmentKind = Literal["text", "pdf", "image", "audio"]
 
 
@@ -49,7 +53,10 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
-    """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text."""
+    """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text.
+
+    `width_px` and `height_px` of an image, as a model sees it; 0 of other files.
+    """
 
     id: str
     kind: AttachmentKind
@@ -58,6 +65,8 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
     size_bytes: int
     text: str = ""
+    width_px: int = 0
+    height_px: int = 0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +75,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     Of an answer: `reasoning` is what was thought before `content`; `model` its name and `model_identity` what tells it
     from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the
     names of `SamplingSettings`; `stop_reason` as in events; `note` a sentence on what went wrong, or what was left out.
+    `choices`: how its first tokens were chosen, thought first, where that was asked for; at most `MAX_CHOICES`.
     `pinned`: it stays in the context when old turns are dropped.
     """
 
@@ -85,6 +95,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     pinned: bool = False
     attachments: tuple[Attachment, ...] = ()
     created_ms: int = 0
+    choices: tuple[TokenChoice, ...] = ()
 
 
 def _speed(tokens: int, seconds: float | None) -> float | None:

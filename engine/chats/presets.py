@@ -9,6 +9,7 @@ import msgspec
 
 from engine.errors import ChatError, EngineError
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.language import tr
 from engine.settings.sampling_kinds import SamplingValue
 from engine.settings.sampling_table import SAMPLING_BY_KEY, SAMPLING_KEYS
 
@@ -42,12 +43,15 @@ def parse_presets(data: bytes | str, *, source: str = "") -> tuple[Preset, ...]:
     root.allow("version", "presets")
     items = root.nested_list("presets")
     if len(items) > MAX_PRESETS:
-        root.refuse(f"these are {len(items)} presets, and {MAX_PRESETS} are the most", "presets")
+        root.refuse(
+            tr("these are {count} presets, and {max_presets} are the most", count=len(items), max_presets=MAX_PRESETS),
+            "presets",
+        )
     presets = tuple(map(_preset, items))
     names = [preset.name for preset in presets]
     for item, name in zip(items, names, strict=True):
         if names.count(name) > 1:
-            item.refuse("another preset has this name; give it another one", "name")
+            item.refuse(tr("another preset has this name; give it another one"), "name")
     return presets
 
 
@@ -61,7 +65,9 @@ def _preset(item: JsonObject) -> Preset:
     item.allow("name", "system", "settings")
     name = item.text("name").strip()
     if not 0 < len(name) <= MAX_NAME_CHARACTERS:
-        item.refuse(f"a name has 1 to {MAX_NAME_CHARACTERS} characters", "name")
+        item.refuse(
+            tr("a name has 1 to {max_name_characters} characters", max_name_characters=MAX_NAME_CHARACTERS), "name"
+        )
     settings: dict[str, SamplingValue] = {}
     if "settings" in item.keys:
         values = item.nested("settings")

@@ -11,13 +11,14 @@ import msgspec
 
 from engine.chats.conversation import Conversation
 from engine.chats.message import Attachment, Message, Timings
+from engine.protocol.messages import TokenChoice
 
 CONVERSATION_FIELDS = Conversation.__struct_fields__
 CONVERSATION_COLUMNS = ", ".join(CONVERSATION_FIELDS)
 ATTACHMENT_FIELDS = Attachment.__struct_fields__
 ATTACHMENT_COLUMNS = ", ".join(ATTACHMENT_FIELDS)
 MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, writer"
-DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note")
+DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices")
 """What is shown with a message and never looked for: one column, so that more of it needs no other tables."""
 
 
@@ -40,7 +41,7 @@ def read_conversation(row: Sequence[Any]) -> Conversation:
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
     """Return the columns of a message; `writer`: who writes it, where it is being written."""
-    details = {name: getattr(message, name) for name in DETAILS}
+    details = {name: getattr(message, name) for name in DETAILS if name != "choices" or message.choices}
     return {
         "id": message.id,
         "conversation": conversation,
@@ -93,4 +94,6 @@ def _details(document: str) -> dict[str, Any]:
     values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
     if values.get("timings") is not None:
         values["timings"] = msgspec.convert(values["timings"], Timings)
+    if "choices" in values:
+        values["choices"] = msgspec.convert(values["choices"], tuple[TokenChoice, ...])
     return values

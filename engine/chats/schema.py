@@ -49,7 +49,10 @@ _FIRST = (
         WHEN new.state <> 'writing' AND (old.state = 'writing' OR new.content IS NOT old.content) BEGIN
         INSERT INTO message_text (rowid, content) VALUES (new.number, new.content); END""",
 )
-SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST,)
+_IMAGES = tuple(
+    f"ALTER TABLE attachment ADD COLUMN {side}_px INTEGER NOT NULL DEFAULT 0" for side in ("width", "height")
+)
+SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES)
 """What leads from version 0 (nothing) to 1, from 1 to 2 and so on."""
 VERSION = len(SCRIPTS)
 

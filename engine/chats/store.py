@@ -28,6 +28,7 @@ from engine.chats.tree import MessageTree, difference, mended_tree
 from engine.chats.writer import Writer
 from engine.errors import ChatError
 from engine.json_file import UNREADABLE
+from engine.language import tr
 
 
 class ChatStore:
@@ -50,6 +51,9 @@ class ChatStore:
         """Keep what is still waiting and close."""
         self._closed = True
         self._writer.close()
+        self._close_readers()
+
+    def _close_readers(self) -> None:
         while True:
             try:
                 self._readers.get_nowait().close()
@@ -244,7 +248,7 @@ class ChatStore:
             ChatError: the database cannot be read.
         """
         if self._closed:
-            raise ChatError("The conversations are closed.")
+            raise ChatError(tr("The conversations are closed."))
         try:
             try:
                 connection = self._readers.get_nowait()
@@ -255,8 +259,12 @@ class ChatStore:
                 yield connection
             finally:
                 self._readers.put(connection)
+                if self._closed:  # while this was read
+                    self._close_readers()
         except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
-            raise ChatError(f"The conversations in {self.path.name} cannot be read ({error}).") from None
+            raise ChatError(
+                tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
+            ) from None
 
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:

@@ -13,6 +13,7 @@ from functools import cached_property
 import msgspec
 
 from engine.chats.message import Message, new_id
+from engine.language import tr
 
 
 @dataclass(frozen=True)
@@ -71,12 +72,12 @@ def tree_of(messages: Iterable[Message], leaf: str | None) -> MessageTree:
     by_id: dict[str, Message] = {}
     for message in messages:
         if message.id in by_id:
-            raise ValueError(f"the message {message.id[:40]} is there twice")
+            raise ValueError(tr("the message {id} is there twice", id=message.id[:40]))
         if message.parent is not None and message.parent not in by_id:
-            raise ValueError(f"the message {message.id[:40]} follows one that is not there")
+            raise ValueError(tr("the message {id} follows one that is not there", id=message.id[:40]))
         by_id[message.id] = message
     if leaf is not None and leaf not in by_id:
-        raise ValueError("the last message shown is not there")
+        raise ValueError(tr("the last message shown is not there"))
     return MessageTree(by_id, leaf)
 
 
@@ -205,7 +206,7 @@ def tree_with(tree: MessageTree, messages: Mapping[str, Message], leaf: str | No
     """Return a tree with these messages; its parents must be there already."""
     for message in messages.values():
         if message.parent is not None and message.parent not in messages:
-            raise ValueError(f"the message {message.id[:40]} follows one that is not there")
+            raise ValueError(tr("the message {id} follows one that is not there", id=message.id[:40]))
     return MessageTree(messages, leaf)
 
 

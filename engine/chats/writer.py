@@ -11,6 +11,7 @@ from concurrent.futures import Future
 from contextlib import suppress
 
 from engine.errors import ChatError
+from engine.language import tr
 from engine.sqlite_file import FAULTS
 
 BATCH_SECONDS = 0.04
@@ -32,7 +33,7 @@ class Writer:
         """Have a job done in a transaction. It is done again alone where one beside it failed."""
         done: Future[None] = Future()
         if self._closed:
-            done.set_exception(ChatError("The conversations are closed; nothing more is kept."))
+            done.set_exception(ChatError(tr("The conversations are closed; nothing more is kept.")))
         else:
             self._jobs.put((job, done))
         return done
@@ -95,5 +96,7 @@ class Writer:
 
 def _sentence(error: Exception) -> Exception:
     if isinstance(error, FAULTS):
-        return ChatError(f"The conversation cannot be kept ({error}); check the disk's room and permissions.")
+        return ChatError(
+            tr("The conversation cannot be kept ({error}); check the disk's room and permissions.", error=error)
+        )
     return error

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import ArgumentError
 from engine.files import replacing
+from engine.language import tr
 
 
 @contextmanager
@@ -19,19 +20,25 @@ def placing(path: Path) -> Iterator[Path]:
     """
     try:
         if path.is_dir():
-            raise ArgumentError(f"{path} is a folder; name the file to write, such as {path / 'demo.gguf'}")
+            raise ArgumentError(
+                tr("{path} is a folder; name the file to write, such as {path2}", path=path, path2=path / "demo.gguf")
+            )
         path.parent.mkdir(parents=True, exist_ok=True)
         with replacing(path) as unfinished:
             yield unfinished
     except (OSError, ValueError) as error:
         raise ArgumentError(
-            f"The demo model cannot be written to {path}: {_reason(error)}; choose another place"
+            tr(
+                "The demo model cannot be written to {path}: {reason}; choose another place",
+                path=path,
+                reason=_reason(error),
+            )
         ) from error
 
 
 def _reason(error: OSError | ValueError) -> str:
     if isinstance(error, FileExistsError | NotADirectoryError):
-        return "what should be a folder is a file"
+        return tr("what should be a folder is a file")
     if isinstance(error, OSError):
         return error.strerror or str(error)
-    return "it is not a possible file name"
+    return tr("it is not a possible file name")

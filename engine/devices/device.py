@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.language import tr
+
 CPU_ID = "CPU"
 """The host's id: always there, always last in lists of devices."""
 
@@ -62,6 +64,8 @@ class Device:
     tensor that the device computes with, None: any. `largest_buffer_bytes`: the largest buffer that it gives out, None:
     not told.
     `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
+    `fingerprint`: of the certificate that the machine at `endpoint` was paired with; it is reached through a tunnel
+    alone. `via`: where on this machine that tunnel begins (host:port), None as long as there is none.
     """
 
     id: str
@@ -84,6 +88,8 @@ class Device:
     holdings: tuple[Holding, ...] = ()
     faults: tuple[Fault, ...] = ()
     is_checked: bool = False
+    fingerprint: str | None = None
+    via: str | None = None
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
         """Return why a feature, for weights or a cache of type `of`, is not used here; None where it may be."""
@@ -124,6 +130,18 @@ class Rig:
         return next((device for device in self.all_devices if device.id == device_id), None)
 
 
+def routes_of(devices: Iterable[Device]) -> dict[str, str]:
+    """Return where to dial for endpoints that are behind a tunnel; an empty text where there is none yet.
+
+    An endpoint that is not in it is dialled itself.
+    """
+    return {
+        device.endpoint: device.via or ""
+        for device in devices
+        if device.endpoint is not None and device.fingerprint is not None
+    }
+
+
 def make_host(name: str, total_bytes: int, free_bytes: int | None = None) -> Device:
     """Return the device that stands for the host's CPU and memory."""
     return Device(
@@ -141,7 +159,10 @@ def find_id_fault(device_id: str) -> str | None:
     """Return a sentence on why this cannot be a device's id, None if it can."""
     if _ID.fullmatch(device_id):
         return None
-    return f'"{device_id[:60]}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"'
+    return tr(
+        '"{device_id}" is no device id; ids have at most 64 letters, digits, "_", "." and "-", such as "CUDA0"',
+        device_id=device_id[:60],
+    )
 
 
 def names_of(devices: Iterable[Device]) -> str:

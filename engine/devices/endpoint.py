@@ -14,13 +14,15 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Generator, Iterable
+from collections.abc import Generator, Iterable, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from ipaddress import IPv4Address
 
 from engine.cancellation import CancelToken
+from engine.language import tr
+from engine.texts import show
 
 DEFAULT_TIMEOUT_S = 2.0
 # From ggml-rpc.cpp (rpc_cmd, the rpc_msg_* structs, RPC_CONN_CAPS_SIZE) and ggml-rpc.h (RPC_PROTO_*_VERSION).
@@ -36,6 +38,9 @@ MAX_DEVICES = 64
 MAX_DEVICE_BYTES = 1 << 50
 MAX_ALIGNMENT_BYTES = 1 << 20
 _MAX_PORT = 65535
+NOTICE = b"\xffLDTUNL\n"
+"""How a tunnel of ours begins what it says itself; servers begin with the length of an answer, which this cannot be."""
+MAX_NOTICE_BYTES = 1000
 _ENDPOINT = re.compile(r"([A-Za-z0-9._-]{1,253}):(\d{1,5})", re.ASCII)
 _RESET_ON_CLOSE = struct.pack("hh" if os.name == "nt" else "ii", 1, 0)
 """SO_LINGER on with no time: closing sends a reset."""
@@ -46,6 +51,7 @@ class GreetingStatus(StrEnum):
     """What answered. `BUSY`: connected, but no answer in time, as from a server that serves somebody else.
 
     After its greeting: `ABSURD`, it claims what cannot be; `SILENT`, it did not answer what the engine asks first.
+    `UNTRUSTED`: a tunnel found somebody else than who was paired, or is not known there.
     """
 
     OK = "ok"
@@ -57,6 +63,7 @@ class GreetingStatus(StrEnum):
     REFUSED = "refused"
     TIMED_OUT = "timed_out"
     UNRESOLVED = "unresolved"
+    UNTRUSTED = "untrusted"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +88,9 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     """
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or not 0 < int(match.group(2)) <= _MAX_PORT:
-        raise ValueError(f'"{text}" is not an endpoint; write HOST:PORT such as "192.168.1.7:50052" (IPv4 or a name)')
+        raise ValueError(
+            tr('"{text}" is not an endpoint; write HOST:PORT such as "192.168.1.7:50052" (IPv4 or a name)', text=text)
+        )
     return match.group(1), int(match.group(2))
 
 
@@ -92,16 +101,25 @@ def greet(host: str, port: int, timeout_s: float = DEFAULT_TIMEOUT_S) -> Greetin
 
 
 def greet_all(
-    endpoints: Iterable[str], timeout_s: float = DEFAULT_TIMEOUT_S, *, cancel: CancelToken | None = None
+    endpoints: Iterable[str],
+    timeout_s: float = DEFAULT_TIMEOUT_S,
+    *,
+    routes: Mapping[str, str] | None = None,
+    cancel: CancelToken | None = None,
 ) -> dict[str, Greeting]:
     """Say hello to all endpoints in parallel, within `timeout_s` in all; on cancel, what has no result times out.
+
+    `routes`: where to dial for endpoints that are behind a tunnel of ours; an empty text where there is none.
 
     Raises:
         ValueError: for a text that is no endpoint.
     """
-    targets = {endpoint: parse_endpoint(endpoint) for endpoint in endpoints}
+    routes = routes or {}
+    asked = {endpoint: routes.get(endpoint, endpoint) for endpoint in endpoints}
+    targets = {endpoint: parse_endpoint(address) for endpoint, address in asked.items() if address}
+    closed = {endpoint: _unpaired(endpoint) for endpoint, address in asked.items() if not address}
     if not targets:
-        return {}
+        return closed
     deadline_s = time.monotonic() + timeout_s
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -109,7 +127,10 @@ def greet_all(
         if cancel is not None:
             stack.enter_context(cancel.waking(wake))
         addresses = _Addresses({host for host, _ in targets.values()}, wake)
-        talks = [stack.enter_context(_Talk(endpoint, *target, timeout_s)) for endpoint, target in targets.items()]
+        talks = [
+            stack.enter_context(_Talk(endpoint, *target, timeout_s, tunnelled=endpoint in routes))
+            for endpoint, target in targets.items()
+        ]
         while pending := [talk for talk in talks if talk.result is None]:
             for talk in pending:
                 talk.begin(addresses, selector)
@@ -119,7 +140,7 @@ def greet_all(
             if all(talk.result is None for talk in pending):
                 for key, _ in selector.select(left_s):
                     key.data(selector)
-        return {talk.endpoint: talk.result or talk.give_up() for talk in talks}
+        return {talk.endpoint: talk.result or talk.give_up() for talk in talks} | closed
 
 
 class _Wake:
@@ -177,8 +198,9 @@ _Questions = Generator[tuple[bytes, int], bytes, _Verdict]
 class _Talk:
     """One hello in progress: look-up, connect, then question by question; no answer is read beyond its length."""
 
-    def __init__(self, endpoint: str, host: str, port: int, timeout_s: float) -> None:
+    def __init__(self, endpoint: str, host: str, port: int, timeout_s: float, *, tunnelled: bool) -> None:
         self.endpoint = endpoint
+        self._tunnelled = tunnelled
         self.result: Greeting | None = None
         self._host = host
         self._port = port
@@ -210,25 +232,36 @@ class _Talk:
         version = self._version = (hello[0], hello[1], hello[2])
         if version[0] != PROTOCOL_VERSION[0] or version[1] > PROTOCOL_VERSION[1]:
             theirs, ours = f"{version[0]}.{version[1]}", f"{PROTOCOL_VERSION[0]}.{PROTOCOL_VERSION[1]}"
-            words = f"speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both"
+            words = tr(
+                "speaks version {theirs} of the RPC protocol and this program {ours}; run the same release on both",
+                theirs=theirs,
+                ours=ours,
+            )
             return GreetingStatus.WRONG_VERSION, words
         self._has_greeted = True
         (count,) = _DEVICE.unpack((yield _request(_DEVICE_COUNT), _DEVICE.size))
         if not 0 < count <= MAX_DEVICES:
-            return _absurd(f"{count:,} devices", f"1 to {MAX_DEVICES}")
+            return _absurd(tr("{count:,} devices", count=count), tr("1 to {max_devices}", max_devices=MAX_DEVICES))
         for index in range(count):
             device = _DEVICE.pack(index)
             (alignment_bytes,) = _HEADER.unpack((yield _request(_GET_ALIGNMENT, device), _HEADER.size))
             if alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES:
-                wanted = f"a power of two up to {MAX_ALIGNMENT_BYTES:,}"
-                return _absurd(f"an alignment of {alignment_bytes:,} bytes for device {index}", wanted)
+                wanted = tr("a power of two up to {max_alignment_bytes:,}", max_alignment_bytes=MAX_ALIGNMENT_BYTES)
+                return _absurd(
+                    tr(
+                        "an alignment of {alignment:,} bytes for device {index}", alignment=alignment_bytes, index=index
+                    ),
+                    wanted,
+                )
             (max_bytes,) = _HEADER.unpack((yield _request(_GET_MAX_SIZE, device), _HEADER.size))
             if max_bytes == 0:
-                return _absurd(f"buffers of at most 0 bytes for device {index}", "more")
+                return _absurd(tr("buffers of at most 0 bytes for device {index}", index=index), "more")
             free_bytes, total_bytes = _MEMORY.unpack((yield _request(_GET_DEVICE_MEMORY, device), _MEMORY.size))
             if max(free_bytes, total_bytes) > MAX_DEVICE_BYTES:
-                claimed = f"{max(free_bytes, total_bytes):,} bytes of memory for device {index}"
-                return _absurd(claimed, f"up to {MAX_DEVICE_BYTES:,}")
+                claimed = tr(
+                    "{max:,} bytes of memory for device {index}", max=max(free_bytes, total_bytes), index=index
+                )
+                return _absurd(claimed, tr("up to {max_device_bytes:,}", max_device_bytes=MAX_DEVICE_BYTES))
         return GreetingStatus.OK, "answers"
 
     def begin(self, addresses: _Addresses, selector: selectors.BaseSelector) -> None:
@@ -240,7 +273,8 @@ class _Talk:
             return
         if address is None:
             self._end(
-                GreetingStatus.UNRESOLVED, f'"{self._host}" has no IPv4 address; check the name, or write the address'
+                GreetingStatus.UNRESOLVED,
+                tr('"{host}" has no IPv4 address; check the name, or write the address', host=self._host),
             )
             return
         self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
@@ -256,19 +290,30 @@ class _Talk:
         if self._has_greeted:
             return self._greeting(
                 GreetingStatus.SILENT,
-                f"greets as an RPC worker and then did not answer within {self._timeout_s:g} s; restart the worker",
+                tr(
+                    "greets as an RPC worker and then did not answer within {timeout_s:g} s; restart the worker",
+                    timeout_s=self._timeout_s,
+                ),
             )
         if self._connected and self._received:
-            return self._greeting(GreetingStatus.NOT_RPC, "began an answer and did not finish it; is it an RPC worker?")
+            return self._greeting(
+                GreetingStatus.NOT_RPC, tr("began an answer and did not finish it; is it an RPC worker?")
+            )
         if self._connected:
             return self._greeting(
                 GreetingStatus.BUSY,
-                f"took the connection but did not answer within {self._timeout_s:g} s: an RPC worker serves "
-                "one program at a time, so end the program that uses it",
+                tr(
+                    "took the connection but did not answer within {timeout_s:g} s: an RPC worker serves one "
+                    "program at a time, so end the program that uses it",
+                    timeout_s=self._timeout_s,
+                ),
             )
         return self._greeting(
             GreetingStatus.TIMED_OUT,
-            f"did not answer within {self._timeout_s:g} s; check the address, the network and its firewall",
+            tr(
+                "did not answer within {timeout_s:g} s; check the address, the network and its firewall",
+                timeout_s=self._timeout_s,
+            ),
         )
 
     def _on_connected(self, selector: selectors.BaseSelector) -> None:
@@ -302,10 +347,16 @@ class _Talk:
         except OSError:
             part = b""
         self._received += part
-        if not part:
+        if self._tunnelled and self._received.startswith(NOTICE):
+            # Our tunnel could not reach the other end, and says why before it closes.
+            if part:
+                self._answer_bytes = MAX_NOTICE_BYTES
+            else:
+                self._end(*read_notice(self._received))
+        elif not part:
             self._closed()
         elif len(self._received) >= _HEADER.size and _HEADER.unpack_from(self._received)[0] != self._answer_bytes:
-            self._end(GreetingStatus.NOT_RPC, "answers, but not as an RPC worker does; check the port")
+            self._end(GreetingStatus.NOT_RPC, tr("answers, but not as an RPC worker does; check the port"))
         elif len(self._received) == _HEADER.size + self._answer_bytes and self._go_on():
             self._send(selector)
             return
@@ -323,19 +374,29 @@ class _Talk:
         return True
 
     def _closed(self) -> None:
-        when = "after its greeting" if self._has_greeted else "without an answer"
+        when = tr("after its greeting") if self._has_greeted else tr("without an answer")
+        if self._tunnelled:
+            text = tr("closed the tunnel {when}; check the worker there, then ask again", when=when)
+            self._end(GreetingStatus.NOT_RPC, text)
+            return
         self._end(
             GreetingStatus.NOT_RPC,
-            f"closed the connection {when}: it is no RPC worker, or one of another version; check the port, "
-            "and run the same release on both",
+            tr(
+                "closed the connection {when}: it is no RPC worker, or one of another version; check the "
+                "port, and run the same release on both",
+                when=when,
+            ),
         )
 
     def _refused(self, code: int) -> None:
-        if code in (errno.ECONNREFUSED, getattr(errno, "WSAECONNREFUSED", errno.ECONNREFUSED)):
-            self._end(GreetingStatus.REFUSED, "refused the connection: nothing listens there; start the RPC worker")
+        if self._tunnelled:
+            self._end(GreetingStatus.REFUSED, tr("cannot be asked: our end of the tunnel to it is gone; add it again"))
+        elif code in (errno.ECONNREFUSED, getattr(errno, "WSAECONNREFUSED", errno.ECONNREFUSED)):
+            self._end(GreetingStatus.REFUSED, tr("refused the connection: nothing listens there; start the RPC worker"))
         else:
             self._end(
-                GreetingStatus.REFUSED, f"cannot be reached ({os.strerror(code)}); check the address and the network"
+                GreetingStatus.REFUSED,
+                tr("cannot be reached ({strerror}); check the address and the network", strerror=os.strerror(code)),
             )
 
     def _end(self, status: GreetingStatus, words: str) -> None:
@@ -346,10 +407,29 @@ class _Talk:
         return Greeting(self.endpoint, status, sentence.replace("?.", "?"), self._version)
 
 
+def make_notice(status: GreetingStatus, words: str) -> bytes:
+    """Return what a tunnel sends to who greets through it, in place of an answer that it could not get."""
+    return NOTICE + f"{status.value} {words}".encode()[:MAX_NOTICE_BYTES]
+
+
+def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
+    """Return why a tunnel did not reach its other end: status, and what follows the endpoint in the sentence."""
+    name, _, words = data.removeprefix(NOTICE).decode("utf-8", "replace").partition(" ")
+    known = {status.value: status for status in GreetingStatus if status is not GreetingStatus.OK}
+    return known.get(name, GreetingStatus.NOT_RPC), show(words)
+
+
+def _unpaired(endpoint: str) -> Greeting:
+    words = tr("is behind a tunnel and not paired with this computer; pair with it (Devices > Find Machines Nearby)")
+    return Greeting(endpoint, GreetingStatus.UNTRUSTED, f"{endpoint} {words}.")
+
+
 def _request(command: int, payload: bytes = b"") -> bytes:
     return struct.pack("<BQ", command, len(payload)) + payload
 
 
 def _absurd(claim: str, wanted: str) -> _Verdict:
-    words = f"claims {claim}, which cannot be ({wanted} is understood); check what runs there"
+    words = tr(
+        "claims {claim}, which cannot be ({wanted} is understood); check what runs there", claim=claim, wanted=wanted
+    )
     return GreetingStatus.ABSURD, words

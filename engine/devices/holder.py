@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from engine.language import tr
 from engine.units import format_bytes
 
 
@@ -18,5 +19,5 @@ class MemoryHolder(msgspec.Struct, frozen=True, kw_only=True):
 
 def holder_words(holder: MemoryHolder) -> str:
     """Return "firefox (1234) 1.20 GiB", with a remark where it is ours."""
-    size = "an unknown amount" if holder.held_bytes is None else format_bytes(holder.held_bytes)
-    return f"{holder.name} ({holder.pid}) {size}{', this program' if holder.ours else ''}"
+    size = tr("an unknown amount") if holder.held_bytes is None else format_bytes(holder.held_bytes)
+    return f"{holder.name} ({holder.pid}) {size}{tr(', this program') if holder.ours else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from engine.devices.device import Device
+from engine.language import tr
 from engine.units import MIB, format_bytes
 
 REMOTE_MARGIN_BYTES = 256 * MIB
@@ -31,5 +32,5 @@ def margin_words(device: Device) -> str:
     if not device.is_rpc or not device.margin_bytes:
         return ""
     usual = device.margin_bytes == remote_margin_bytes(device)
-    why = "as is usual for a worker on another machine" if usual else "as was set for this worker"
-    return f"{format_bytes(device.margin_bytes)} stay free, {why}."
+    why = tr("as is usual for a worker on another machine") if usual else tr("as was set for this worker")
+    return tr("{margin} stay free, {why}.", margin=format_bytes(device.margin_bytes), why=why)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,11 +21,13 @@ from engine.devices.endpoint import MAX_ALIGNMENT_BYTES, parse_endpoint
 from engine.errors import RigError
 from engine.gguf.quoting import clean
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.language import tr
 
 VERSION = 1
 MAX_ENDPOINT_DEVICE = 63
 _BUFFER_KEYS = ("alignment_bytes", "host_alignment_bytes", "largest_tensor_bytes", "largest_buffer_bytes")
 MAX_BACKEND_LENGTH = 60
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
 def parse_rig(data: bytes | str, *, source: str = "") -> Rig:
@@ -77,12 +80,12 @@ def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
-        "largest_tensor_bytes", "largest_buffer_bytes", "capabilities", "faults",
+        "largest_tensor_bytes", "largest_buffer_bytes", "capabilities", "faults", "fingerprint",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
     if not backend.strip() or not backend.isprintable() or len(backend) > MAX_BACKEND_LENGTH:
-        item.refuse("a device needs a backend by its name, such as CUDA or RPC", "backend")
+        item.refuse(tr("a device needs a backend by its name, such as CUDA or RPC"), "backend")
     kind = item.maybe("kind", lambda key: item.choice(key, DEVICE_KINDS), "cpu" if backend == "CPU" else "gpu")
     # Accelerators such as BLAS work in the host's memory and report none of their own.
     total_bytes, free_bytes = _parse_memory(item, zero_allowed=kind == "accel")
@@ -106,6 +109,7 @@ def _parse_device(item: JsonObject) -> Device:
         if "capabilities" in item.keys
         else Capabilities(),
         faults=_parse_faults(item),
+        fingerprint=_parse_fingerprint(item, backend),
     )
 
 
@@ -115,7 +119,9 @@ def _parse_id(item: JsonObject) -> str:
     if fault:
         item.refuse(fault, "id")
     if device_id == CPU_ID:
-        item.refuse(f'"{CPU_ID}" is the host; describe it under "host" and give this device another id', "id")
+        item.refuse(
+            tr('"{cpu_id}" is the host; describe it under "host" and give this device another id', cpu_id=CPU_ID), "id"
+        )
     return device_id
 
 
@@ -123,10 +129,15 @@ def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | N
     total_bytes = item.size("total_bytes")
     free_bytes = item.nullable("free_bytes", item.size, None)
     if total_bytes == 0 and not zero_allowed:
-        item.refuse("a device with no memory cannot hold anything; give its size or leave it out", "total_bytes")
+        item.refuse(tr("a device with no memory cannot hold anything; give its size or leave it out"), "total_bytes")
     if free_bytes is not None and free_bytes > total_bytes:
         item.refuse(
-            f"{free_bytes} free bytes are more than the device's {total_bytes}; correct one of them", "free_bytes"
+            tr(
+                "{free} free bytes are more than the device's {total}; correct one of them",
+                free=free_bytes,
+                total=total_bytes,
+            ),
+            "free_bytes",
         )
     return total_bytes, free_bytes
 
@@ -134,7 +145,13 @@ def _parse_memory(item: JsonObject, *, zero_allowed: bool) -> tuple[int, int | N
 def _parse_alignment(item: JsonObject, key: str) -> int | None:
     alignment_bytes = item.nullable(key, item.size, None)
     if alignment_bytes is not None and (alignment_bytes.bit_count() != 1 or alignment_bytes > MAX_ALIGNMENT_BYTES):
-        item.refuse(f"an alignment is a power of two of at most {MAX_ALIGNMENT_BYTES} bytes", key)
+        item.refuse(
+            tr(
+                "an alignment is a power of two of at most {max_alignment_bytes} bytes",
+                max_alignment_bytes=MAX_ALIGNMENT_BYTES,
+            ),
+            key,
+        )
     return alignment_bytes
 
 
@@ -142,15 +159,28 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
     endpoint = item.nullable("endpoint", item.text, None)
     if backend != "RPC":
         if endpoint is not None:
-            item.refuse(f"an endpoint belongs to backend RPC, not to {backend[:40]}", "endpoint")
+            item.refuse(tr("an endpoint belongs to backend RPC, not to {backend}", backend=backend[:40]), "endpoint")
         return None
     if endpoint is None:
-        item.refuse('an RPC device needs its endpoint, such as "192.168.1.7:50052"', "endpoint")
+        item.refuse(tr('an RPC device needs its endpoint, such as "192.168.1.7:50052"'), "endpoint")
     try:
         host, port = parse_endpoint(endpoint)
     except ValueError as error:
         item.refuse(str(error), "endpoint")
     return f"{host}:{port}"
+
+
+def _parse_fingerprint(item: JsonObject, backend: str) -> str | None:
+    fingerprint = item.nullable("fingerprint", item.text, None)
+    if fingerprint is None:
+        return None
+    if backend != "RPC":
+        item.refuse(tr("a fingerprint belongs to backend RPC, not to {backend}", backend=backend[:40]), "fingerprint")
+    if _FINGERPRINT.fullmatch(fingerprint) is None:
+        item.refuse(
+            tr("a fingerprint has 64 digits from 0-9 and a-f; `layerdeck-cli rig peers` shows it"), "fingerprint"
+        )
+    return fingerprint
 
 
 def _parse_capabilities(item: JsonObject) -> Capabilities:
@@ -174,10 +204,26 @@ def _parse_fault(item: JsonObject) -> Fault:
 
 def _check_different(item: JsonObject, device: Device, earlier: Device) -> None:
     if device.id == earlier.id:
-        item.refuse(f'the id "{device.id}" is there twice; give each device its own', "id")
+        item.refuse(tr('the id "{id}" is there twice; give each device its own', id=device.id), "id")
     same_endpoint = device.endpoint is not None and device.endpoint == earlier.endpoint
+    if same_endpoint and device.fingerprint != earlier.fingerprint:
+        words = tr(
+            "{id} and {id2} are both at {endpoint}, which has one certificate",
+            id=device.id,
+            id2=earlier.id,
+            endpoint=device.endpoint,
+        )
+        item.refuse(tr("{words}; give both the same fingerprint", words=words), "fingerprint")
     if same_endpoint and device.endpoint_device == earlier.endpoint_device:
-        item.refuse(f"{device.id} and {earlier.id} are the same device of {device.endpoint}; leave one out", "endpoint")
+        item.refuse(
+            tr(
+                "{id} and {id2} are the same device of {endpoint}; leave one out",
+                id=device.id,
+                id2=earlier.id,
+                endpoint=device.endpoint,
+            ),
+            "endpoint",
+        )
 
 
 def _parse_host(item: JsonObject) -> Device:
@@ -201,6 +247,8 @@ def _device_document(device: Device) -> dict[str, object]:
     if device.endpoint is not None:
         document["endpoint"] = device.endpoint
         document["endpoint_device"] = device.endpoint_device
+    if device.fingerprint is not None:
+        document["fingerprint"] = device.fingerprint
     return {
         **document,
         "cap_bytes": device.cap_bytes,

@@ -62,8 +62,8 @@ def _why_not(card: Card, backends: Collection[str]) -> str:
         return "it is given to a virtual machine."
     if not set(wanted) & set(backends):
         return (
-            f"the engine was built without {' and '.join(wanted)}. Install the toolkit, then "
-            f"`LAYERDECK_BACKEND={_SETTING[card.maker]} python3 make.py setup`."
+            f"the engine was built without {' and '.join(wanted)}. Install the engine pack (Devices > Engine Packs), "
+            f"or in a checkout the toolkit, then `LAYERDECK_BACKEND={_SETTING[card.maker]} python3 make.py setup`."
         )
     if card.driver == "nouveau":
         return "the free driver nouveau has it, which CUDA cannot use. Install NVIDIA's driver."

@@ -9,7 +9,7 @@ import subprocess
 from collections.abc import Iterable
 
 from engine.doctor.report import Check
-from engine.rigs.check_book import engine_build
+from engine.engine_build import engine_build
 from engine.telemetry.drivers import nvidia_driver
 from engine.telemetry.nvml import Nvml
 

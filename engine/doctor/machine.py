@@ -223,6 +223,9 @@ def personal_names(rig: Rig, home: Path) -> dict[str, str]:
         if device.endpoint is not None:
             host = device.endpoint.rpartition(":")[0]
             found |= {device.endpoint: device.id, host: f"machine-of-{device.id}"}
+            if device.fingerprint is not None:
+                # People chose its name.
+                found[device.name] = f"machine-of-{device.id}"
     return found
 
 
@@ -247,12 +250,13 @@ def speed_check(device: Device, bytes_per_second: float, link: Link | None) -> C
     detail = f"reads {bytes_per_second / 1e9:.3g} GB/s"
     if link is not None:
         figures |= {"round_trip_s": link.latency_s, "sent_bytes_per_second": link.bytes_per_second}
-        detail += f", answers in {link.latency_s * 1e3:.2g} ms, takes {link.bytes_per_second / 1e9:.3g} GB/s"
+        how = " through the tunnel" if device.fingerprint is not None else ""
+        detail += f", answers in {link.latency_s * 1e3:.2g} ms{how}, takes {link.bytes_per_second / 1e9:.3g} GB/s"
     return Check(name="speed", device=device.id, detail=detail, figures=figures)
 
 
 def _device_check(device: Device, driver: str | None) -> Check:
-    what = "an RPC worker" if device.is_rpc else device.name
+    what = device.name if not device.is_rpc else "an RPC worker" + (" through a tunnel" if device.fingerprint else "")
     free = "unknown" if device.free_bytes is None else format_bytes(device.free_bytes)
     return Check(
         name="device",

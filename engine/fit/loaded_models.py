@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import combinations
 from math import inf
 
+from engine.devices.device import CPU_ID
 from engine.gguf.identity import FileIdentity
 from engine.plan.preview import LoadedLayout
 
@@ -105,14 +106,17 @@ def _eviction_order(model: HeldModel) -> tuple[float, float, str]:
     return (model.keep_alive_s, inf if model.idle_since_s is None else model.idle_since_s, model.name)
 
 
-def held_bytes(loaded: LoadedLayout) -> dict[str, int]:
-    """Return what a load took by device, without devices that it does not use.
+def held_bytes(loaded: LoadedLayout, checkpoint_bytes: int = 0) -> dict[str, int]:
+    """Return what a load took by device, those that it uses only, and on the CPU with what its checkpoints take.
 
     The engine does not tell what its process takes besides its buffers; that is taken from the forecast.
     """
     besides = {row.id: row.overhead_bytes for row in loaded.forecast}
-    return {
+    held = {
         row.id: row.need_bytes + max(0, besides.get(row.id, 0) - row.overhead_bytes)
         for row in loaded.measured
         if row.need_bytes
     }
+    if checkpoint_bytes:
+        held[CPU_ID] = held.get(CPU_ID, 0) + checkpoint_bytes
+    return held

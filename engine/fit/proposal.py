@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from engine.memory.estimate import Grade
+from engine.language import tr
+from engine.memory.estimate import Grade, grade_words
 from engine.plan.edit import Edit
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
@@ -54,7 +55,7 @@ class Proposal:
     @property
     def words(self) -> str:
         """What it does to devices and to the speed, and how we know, on one line."""
-        return " · ".join(filter(None, (self.detail, _speed_words(self.speed), str(self.grade))))
+        return " · ".join(filter(None, (self.detail, _speed_words(self.speed), grade_words(self.grade))))
 
 
 def by_what_they_keep(proposals: Sequence[Proposal]) -> tuple[Proposal, ...]:
@@ -84,5 +85,5 @@ def changes_in_words(before: Sequence[DeviceRow], after: Sequence[DeviceRow]) ->
 
 def _speed_words(speed: float) -> str:
     if speed < _SAME_SPEED:
-        return f"about {100 * (1 - speed):.0f} % slower"
-    return f"about {100 * (speed - 1):.0f} % faster" if speed * _SAME_SPEED > 1 else ""
+        return tr("about {what:.0f} % slower", what=100 * (1 - speed))
+    return tr("about {what:.0f} % faster", what=100 * (speed - 1)) if speed * _SAME_SPEED > 1 else ""

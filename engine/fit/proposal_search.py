@@ -19,6 +19,7 @@ from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fastest import predict_layout
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.layout.range_words import layer_words
 from engine.plan.edit import Edit
@@ -63,8 +64,8 @@ class ProposalSearch:
             return None
         if not found.fits:
             return None
-        experts = " with some experts on the CPU" if found.layout.overrides else ""
-        text = f"Place {layout_words(found.layout)}{experts}"
+        experts = tr(" with some experts on the CPU") if found.layout.overrides else ""
+        text = tr("Place {layout}{experts}", layout=layout_words(found.layout), experts=experts)
         # A length that was left open stays so, where what would then be decided fits too.
         proposals = (self._proposal("layout", text, found.layout, each) for each in (self._context, sized))
         return next(filter(None, proposals), None)
@@ -93,13 +94,15 @@ class ProposalSearch:
         found = self._relief.within(self._layout, self._limits)
         if found is None or found == self._layout:
             return None
-        return self._proposal("layers", f"Move {change_words(self._layout, found)}", found)
+        return self._proposal("layers", tr("Move {change}", change=change_words(self._layout, found)), found)
 
     def _move_words(self, move: Move, count: int) -> str:
         first, last = move.layers(count)
         output = last == self._layout.n_layers - 1 and self._layout.output_device == move.run.device
-        what = f"{layer_words(first, last)} and the output layer" if output else layer_words(first, last)
-        return f"Move {what} from {move.run.device} to {move.target}"
+        what = (
+            tr("{layer} and the output layer", layer=layer_words(first, last)) if output else layer_words(first, last)
+        )
+        return tr("Move {what} from {device} to {target}", what=what, device=move.run.device, target=move.target)
 
     def _left_device(self) -> Proposal | None:
         """Return all of a device moved to another one, for when no single run has enough on it."""
@@ -107,7 +110,9 @@ class ProposalSearch:
             found = self._relief.without(self._layout, device, self._limits, self._missing)
             if found is not None:
                 target, layout = found
-                return self._proposal("layers", f"Move everything from {device} to {target}", layout)
+                return self._proposal(
+                    "layers", tr("Move everything from {device} to {target}", device=device, target=target), layout
+                )
         return None
 
     def shares(self) -> Proposal | None:
@@ -115,14 +120,20 @@ class ProposalSearch:
         if self._layout.split_mode != "tensor":
             return None
         found = self._relief.changed_shares(self._layout, self._limits)
-        return None if found is None else self._proposal("shares", f"Change the shares to {share_words(found)}", found)
+        return (
+            None
+            if found is None
+            else self._proposal("shares", tr("Change the shares to {share}", share=share_words(found)), found)
+        )
 
     def shorter_context(self) -> Proposal | None:
         """Return the longest context that fits, in steps of the engine."""
         context = self._longest_context(self._context)
         if context is None:
             return None
-        return self._proposal("context", f"Shorten the context to {_length_words(context)}", context=context)
+        return self._proposal(
+            "context", tr("Shorten the context to {length}", length=_length_words(context)), context=context
+        )
 
     def smaller_cache(self) -> Proposal | None:
         """Return the largest of the small KV types that helps."""
@@ -134,7 +145,9 @@ class ProposalSearch:
             context = self._longest_context(cache)
             if context is not None:
                 change = cache_words(self._context, cache)
-                text = f"Shorten the context to {_length_words(context)} and set the {change}"
+                text = tr(
+                    "Shorten the context to {length} and set the {change}", length=_length_words(context), change=change
+                )
                 return self._proposal("cache_and_context", text, context=context)
         return None
 
@@ -144,7 +157,12 @@ class ProposalSearch:
         if found is None:
             return None
         move, count = found
-        text = f"Move the experts of {layer_words(*move.layers(count))} from {move.run.device} to {CPU_ID}"
+        text = tr(
+            "Move the experts of {layer} from {device} to {cpu_id}",
+            layer=layer_words(*move.layers(count)),
+            device=move.run.device,
+            cpu_id=CPU_ID,
+        )
         return self._proposal("experts", text, move.after(self._layout, count))
 
     def no_pipeline(self) -> Proposal | None:
@@ -152,14 +170,14 @@ class ProposalSearch:
         if self._context.pipeline == "off" or not any(row.pipeline_bytes for row in self.before.rows):
             return None
         context = msgspec.structs.replace(self._context, pipeline="off")
-        return self._proposal("pipeline", "Do without the copies for a pipeline", context=context)
+        return self._proposal("pipeline", tr("Do without the copies for a pipeline"), context=context)
 
     def ubatch(self) -> Proposal | None:
         """Return the largest smaller ubatch that helps."""
         n_ubatch = self._context.n_ubatch // 2
         while n_ubatch >= MIN_UBATCH:
             context = msgspec.structs.replace(self._context, n_ubatch=n_ubatch)
-            found = self._proposal("ubatch", f"Lower the ubatch to {n_ubatch}", context=context)
+            found = self._proposal("ubatch", tr("Lower the ubatch to {n_ubatch}", n_ubatch=n_ubatch), context=context)
             if found is not None:
                 return found
             n_ubatch //= 2
@@ -180,12 +198,19 @@ class ProposalSearch:
         for name in sorted(enough, key=lambda name: (sum(sizes[name] for sizes in held.values()), name)):
             report = self._plan.on(rig_without(self._plan.rig, name)).report
             if report.fits:
-                freed = ", ".join(f"{device} {format_bytes(sizes[name])} less" for device, sizes in held.items())
-                return Proposal(f"Unload {name}", self._plan.edit, freed, "unload", report.rows, unload=name)
+                freed = ", ".join(
+                    tr("{device} {sizes} less", device=device, sizes=format_bytes(sizes[name]))
+                    for device, sizes in held.items()
+                )
+                return Proposal(
+                    tr("Unload {name}", name=name), self._plan.edit, freed, "unload", report.rows, unload=name
+                )
         return None
 
     def _cache_proposal(self, context: ContextSettings) -> Proposal | None:
-        return self._proposal("cache", f"Set the {cache_words(self._context, context)}", context=context)
+        return self._proposal(
+            "cache", tr("Set the {cache}", cache=cache_words(self._context, context)), context=context
+        )
 
     @property
     def _n_ctx(self) -> int:
@@ -248,7 +273,11 @@ class ProposalSearch:
 def _length_words(context: ContextSettings) -> str:
     """Return "4096", or of how many requests each has that many tokens."""
     each = context.n_ctx_each
-    return str(each) if each == context.n_ctx else f"{each} for each of {context.n_seq_max} requests"
+    return (
+        str(each)
+        if each == context.n_ctx
+        else tr("{each} for each of {n_seq_max} requests", each=each, n_seq_max=context.n_seq_max)
+    )
 
 
 def rig_without(rig: Rig, model: str) -> Rig:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from engine.devices.device import CPU_ID
+from engine.language import tr
 from engine.layout.engine_parameters import leading_cpu_layers, split_members
 from engine.layout.layout import Layout
 from engine.layout.range_words import layer_words
@@ -39,7 +40,9 @@ def share_words(layout: Layout) -> str:
     whole = sum(share for _, share in layout.tensor_split)
     shares = ", ".join(f"{device} {100 * share / whole:.3g} %" for device, share in layout.tensor_split if share)
     leading = leading_cpu_layers(layout)
-    return f"{shares} with {layer_words(0, leading - 1)} on the CPU" if leading else shares
+    return (
+        tr("{shares} with {layer} on the CPU", shares=shares, layer=layer_words(0, leading - 1)) if leading else shares
+    )
 
 
 def _led(layout: Layout, leading: int) -> Layout:

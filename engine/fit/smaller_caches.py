@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.language import tr
 from engine.settings.context_settings import ContextSettings, KvType
 
 _SMALL_TYPES: tuple[KvType, ...] = ("q8_0", "q4_0")
@@ -25,8 +26,12 @@ def smaller_caches(now: ContextSettings) -> Iterator[ContextSettings]:
 def cache_words(before: ContextSettings, after: ContextSettings) -> str:
     """Return "KV cache to q8_0", or which half of it."""
     if before.type_k != after.type_k and before.type_v != after.type_v:
-        return f"KV cache to {after.type_k}"
-    return f"K cache to {after.type_k}" if before.type_k != after.type_k else f"V cache to {after.type_v}"
+        return tr("KV cache to {type_k}", type_k=after.type_k)
+    return (
+        tr("K cache to {type_k}", type_k=after.type_k)
+        if before.type_k != after.type_k
+        else tr("V cache to {type_v}", type_v=after.type_v)
+    )
 
 
 def _bits(kind: KvType) -> float:

@@ -14,6 +14,7 @@ from engine.fit.relief import Relief
 from engine.fit.shares import share_words
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
 from engine.fit.strategies.wording import describe_runs
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.layout.range_words import layer_words
 from engine.plan.plan import Plan
@@ -116,7 +117,7 @@ def _available_bytes(rig: Rig, device_id: str) -> int:
 def change_words(before: Layout, after: Layout) -> str:
     """Return what moved, such as "layers 4-5 from RPC0 to CPU, the output layer from RPC1 to CPU"."""
     if after.split_mode in ("tensor", "row"):
-        return f"shares {share_words(after)}"
+        return tr("shares {share}", share=share_words(after))
     pairs = list(zip(before.assignment(), after.assignment(), strict=True))
     moved: list[str] = []
     start = 0
@@ -124,11 +125,19 @@ def change_words(before: Layout, after: Layout) -> str:
         if layer + 1 < len(pairs) and pairs[layer + 1] == pair:
             continue
         if pair[0] != pair[1]:
-            moved.append(f"{layer_words(start, layer)} from {pair[0]} to {pair[1]}")
+            moved.append(
+                tr("{layer} from {pair} to {pair2}", layer=layer_words(start, layer), pair=pair[0], pair2=pair[1])
+            )
         start = layer + 1
     if before.output_device != after.output_device:
-        moved.append(f"the output layer from {before.output_device} to {after.output_device}")
-    return ", ".join(moved) or "what overrides moved"
+        moved.append(
+            tr(
+                "the output layer from {output_device} to {output_device2}",
+                output_device=before.output_device,
+                output_device2=after.output_device,
+            )
+        )
+    return ", ".join(moved) or tr("what overrides moved")
 
 
 def layout_words(layout: Layout) -> str:
@@ -139,4 +148,4 @@ def layout_words(layout: Layout) -> str:
 def shortage_words(rows: Sequence[DeviceRow]) -> str:
     """Return which devices are short by how much, such as "RPC0 by 12.0 MiB"."""
     short = [row for row in rows if row.shortfall_bytes > 0 and row.need_bytes]
-    return ", ".join(f"{row.id} by {format_bytes(row.shortfall_bytes)}" for row in short)
+    return ", ".join(tr("{id} by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes)) for row in short)

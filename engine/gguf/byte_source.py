@@ -19,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from engine.errors import ModelFileError
+from engine.language import tr
 from engine.units import KIB
 
 WINDOW_BYTES = 512 * KIB
@@ -36,13 +37,13 @@ def open_source(path: Path) -> FileSource:
         _require_regular(path, path.stat().st_mode)
         descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     except FileNotFoundError:
-        raise ModelFileError(path, "there is no such file") from None
+        raise ModelFileError(path, tr("there is no such file")) from None
     except PermissionError:
-        raise ModelFileError(path, "may not be read; check its permissions") from None
+        raise ModelFileError(path, tr("may not be read; check its permissions")) from None
     except OSError as error:
         raise _read_error(path, error) from error
     except ValueError:
-        raise ModelFileError(path, "is not a possible file name") from None
+        raise ModelFileError(path, tr("is not a possible file name")) from None
     try:
         status = os.fstat(descriptor)
         _require_regular(path, status.st_mode)
@@ -57,13 +58,15 @@ def open_source(path: Path) -> FileSource:
 
 def _require_regular(path: Path, mode: int) -> None:
     if stat.S_ISDIR(mode):
-        raise ModelFileError(path, "is a folder; open a .gguf file inside it")
+        raise ModelFileError(path, tr("is a folder; open a .gguf file inside it"))
     if not stat.S_ISREG(mode):
-        raise ModelFileError(path, "is a device or a pipe, not a file; save the model as a file and open that")
+        raise ModelFileError(path, tr("is a device or a pipe, not a file; save the model as a file and open that"))
 
 
 def _read_error(path: Path, error: OSError, *, offset: int | None = None) -> ModelFileError:
-    return ModelFileError(path, f"cannot be read: {error.strerror or type(error).__name__}", offset=offset)
+    return ModelFileError(
+        path, tr("cannot be read: {strerror}", strerror=error.strerror or type(error).__name__), offset=offset
+    )
 
 
 class ByteSource(ABC):

@@ -7,13 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.errors import ModelFileError
+from engine.language import tr
 
 
 @dataclass(frozen=True, slots=True)
 class FileIdentity:
-    """Device, number, size and time of change (ns) of each part's file."""
+    """Device, number, size and time of change (ns) of each part's file. `copy`: the same file may be open several
+    times, each with a layout of its own; the first one is 0."""
 
     parts: tuple[tuple[int, int, int, int], ...]
+    copy: int = 0
 
 
 def identify(paths: Sequence[Path]) -> FileIdentity:
@@ -29,5 +32,7 @@ def _identify(path: Path) -> tuple[int, int, int, int]:
     try:
         state = path.stat()
     except OSError as error:
-        raise ModelFileError(path, f"{error.strerror or error}; check that it is still there") from error
+        raise ModelFileError(
+            path, tr("{strerror}; check that it is still there", strerror=error.strerror or error)
+        ) from error
     return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from engine.errors import ModelFileError
 from engine.gguf.header import FileHeader
+from engine.language import tr
 
 _PART_NAME = re.compile(r"(.*)-(\d{5})-of-(\d{5})\.gguf", re.ASCII | re.DOTALL)
 _N_NAMED = 3
@@ -39,11 +40,13 @@ def split_position(path: Path, header: FileHeader) -> tuple[int, int]:
     count = header.metadata.get("split.count", 1)
     number = header.metadata.get("split.no", 0)
     if not isinstance(count, int) or not isinstance(number, int):
-        raise ModelFileError(path, "has a split.count or split.no that is not a number; it is damaged")
+        raise ModelFileError(path, tr("has a split.count or split.no that is not a number; it is damaged"))
     if count <= 1:
         return 0, 1
     if not 0 <= number < count:
-        raise ModelFileError(path, f"says it is part {number + 1} of {count}; it is damaged")
+        raise ModelFileError(
+            path, tr("says it is part {number} of {count}; it is damaged", number=number + 1, count=count)
+        )
     return number, count
 
 
@@ -58,20 +61,40 @@ def part_paths(path: Path, header: FileHeader) -> tuple[Path, ...]:
     if count == 1:
         if name is not None and name.count > 1:
             raise ModelFileError(
-                path, f"is named part {name.number} of {name.count}, but its header says it is whole; rename it"
+                path,
+                tr(
+                    "is named part {number} of {count}, but its header says it is whole; rename it",
+                    number=name.number,
+                    count=name.count,
+                ),
             )
         return (path,)
     if name is None or (name.number, name.count) != (number + 1, count):
         example = f"NAME-{number + 1:05d}-of-{count:05d}.gguf"
         raise ModelFileError(
-            path, f"is part {number + 1} of {count} by its header, but is not named so; rename it to {example}"
+            path,
+            tr(
+                "is part {number} of {count} by its header, but is not named so; rename it to {example}",
+                number=number + 1,
+                count=count,
+                example=example,
+            ),
         )
     paths = name.paths(path.parent)
     missing = [part.name for part in paths if not _is_there(part)]
     if missing:
-        more = f" and {len(missing) - _N_NAMED} more" if len(missing) > _N_NAMED else ""
+        more = tr(" and {count} more", count=len(missing) - _N_NAMED) if len(missing) > _N_NAMED else ""
         names = ", ".join(missing[:_N_NAMED])
-        raise ModelFileError(path, f"is part {number + 1} of {count}; missing beside it: {names}{more}")
+        raise ModelFileError(
+            path,
+            tr(
+                "is part {number} of {count}; missing beside it: {names}{more}",
+                number=number + 1,
+                count=count,
+                names=names,
+                more=more,
+            ),
+        )
     return paths
 
 

@@ -12,6 +12,7 @@ from engine.gguf.header import FileHeader, read_header
 from engine.gguf.model_file import MetadataValue, ModelFile, TensorInfo
 from engine.gguf.parts import parse_part_name, part_paths, split_position
 from engine.gguf.quoting import clean, quote
+from engine.language import tr
 
 MAX_LAYERS = 512  # LLAMA_MAX_LAYERS in llama-hparams.h
 MAX_NAME = 200
@@ -55,7 +56,12 @@ def join_headers(paths: tuple[Path, ...], headers: Sequence[FileHeader], size_by
         return _build(paths, headers[0], headers[0].tensors, size_bytes)
     for index, (path, header) in enumerate(zip(paths, headers, strict=True)):
         if split_position(path, header) != (index, len(paths)):
-            raise ModelFileError(path, f"is not part {index + 1} of {len(paths)} by its header; its name is wrong")
+            raise ModelFileError(
+                path,
+                tr(
+                    "is not part {index} of {count} by its header; its name is wrong", index=index + 1, count=len(paths)
+                ),
+            )
     tensors = tuple(tensor for header in headers for tensor in header.tensors)
     _check_parts_agree(paths, headers[0], tensors)
     return _build(paths, headers[0], tensors, size_bytes)
@@ -66,14 +72,19 @@ def _check_parts_agree(paths: tuple[Path, ...], first: FileHeader, tensors: tupl
     for tensor in tensors:
         if tensor.name in names:
             raise ModelFileError(
-                paths[tensor.file_index], f"has the tensor {quote(tensor.name)}, which an earlier part has too"
+                paths[tensor.file_index],
+                tr("has the tensor {name}, which an earlier part has too", name=quote(tensor.name)),
             )
         names.add(tensor.name)
     expected = first.metadata.get("split.tensors.count", len(tensors))
     if expected != len(tensors):
         raise ModelFileError(
             paths[0],
-            f"says its parts hold {clean(str(expected))} tensors, they hold {len(tensors)}; one is from another model",
+            tr(
+                "says its parts hold {clean} tensors, they hold {count}; one is from another model",
+                clean=clean(str(expected)),
+                count=len(tensors),
+            ),
         )
 
 
@@ -81,7 +92,7 @@ def _build(paths: tuple[Path, ...], header: FileHeader, tensors: tuple[TensorInf
     metadata = header.metadata
     architecture = metadata.get("general.architecture")
     if not isinstance(architecture, str) or not architecture:
-        raise ModelFileError(paths[0], "does not say which architecture it has; it is not a language model")
+        raise ModelFileError(paths[0], tr("does not say which architecture it has; it is not a language model"))
     _refuse_other_kinds(paths[0], metadata, architecture)
     n_blocks = _block_count(paths[0], metadata, architecture, tensors)
     blocks, outside = group_blocks(tensors, n_blocks)
@@ -104,12 +115,12 @@ def _refuse_other_kinds(path: Path, metadata: Mapping[str, MetadataValue], archi
     kind = metadata.get("general.type")
     if architecture == "clip" or kind == "mmproj":
         raise ModelFileError(
-            path, "is a projector for images or sound, not a language model; open the model it belongs to"
+            path, tr("is a projector for images or sound, not a language model; open the model it belongs to")
         )
     if kind == "adapter":
-        raise ModelFileError(path, "is a LoRA adapter, not a model; open the model it belongs to")
+        raise ModelFileError(path, tr("is a LoRA adapter, not a model; open the model it belongs to"))
     if kind == "imatrix" or architecture == "imatrix":
-        raise ModelFileError(path, "is an importance matrix for quantising, not a model")
+        raise ModelFileError(path, tr("is an importance matrix for quantising, not a model"))
 
 
 def _block_count(
@@ -118,12 +129,20 @@ def _block_count(
     key = f"{architecture}.block_count"
     count = metadata.get(key)
     if isinstance(count, bool) or not isinstance(count, int):
-        raise ModelFileError(path, f"has no {clean(key)}, so it is not a language model or is damaged")
+        raise ModelFileError(path, tr("has no {clean}, so it is not a language model or is damaged", clean=clean(key)))
     if not 1 <= count <= MAX_LAYERS:
-        raise ModelFileError(path, f"has {count} layers by {clean(key)}; llama.cpp takes 1 to {MAX_LAYERS}")
+        raise ModelFileError(
+            path,
+            tr(
+                "has {count} layers by {clean}; llama.cpp takes 1 to {max_layers}",
+                count=count,
+                clean=clean(key),
+                max_layers=MAX_LAYERS,
+            ),
+        )
     indices = [index for tensor in tensors if (index := block_index(tensor.name)) is not None]
     if not indices:
-        raise ModelFileError(path, "has no weights of layers; it holds a vocabulary only or is damaged")
+        raise ModelFileError(path, tr("has no weights of layers; it holds a vocabulary only or is damaged"))
     n_present = max(indices) + 1
     # Layers for multi-token prediction are counted but may have been left out of the file.
     n_optional = metadata.get(f"{architecture}.nextn_predict_layers")
@@ -133,7 +152,15 @@ def _block_count(
     if isinstance(n_stacked, int) and n_stacked > 0:
         n_least = min(n_least, 2 * n_stacked)
     if not n_least <= n_present <= count:
-        raise ModelFileError(path, f"has {count} layers by {clean(key)}, but tensors for {n_present}; it is damaged")
+        raise ModelFileError(
+            path,
+            tr(
+                "has {count} layers by {clean}, but tensors for {n_present}; it is damaged",
+                count=count,
+                clean=clean(key),
+                n_present=n_present,
+            ),
+        )
     return count
 
 

@@ -9,11 +9,12 @@ from engine.errors import ArgumentError
 from engine.gguf.quoting import quote
 from engine.hub.names import is_repo_id, is_safe_name, is_safe_path
 from engine.hub.settings import PUBLIC_ENDPOINT, is_safe_url
+from engine.language import tr
 
 MAX_ADDRESS = 2000
 _HUB_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 _PAGES = ("tree", "blob", "resolve", "raw")
-_REMEDY = "write owner/name, owner/name:Q4_K_M, or the https address of a .gguf file"
+_REMEDY = tr("write owner/name, owner/name:Q4_K_M, or the https address of a .gguf file")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ def parse_address(text: str, endpoint: str = PUBLIC_ENDPOINT) -> HubAddress | We
     """
     address = text.strip()
     if not address or len(address) > MAX_ADDRESS or not address.isprintable():
-        raise ArgumentError(f"{quote(address)} names no model; {_REMEDY}.")
+        raise ArgumentError(tr("{address} names no model; {remedy}.", address=quote(address), remedy=_REMEDY))
     if address.startswith("hf://"):
         return _in_hub(address.removeprefix("hf://").removeprefix("models/"), address)
     if "://" not in address:
@@ -61,7 +62,7 @@ def parse_address(text: str, endpoint: str = PUBLIC_ENDPOINT) -> HubAddress | We
 
 def _at_url(address: str, endpoint: str) -> HubAddress | WebAddress:
     if not is_safe_url(address):
-        raise ArgumentError(f"{quote(address)} is no https address; {_REMEDY}.")
+        raise ArgumentError(tr("{address} is no https address; {remedy}.", address=quote(address), remedy=_REMEDY))
     parts = urlsplit(address)
     home = urlsplit(endpoint)
     if parts.hostname in _HUB_HOSTS:
@@ -70,7 +71,9 @@ def _at_url(address: str, endpoint: str) -> HubAddress | WebAddress:
         return _in_hub(unquote(parts.path)[len(home.path.rstrip("/")) :].strip("/"), address)
     name = unquote(parts.path).rpartition("/")[2]
     if not is_safe_name(name) or not name.lower().endswith(".gguf"):
-        raise ArgumentError(f"{quote(address)} does not end in the name of a .gguf file; {_REMEDY}.")
+        raise ArgumentError(
+            tr("{address} does not end in the name of a .gguf file; {remedy}.", address=quote(address), remedy=_REMEDY)
+        )
     return WebAddress(address, name)
 
 
@@ -79,7 +82,7 @@ def _in_hub(path: str, address: str) -> HubAddress:
     parts = repo_path.strip("/").split("/")
     repo = "/".join(parts[:2])
     if not is_repo_id(repo) or (colon and not is_safe_name(tag)):
-        raise ArgumentError(f"{quote(address)} names no model; {_REMEDY}.")
+        raise ArgumentError(tr("{address} names no model; {remedy}.", address=quote(address), remedy=_REMEDY))
     further = parts[2:]
     if not further:
         return HubAddress(repo, quantisation=tag or None)
@@ -93,5 +96,7 @@ def _in_hub(path: str, address: str) -> HubAddress:
 def _file_of(repo: str, revision: str, parts: list[str], address: str) -> HubAddress:
     path = "/".join(parts)
     if not is_safe_path(path) or not is_safe_name(revision):
-        raise ArgumentError(f"{quote(address)} names no file of {repo}; {_REMEDY}.")
+        raise ArgumentError(
+            tr("{address} names no file of {repo}; {remedy}.", address=quote(address), repo=repo, remedy=_REMEDY)
+        )
     return HubAddress(repo, revision, path=path)

@@ -14,6 +14,7 @@ from engine.hub.client import file_url
 from engine.hub.errors import HubError
 from engine.hub.settings import HubSettings
 from engine.hub.web import open_url
+from engine.language import tr
 
 MAX_CARD_BYTES = 512 * 1024
 MAX_SHOWN = 16_000
@@ -23,8 +24,8 @@ _MAX_SETTINGS = 32_000
 _MAX_VALUES = 6
 _MAX_VALUE = 200
 _SETTINGS = (
-    ("license", "Licence"), ("license_name", "Name of the licence"), ("base_model", "Base model"),
-    ("language", "Language"), ("pipeline_tag", "Task"), ("datasets", "Data sets"),
+    ("license", tr("Licence")), ("license_name", tr("Name of the licence")), ("base_model", tr("Base model")),
+    ("language", tr("Language")), ("pipeline_tag", tr("Task")), ("datasets", tr("Data sets")),
 )  # fmt: skip
 
 

@@ -19,6 +19,7 @@ from engine.hub.listing import HubFile, RepoListing, make_listing
 from engine.hub.names import is_commit, is_repo_id, is_sha256
 from engine.hub.settings import HubSettings, is_safe_url
 from engine.hub.web import fault_of, fault_of_status
+from engine.language import tr
 
 if TYPE_CHECKING:
     import httpx2
@@ -73,7 +74,7 @@ def search_models(query: SearchQuery, hub: HubSettings, token: str | None = None
         taken = islice(found, min(query.limit, MAX_RESULTS))
         return [_model_of(each) for each in taken if is_repo_id(str(each.id))]
 
-    return tuple(_asked(hub, token, "the search", ask))
+    return tuple(_asked(hub, token, tr("the search"), ask))
 
 
 def find_model(repo: str, hub: HubSettings, token: str | None = None) -> HubModel:
@@ -88,7 +89,7 @@ def list_repo(repo: str, hub: HubSettings, token: str | None = None, *, revision
         state = api.model_info(repo, revision=revision, expand=["sha", "gated"])
         commit = str(state.sha or "")
         if not is_commit(commit):
-            raise HubError("answer", f"The hub does not say which commit of {repo} it has.")
+            raise HubError("answer", tr("The hub does not say which commit of {repo} it has.", repo=repo))
         tree = api.list_repo_tree(repo, recursive=True, revision=commit)
         files = list(_files_of(islice(tree, MAX_FILES)))
         return make_listing(repo, commit, files, gated=bool(state.gated), revision=revision)
@@ -179,7 +180,9 @@ def _make_client() -> httpx2.Client:
 
     def refuse(request: httpx2.Request) -> None:
         if not is_safe_url(str(request.url)):
-            raise HubError("redirect", f"The hub redirects to {request.url.host}, which is no https address.")
+            raise HubError(
+                "redirect", tr("The hub redirects to {host}, which is no https address.", host=request.url.host)
+            )
 
     return Bounded(event_hooks={"request": [refuse]}, follow_redirects=True)
 
@@ -199,7 +202,9 @@ def _bounded(response: httpx2.Response) -> httpx2.Response:
     for part in response.iter_bytes(1 << 16):
         data += part
         if len(data) > MAX_ANSWER_BYTES:
-            raise HubError("answer", f"{response.request.url.host} sent far more than an answer; it is no hub.")
+            raise HubError(
+                "answer", tr("{host} sent far more than an answer; it is no hub.", host=response.request.url.host)
+            )
     headers = [(name, value) for name, value in response.headers.multi_items() if name not in _TRANSFERRED]
     return httpx2.Response(response.status_code, headers=headers, content=bytes(data), request=response.request)
 
@@ -215,20 +220,28 @@ def _as_hub_errors(hub: HubSettings, what: str) -> Iterator[None]:
         raise
     except errors.GatedRepoError as error:
         raise HubError(
-            "gated", f"{shown} is given only to those who accepted its terms: do so on its page, "
-            "then enter an access token of that account.",
+            "gated", tr("{shown} is given only to those who accepted its terms: do so on its page, then enter an "
+"access token of that account.", shown=shown),
         ) from error  # fmt: skip
     except errors.RepositoryNotFoundError as error:
         raise HubError(
-            "not_found", f"The hub has no {shown}, or shows it to its owner's access token only; check the name."
+            "not_found",
+            tr("The hub has no {shown}, or shows it to its owner's access token only; check the name.", shown=shown),
         ) from error
     except (errors.RevisionNotFoundError, errors.EntryNotFoundError) as error:
-        raise HubError("not_found", f"{shown} has no such version or file; check the address.") from error
+        raise HubError(
+            "not_found", tr("{shown} has no such version or file; check the address.", shown=shown)
+        ) from error
     except errors.HfHubHTTPError as error:
         raise fault_of_status(error.response.status_code, error.response.headers, hub.endpoint) from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise HubError(
-            "answer", f"What came for {shown} is no answer of a hub ({quote(type(error).__name__)}); check the address."
+            "answer",
+            tr(
+                "What came for {shown} is no answer of a hub ({name__}); check the address.",
+                shown=shown,
+                name__=quote(type(error).__name__),
+            ),
         ) from error
 
 
@@ -238,7 +251,7 @@ def _line_fault(error: httpx2.HTTPError, url: str) -> HubError:
     if isinstance(error, httpx2.TimeoutException):
         return fault_of(TimeoutError(), url)
     if isinstance(error, httpx2.ProxyError):
-        return HubError("proxy", f"The proxy did not connect to the hub ({clean(str(error))}).")
+        return HubError("proxy", tr("The proxy did not connect to the hub ({clean}).", clean=clean(str(error))))
     return fault_of(_root_of(error), url)
 
 

@@ -18,6 +18,7 @@ from engine.gguf.blocks import group_blocks
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
 from engine.hub.listing import PREFERRED_TAGS, Quantisation, RepoListing
+from engine.language import tr, tr_count
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
@@ -71,7 +72,7 @@ def forecast(quantisation: Quantisation, model: ModelFile, grade: HeaderGrade, w
     found = auto_layout(wish.strategy, memory, wish.rig, wish.context, wish.constraints)
     plan = Plan(memory, wish.rig, Edit(found.layout, found.context, wish.constraints.side_files))
     if plan.report.probe_only is not None:
-        sentence = f"Nobody can tell before it is here: {plan.report.probe_only}"
+        sentence = tr("Nobody can tell before it is here: {probe_only}", probe_only=plan.report.probe_only)
         return QuantisationFit(quantisation, FitVerdict.UNKNOWN, grade, sentence, model.n_layers)
     on_cpu = sum(run.length for run in found.layout.runs if run.device == CPU_ID)
     experts = _experts_on_cpu(found.layout)
@@ -133,18 +134,23 @@ def propose(fits: list[QuantisationFit]) -> tuple[str | None, str]:
     good = [fit for fit in on_cards if fit.quantisation.bits >= GOOD_BITS or not fit.quantisation.bits]
     if good:
         best = max(good, key=lambda fit: fit.quantisation.size_bytes)
-        return best.quantisation.name, f"{best.quantisation.label} is the most exact one that fits on the cards alone."
+        return best.quantisation.name, tr(
+            "{label} is the most exact one that fits on the cards alone.", label=best.quantisation.label
+        )
     enough = [fit for fit in sensible if fit.quantisation.bits >= GOOD_BITS]
     if enough:
         best = min(enough, key=_cost)
         if best.verdict is FitVerdict.CPU:
-            why = "is exact enough, and the less there is to read for a token, the faster a CPU is."
+            why = tr("is exact enough, and the less there is to read for a token, the faster a CPU is.")
         else:
-            why = f"is exact enough and leaves the least on the CPU ({_left_on_cpu(best)})."
+            why = tr("is exact enough and leaves the least on the CPU ({left_on_cpu}).", left_on_cpu=_left_on_cpu(best))
         return best.quantisation.name, f"{best.quantisation.label} {why}"
     best = max(sensible, key=lambda fit: (fit.verdict is FitVerdict.CARDS, fit.quantisation.size_bytes))
     return best.quantisation.name, (
-        f"{best.quantisation.label} is the most exact one that fits; a smaller model with more bits may answer better."
+        tr(
+            "{label} is the most exact one that fits; a smaller model with more bits may answer better.",
+            label=best.quantisation.label,
+        )
     )
 
 
@@ -157,13 +163,14 @@ def _cost(fit: QuantisationFit) -> tuple[int, int, bool, int]:
 
 def _why_none(fits: list[QuantisationFit]) -> str:
     if not fits:
-        return "There is no model in this repository."
+        return tr("There is no model in this repository.")
     if all(fit.verdict is FitVerdict.UNKNOWN for fit in fits):
         return fits[0].sentence
     smallest = min(fits, key=lambda fit: fit.quantisation.size_bytes)
-    return (
-        f"None fits: even {smallest.quantisation.label} takes {format_bytes(smallest.need_bytes)} with its context. "
-        "Look for a smaller model, or add a device."
+    return tr(
+        "None fits: even {label} takes {need} with its context. Look for a smaller model, or add a device.",
+        label=smallest.quantisation.label,
+        need=format_bytes(smallest.need_bytes),
     )
 
 
@@ -183,16 +190,16 @@ def _verdict(plan: Plan, found: AutoLayout, on_cpu: int, experts: int) -> FitVer
 
 def _sentence(plan: Plan, verdict: FitVerdict, on_cpu: int, experts: int) -> str:
     if verdict is FitVerdict.CARDS:
-        return "Fits on the cards."
+        return tr("Fits on the cards.")
     if verdict is FitVerdict.CPU:
-        return "Fits on the CPU."
+        return tr("Fits on the CPU.")
     if verdict is FitVerdict.PARTLY:
-        return f"Fits with {_on_cpu_words(on_cpu, experts)} on the CPU."
+        return tr("Fits with {on_cpu} on the CPU.", on_cpu=_on_cpu_words(on_cpu, experts))
     rows = plan.report.rows
     short = sum(max(0, row.shortfall_bytes + row.mapped_bytes) for row in rows if row.need_bytes or row.mapped_bytes)
     if plan.violations:
-        return f"Does not fit: {plan.violations[0].message}"
-    return f"Does not fit: {format_bytes(short)} short." if short else "Does not fit."
+        return tr("Does not fit: {message}", message=plan.violations[0].message)
+    return tr("Does not fit: {short} short.", short=format_bytes(short)) if short else tr("Does not fit.")
 
 
 def _left_on_cpu(fit: QuantisationFit) -> str:
@@ -200,10 +207,10 @@ def _left_on_cpu(fit: QuantisationFit) -> str:
 
 
 def _on_cpu_words(layers: int, experts: int) -> str:
-    parts = [f"{layers} layer{'s' * (layers != 1)}"] if layers else []
+    parts = [tr_count("{count} layer", "{count} layers", layers)] if layers else []
     if experts:
-        parts.append(f"the experts of {experts} layer{'s' * (experts != 1)}")
-    return " and ".join(parts) or "nothing"
+        parts.append(tr_count("the experts of {count} layer", "the experts of {count} layers", experts))
+    return tr(" and ").join(parts) or tr("nothing")
 
 
 def _experts_on_cpu(layout: Layout) -> int:

@@ -11,6 +11,7 @@ from engine.gguf.file_names import bits_of, split_tag
 from engine.gguf.parts import parse_part_name
 from engine.gguf.quoting import quote
 from engine.hub.names import FileRole, is_safe_path, role_of, tag_of
+from engine.language import tr
 
 PREFERRED_TAGS = ("Q4_K_M", "Q8_0")
 """llama.cpp's choice where nobody names one; then the first."""
@@ -92,9 +93,18 @@ class RepoListing:
         if found:
             return found[0]
         if not self.quantisations:
-            raise ArgumentError(f"{self.repo} has no GGUF model; look for a repository whose name ends in GGUF.")
+            raise ArgumentError(
+                tr("{repo} has no GGUF model; look for a repository whose name ends in GGUF.", repo=self.repo)
+            )
         offered = ", ".join(each.label for each in self.quantisations)
-        raise ArgumentError(f"{self.repo} has no {quote(path or tag or '')}; it has {offered}.")
+        raise ArgumentError(
+            tr(
+                "{repo} has no {path}; it has {offered}.",
+                repo=self.repo,
+                path=quote(path or tag or ""),
+                offered=offered,
+            )
+        )
 
     def projector_of(self, quantisation: Quantisation) -> HubFile | None:
         """Return the projector that belongs to it: deepest shared folder, then its tag, then the nearest bits."""

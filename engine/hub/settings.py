@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 from engine.errors import ArgumentError
 from engine.gguf.quoting import quote
 from engine.hub.errors import HubError
+from engine.language import tr
 
 PUBLIC_ENDPOINT = "https://huggingface.co"
 _TRUE = {"1", "ON", "YES", "TRUE"}
@@ -30,7 +31,7 @@ class HubSettings:
     def require_online(self) -> None:
         """Raise where nothing is to be asked."""
         if self.offline:
-            raise HubError("offline", "Working offline: turn that off, or unset HF_HUB_OFFLINE, to reach the hub.")
+            raise HubError("offline", tr("Working offline: turn that off, or unset HF_HUB_OFFLINE, to reach the hub."))
 
 
 def hub_settings(
@@ -45,8 +46,14 @@ def hub_settings(
     named = found.get("HF_ENDPOINT", "").strip()
     endpoint = (named or mirror.strip() or PUBLIC_ENDPOINT).rstrip("/")
     if not is_safe_url(endpoint):
-        where = "HF_ENDPOINT" if named else "the mirror"
-        raise ArgumentError(f"{quote(endpoint)} is no address for {where}; use one that begins with https://.")
+        where = "HF_ENDPOINT" if named else tr("the mirror")
+        raise ArgumentError(
+            tr(
+                "{endpoint} is no address for {where}; use one that begins with https://.",
+                endpoint=quote(endpoint),
+                where=where,
+            )
+        )
     says_offline = any(found.get(name, "").upper() in _TRUE for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
     return HubSettings(endpoint, offline or says_offline, bool(named) or endpoint == PUBLIC_ENDPOINT)
 

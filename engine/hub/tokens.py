@@ -14,6 +14,7 @@ from typing import Literal
 from engine.errors import ArgumentError
 from engine.files import read_at_most
 from engine.hub.settings import HubSettings
+from engine.language import tr
 
 SERVICE = "layerdeck"
 MAX_TOKEN = 500
@@ -58,7 +59,9 @@ class TokenStore:
         """
         checked = _checked(token)
         if checked is None:
-            raise ArgumentError("That is no access token: it is one word such as hf_..., from the settings of the hub.")
+            raise ArgumentError(
+                tr("That is no access token: it is one word such as hf_..., from the settings of the hub.")
+            )
         with self._lock:
             self._session[hub.endpoint] = checked
         try:

@@ -19,6 +19,7 @@ from urllib.parse import urljoin, urlsplit
 from engine.gguf.quoting import clean
 from engine.hub.errors import HubError
 from engine.hub.settings import is_loopback, is_safe_url, same_origin
+from engine.language import tr
 
 TIMEOUT_S = 30.0
 """For a connection, and for a line that says nothing."""
@@ -84,7 +85,10 @@ class Response:
             parts.append(part)
             left -= len(part)
         if left <= 0:
-            raise HubError("answer", f"{_host(self.head.url)} sent more than {max_bytes} bytes where little was due.")
+            raise HubError(
+                "answer",
+                tr("{host} sent more than {max} bytes where little was due.", host=_host(self.head.url), max=max_bytes),
+            )
         return b"".join(parts)
 
 
@@ -115,7 +119,7 @@ def open_url(
         target = stream.headers.get("Location", "")
         stream.close()
         at = urljoin(at, target)
-    raise HubError("redirect", f"{_host(url)} redirects in circles; try another address.")
+    raise HubError("redirect", tr("{host} redirects in circles; try another address.", host=_host(url)))
 
 
 def open_range(url: str, first: int, end: int, *, token: str | None = None, timeout_s: float = TIMEOUT_S) -> bytes:
@@ -126,7 +130,10 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
     """
     with open_url(url, token=token, first=first, end=end, timeout_s=timeout_s) as response:
         if response.head.first != first:
-            raise HubError("answer", f"{_host(url)} does not give parts of a file, so its header cannot be read alone.")
+            raise HubError(
+                "answer",
+                tr("{host} does not give parts of a file, so its header cannot be read alone.", host=_host(url)),
+            )
         parts: list[bytes] = []
         left = end - first
         while left > 0 and (part := response.read_some(min(left, 1 << 18))):
@@ -182,7 +189,7 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
     first, _, last = span.partition("-")
     start, stop = _number(first), _number(last)
     if unit != "bytes" or start is None or stop is None or stop < start:
-        raise HubError("answer", f"{_host(url)} sent a part of the file without saying which.")
+        raise HubError("answer", tr("{host} sent a part of the file without saying which.", host=_host(url)))
     return start, stop + 1, _number(total)
 
 
@@ -218,7 +225,12 @@ def _require_safe(url: str, asked: str) -> None:
     # A server elsewhere must not send us to what listens on this machine.
     if not is_safe_url(url) or (is_loopback(url) and not is_loopback(asked)):
         raise HubError(
-            "redirect", f"{_host(asked)} redirects to {clean(url)}, which is no https address; nothing was fetched."
+            "redirect",
+            tr(
+                "{host} redirects to {clean}, which is no https address; nothing was fetched.",
+                host=_host(asked),
+                clean=clean(url),
+            ),
         )
 
 
@@ -228,27 +240,38 @@ def fault_of_status(status: int, headers: Any, url: str) -> HubError:
     code = headers.get("X-Error-Code") or ""
     if code == "GatedRepo" or (status == 403 and "gated" in (headers.get("X-Error-Message") or "").lower()):
         return HubError(
-            "gated", f"{host} gives this model only to those who accepted its terms: do so on its page, "
-            "then enter an access token of that account.",
+            "gated", tr("{host} gives this model only to those who accepted its terms: do so on its page, then "
+"enter an access token of that account.", host=host),
         )  # fmt: skip
     if status == 401:
-        return HubError("token", f"{host} wants an access token for this, or does not take the one it was given.")
+        return HubError(
+            "token", tr("{host} wants an access token for this, or does not take the one it was given.", host=host)
+        )
     if status == 403:
-        return HubError("refused", f"{host} refuses this file (403); its link may have expired. Look for it again.")
+        return HubError(
+            "refused", tr("{host} refuses this file (403); its link may have expired. Look for it again.", host=host)
+        )
     if status in (404, 410):
-        return HubError("not_found", f"{host} has no such file; look for it again.")
+        return HubError("not_found", tr("{host} has no such file; look for it again.", host=host))
     if status == 407:
-        return HubError("proxy", "The proxy wants a name and a password; put them into the proxy's address.")
+        return HubError("proxy", tr("The proxy wants a name and a password; put them into the proxy's address."))
     if status == 416:
-        return HubError("answer", f"{host} does not have these bytes of the file (416); it may have changed.")
+        return HubError(
+            "answer", tr("{host} does not have these bytes of the file (416); it may have changed.", host=host)
+        )
     if status == 429:
         return HubError(
-            "rate_limited", f"{host} takes no more requests for now (429); wait, or enter an access token.",
+            "rate_limited",
+            tr("{host} takes no more requests for now (429); wait, or enter an access token.", host=host),
             retry_after_s=retry_after(headers),
         )  # fmt: skip
     if status >= 500:
-        return HubError("server", f"{host} has trouble of its own ({status}).", retry_after_s=retry_after(headers))
-    return HubError("answer", f"{host} answered with {status}, which is no file.")
+        return HubError(
+            "server",
+            tr("{host} has trouble of its own ({status}).", host=host, status=status),
+            retry_after_s=retry_after(headers),
+        )
+    return HubError("answer", tr("{host} answered with {status}, which is no file.", host=host, status=status))
 
 
 def retry_after(headers: Any) -> float | None:
@@ -277,24 +300,27 @@ def fault_of(error: BaseException, url: str) -> HubError:
     if isinstance(cause, ssl.SSLError):
         reason = getattr(cause, "verify_message", "") or cause.reason or "TLS"
         return HubError(
-            "tls", f"The connection to {host} is not safe ({clean(str(reason))}); check the clock, "
-            "the proxy and the certificates of this machine.",
+            "tls", tr("The connection to {host} is not safe ({clean}); check the clock, the proxy and the "
+"certificates of this machine.", host=host, clean=clean(str(reason))),
         )  # fmt: skip
     if isinstance(cause, TimeoutError):
-        return HubError("timeout", f"{host} says nothing; the line or the server is stuck.")
+        return HubError("timeout", tr("{host} says nothing; the line or the server is stuck.", host=host))
     text = clean(str(cause))
     if "Tunnel connection failed" in text or "unknown url type" in text:
-        return HubError("proxy", f"The proxy did not connect to {host}: {text}.")
+        return HubError("proxy", tr("The proxy did not connect to {host}: {text}.", host=host, text=text))
     if isinstance(cause, http.client.HTTPException | ConnectionError):
-        return HubError("unreachable", f"The connection to {host} was lost ({text or type(cause).__name__}).")
-    return HubError("unreachable", f"{host} cannot be reached ({text}); check the network.")
+        return HubError(
+            "unreachable",
+            tr("The connection to {host} was lost ({text}).", host=host, text=text or type(cause).__name__),
+        )
+    return HubError("unreachable", tr("{host} cannot be reached ({text}); check the network.", host=host, text=text))
 
 
 def _host(url: str) -> str:
     try:
-        return clean(urlsplit(url).netloc.rpartition("@")[2]) or "The server"
+        return clean(urlsplit(url).netloc.rpartition("@")[2]) or tr("The server")
     except ValueError:
-        return "The server"
+        return tr("The server")
 
 
 def _number(value: str | None) -> int | None:

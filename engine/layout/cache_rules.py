@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from engine.architectures.registry import architecture_rules
 from engine.gguf.model_file import ModelFile
 from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.language import tr
 from engine.layout.violation import Violation
 from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
 from engine.settings.table import MAX_SEQUENCES
@@ -32,11 +33,15 @@ def _value_cache(model: ModelFile, context: ContextSettings) -> Iterator[Violati
     if KV_BLOCK_ELEMENTS[context.type_v] == 1 or not without_flash_attention(model, context):
         return
     if context.flash_attn == "off":
-        reason, remedy = "which is off", "Set flash attention to auto or on, or the V cache type to f16."
+        reason, remedy = tr("which is off"), tr("Set flash attention to auto or on, or the V cache type to f16.")
     else:
-        reason = f"which the engine does not have for {model.architecture} models"
-        remedy = "Set the V cache type to f16."
-    yield Violation("flash_attention", f"A V cache of type {context.type_v} needs flash attention, {reason}.", remedy)
+        reason = tr("which the engine does not have for {architecture} models", architecture=model.architecture)
+        remedy = tr("Set the V cache type to f16.")
+    yield Violation(
+        "flash_attention",
+        tr("A V cache of type {type_v} needs flash attention, {reason}.", type_v=context.type_v, reason=reason),
+        remedy,
+    )
 
 
 def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
@@ -44,8 +49,13 @@ def _type_pair(model: ModelFile, context: ContextSettings) -> Iterator[Violation
     if context.type_k != context.type_v and one_type:
         yield Violation(
             "cache_types_differ",
-            f"{model.architecture} models keep K and V in one cache; K is {context.type_k} and V is {context.type_v}.",
-            "Give K and V the same type.",
+            tr(
+                "{architecture} models keep K and V in one cache; K is {type_k} and V is {type_v}.",
+                architecture=model.architecture,
+                type_k=context.type_k,
+                type_v=context.type_v,
+            ),
+            tr("Give K and V the same type."),
         )
 
 
@@ -59,24 +69,44 @@ def _block_sizes(model: ModelFile, context: ContextSettings) -> Iterator[Violati
         if width is not None:
             yield Violation(
                 "cache_block_size",
-                f"The {letter} heads of this model are {width} wide, which is no multiple of {cache_type}'s {block}.",
-                f"Choose f16 or another type without blocks for the {letter} cache.",
+                tr(
+                    "The {letter} heads of this model are {width} wide, which is no multiple of "
+                    "{cache_type}'s {block}.",
+                    letter=letter,
+                    width=width,
+                    cache_type=cache_type,
+                    block=block,
+                ),
+                block_remedy(letter),
             )
+
+
+def block_remedy(letter: str) -> str:
+    """Return the remedy for a K or V cache with blocks that the heads do not have; it tells which of them it is."""
+    return tr("Choose f16 or another type without blocks for the {letter} cache.", letter=letter)
 
 
 def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation]:
     if context.n_seq_max > MAX_SEQUENCES:
         yield Violation(
             "too_many_sequences",
-            f"{context.n_seq_max} sequences are asked for and the engine takes {MAX_SEQUENCES}.",
-            f"Set n_seq_max to at most {MAX_SEQUENCES}.",
+            tr(
+                "{n_seq_max} sequences are asked for and the engine takes {max_sequences}.",
+                n_seq_max=context.n_seq_max,
+                max_sequences=MAX_SEQUENCES,
+            ),
+            tr("Set n_seq_max to at most {max_sequences}.", max_sequences=MAX_SEQUENCES),
         )
         return
     if architecture_rules(model.architecture).one_stream and context.n_seq_max > 1 and not context.kv_unified:
         yield Violation(
             "separate_sequences",
-            f"{model.architecture} models cannot keep {context.n_seq_max} sequences apart.",
-            "Set kv_unified to on, or n_seq_max to 1.",
+            tr(
+                "{architecture} models cannot keep {n_seq_max} sequences apart.",
+                architecture=model.architecture,
+                n_seq_max=context.n_seq_max,
+            ),
+            tr("Set kv_unified to on, or n_seq_max to 1."),
         )
     trained = model.hyper_parameter("context_length")
     n_ctx = context.n_ctx or (trained if isinstance(trained, int) else 0)
@@ -86,8 +116,12 @@ def _sequences(model: ModelFile, context: ContextSettings) -> Iterator[Violation
     if context.n_seq_max > max(1, batch):
         yield Violation(
             "sequences_over_batch",
-            f"{context.n_seq_max} sequences do not go into one batch of {batch} tokens.",
-            "Set n_batch and the context to at least n_seq_max.",
+            tr(
+                "{n_seq_max} sequences do not go into one batch of {batch} tokens.",
+                n_seq_max=context.n_seq_max,
+                batch=batch,
+            ),
+            tr("Set n_batch and the context to at least n_seq_max."),
         )
 
 
@@ -100,9 +134,17 @@ def _uneven_batch(model: ModelFile, context: ContextSettings, n_ctx: int) -> Ite
     if n_tokens % n_sequences:
         yield Violation(
             "separate_sequences",
-            f"{model.architecture} models keep {n_sequences} sequences apart only in micro batches that divide evenly, "
-            f"and {n_tokens} tokens do not.",
-            f"Set n_ubatch to a multiple of {n_sequences}, kv_unified to on, or n_seq_max to 1.",
+            tr(
+                "{architecture} models keep {n_sequences} sequences apart only in micro batches that "
+                "divide evenly, and {n_tokens} tokens do not.",
+                architecture=model.architecture,
+                n_sequences=n_sequences,
+                n_tokens=n_tokens,
+            ),
+            tr(
+                "Set n_ubatch to a multiple of {n_sequences}, kv_unified to on, or n_seq_max to 1.",
+                n_sequences=n_sequences,
+            ),
         )
 
 

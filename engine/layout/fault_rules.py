@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engine.devices.device import Device, Fault, Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.engine_parameters import used_devices
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
@@ -19,16 +20,28 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
         if fault is not None:
             yield Violation(
                 "engine_fault",
-                f"The engine cannot use {fault.of} weights on {device.id}: {fault.reason}",
-                f"Move what is on {device.id} to another device, or take a file with weights of another type.",
+                tr(
+                    "The engine cannot use {of} weights on {id}: {reason}",
+                    of=fault.of,
+                    id=device.id,
+                    reason=fault.reason,
+                ),
+                tr(
+                    "Move what is on {id} to another device, or take a file with weights of another type.", id=device.id
+                ),
             )
     found = flash_fault(layout, rig, context)
     if found is not None and context.flash_attn != "off":
         device, fault = found
         yield Violation(
             "engine_fault",
-            f"Flash attention with a {fault.of} cache cannot be used on {device.id}: {fault.reason}",
-            "Set flash attention to off and the KV cache types to f16, or choose other cache types.",
+            tr(
+                "Flash attention with a {of} cache cannot be used on {id}: {reason}",
+                of=fault.of,
+                id=device.id,
+                reason=fault.reason,
+            ),
+            tr("Set flash attention to off and the KV cache types to f16, or choose other cache types."),
         )
 
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from engine.devices.device import CPU_ID
 from engine.errors import LayoutError
+from engine.language import tr
 from engine.layout.patterns import OVERRIDE_PARTS, OverridePart, find_pattern_fault
 
 SplitMode = Literal["layer", "none", "tensor", "row"]
@@ -70,9 +71,17 @@ class Layout:
         check_cover(self.n_layers, self.runs)
         for index, (run, following) in enumerate(pairwise(self.runs)):
             if run.device == following.device:
-                raise LayoutError(f"runs {index} and {index + 1} are both on {run.device}; make them one", place="runs")
+                raise LayoutError(
+                    tr(
+                        "runs {index} and {index2} are both on {device}; make them one",
+                        index=index,
+                        index2=index + 1,
+                        device=run.device,
+                    ),
+                    place="runs",
+                )
         if not self.output_device:
-            raise LayoutError("the output layer needs a device", place="output")
+            raise LayoutError(tr("the output layer needs a device"), place="output")
         _check_split(self)
         for index, override in enumerate(self.overrides):
             _check_override(self.n_layers, override, f"overrides[{index}]")
@@ -96,7 +105,14 @@ class Layout:
     def move_boundary(self, boundary_index: int, layer: int) -> Layout:
         """Put the boundary between runs `boundary_index` and the next before `layer`; both keep at least one layer."""
         if not 0 <= boundary_index < len(self.runs) - 1:
-            raise LayoutError(f"there is no boundary {boundary_index} among {len(self.runs)} runs", place="runs")
+            raise LayoutError(
+                tr(
+                    "there is no boundary {boundary_index} among {count} runs",
+                    boundary_index=boundary_index,
+                    count=len(self.runs),
+                ),
+                place="runs",
+            )
         left, right = self.runs[boundary_index : boundary_index + 2]
         first = min(max(layer, left.first + 1), right.last)
         moved = (replace(left, last=first - 1), replace(right, first=first))
@@ -107,7 +123,7 @@ class Layout:
         self._check_layer(first)
         self._check_layer(last)
         if first > last:
-            raise LayoutError(f"layers {first}-{last} are the wrong way round", place="runs")
+            raise LayoutError(tr("layers {first}-{last} are the wrong way round", first=first, last=last), place="runs")
         assignment = list(self.assignment())
         assignment[first : last + 1] = [device] * (last - first + 1)
         followed = self.output_device == self.runs[-1].device
@@ -159,7 +175,7 @@ class Layout:
     def _shares_by_layers(self) -> tuple[tuple[str, float], ...]:
         members = [device for device in self.devices if device != CPU_ID]
         if not members:
-            raise LayoutError("splitting inside layers needs a device other than CPU", place="split_mode")
+            raise LayoutError(tr("splitting inside layers needs a device other than CPU"), place="split_mode")
         return tuple((device, float(max(1, self.assignment().count(device)))) for device in members)
 
     def _edited(self, runs: tuple[Run, ...], output_device: str) -> Layout:
@@ -169,13 +185,19 @@ class Layout:
 
     def _check_layer(self, layer: int) -> None:
         if not 0 <= layer < self.n_layers:
-            raise LayoutError(f"there is no layer {layer}; layers are 0-{self.n_layers - 1}", place="runs")
+            raise LayoutError(
+                tr("there is no layer {layer}; layers are 0-{n_layers}", layer=layer, n_layers=self.n_layers - 1),
+                place="runs",
+            )
 
 
 def make_layout(n_layers: int, assignments: Sequence[str], output_device: str | None = None) -> Layout:
     """Return a layout from one device per layer; the output layer goes with the last layer unless told."""
     if n_layers < 1 or len(assignments) != n_layers:
-        raise LayoutError(f"{len(assignments)} devices were given for {n_layers} layers", place="runs")
+        raise LayoutError(
+            tr("{count} devices were given for {n_layers} layers", count=len(assignments), n_layers=n_layers),
+            place="runs",
+        )
     return Layout(n_layers, _runs_of(assignments), output_device or assignments[-1])
 
 
@@ -187,7 +209,7 @@ def single_device(n_layers: int, device: str) -> Layout:
 def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
     """Return contiguous runs over `devices` in order, as equal as possible; devices beyond the layers stay empty."""
     if not devices:
-        raise LayoutError("no devices were given to split the layers over", place="runs")
+        raise LayoutError(tr("no devices were given to split the layers over"), place="runs")
     used = devices[:n_layers]
     return make_layout(n_layers, [used[layer * len(used) // n_layers] for layer in range(n_layers)])
 
@@ -195,22 +217,31 @@ def split_evenly(n_layers: int, devices: Sequence[str]) -> Layout:
 def check_cover(n_layers: int, runs: Sequence[Run]) -> None:
     """Raise `LayoutError` unless `runs` hold each of `n_layers` layers once and in order; neighbours may be alike."""
     if not 1 <= n_layers <= MAX_LAYERS:
-        raise LayoutError(f"a layout has 1 to {MAX_LAYERS} layers, not {n_layers}", place="model.layers")
+        raise LayoutError(
+            tr("a layout has 1 to {max_layers} layers, not {n_layers}", max_layers=MAX_LAYERS, n_layers=n_layers),
+            place="model.layers",
+        )
     if not runs:
-        raise LayoutError("there are no runs; give every layer a device", place="runs")
+        raise LayoutError(tr("there are no runs; give every layer a device"), place="runs")
     expected = 0
     for index, run in enumerate(runs):
         place = f"runs[{index}].layers"
         if not run.device:
-            raise LayoutError("a run needs a device", place=f"runs[{index}].device")
+            raise LayoutError(tr("a run needs a device"), place=f"runs[{index}].device")
         if run.last < run.first:
-            raise LayoutError(f"layers {run.first}-{run.last} are the wrong way round", place=place)
+            raise LayoutError(
+                tr("layers {first}-{last} are the wrong way round", first=run.first, last=run.last), place=place
+            )
         if run.first != expected:
             raise LayoutError(_misplaced(run, expected, runs[index - 1] if index else None), place=place)
         expected = run.last + 1
     if expected != n_layers:
         raise LayoutError(
-            f"the runs end at layer {expected - 1}, but the model has layers 0-{n_layers - 1}",
+            tr(
+                "the runs end at layer {expected}, but the model has layers 0-{n_layers}",
+                expected=expected - 1,
+                n_layers=n_layers - 1,
+            ),
             place=f"runs[{len(runs) - 1}].layers",
         )
 
@@ -227,27 +258,45 @@ def _runs_of(assignment: Sequence[str]) -> tuple[Run, ...]:
 
 def _misplaced(run: Run, expected: int, before: Run | None) -> str:
     if before is None:
-        return f"the first run starts at layer {run.first}; it has to start at layer 0"
+        return tr("the first run starts at layer {first}; it has to start at layer 0", first=run.first)
     if run.first > expected:
-        missing = f"layer {expected} is" if run.first - 1 == expected else f"layers {expected}-{run.first - 1} are"
-        return f"{missing} on no device; start this run at layer {expected}"
+        missing = (
+            tr("layer {expected} is", expected=expected)
+            if run.first - 1 == expected
+            else tr("layers {expected}-{first} are", expected=expected, first=run.first - 1)
+        )
+        return tr("{missing} on no device; start this run at layer {expected}", missing=missing, expected=expected)
     if run.last < before.first:
-        return f"this run starts at layer {run.first} and comes after layer {before.last}; put the runs in layer order"
-    return f"this run overlaps the one before it, which ends at layer {before.last}; start it at layer {expected}"
+        return tr(
+            "this run starts at layer {first} and comes after layer {last}; put the runs in layer order",
+            first=run.first,
+            last=before.last,
+        )
+    return tr(
+        "this run overlaps the one before it, which ends at layer {last}; start it at layer {expected}",
+        last=before.last,
+        expected=expected,
+    )
 
 
 def _check_split(layout: Layout) -> None:
     mode = layout.split_mode
     if mode not in SPLIT_MODES:
-        raise LayoutError(f'"{mode}" is no split mode; use one of {", ".join(SPLIT_MODES)}', place="split_mode")
+        raise LayoutError(
+            tr('"{mode}" is no split mode; use one of {names}', mode=mode, names=", ".join(SPLIT_MODES)),
+            place="split_mode",
+        )
     if mode == "none" and layout.devices != (layout.runs[0].device,):
         raise LayoutError(
-            f"split mode none has everything on one device, not on {', '.join(layout.devices)}", place="split_mode"
+            tr("split mode none has everything on one device, not on {names}", names=", ".join(layout.devices)),
+            place="split_mode",
         )
     if mode in ("layer", "none") and layout.tensor_split:
-        raise LayoutError(f"shares belong to split modes tensor and row, not to {mode}", place="tensor_split")
+        raise LayoutError(
+            tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), place="tensor_split"
+        )
     if mode != "row" and layout.main_device is not None:
-        raise LayoutError(f"a main device belongs to split mode row, not to {mode}", place="main_device")
+        raise LayoutError(tr("a main device belongs to split mode row, not to {mode}", mode=mode), place="main_device")
     if mode in ("tensor", "row"):
         _check_shares(layout)
 
@@ -255,28 +304,37 @@ def _check_split(layout: Layout) -> None:
 def _check_shares(layout: Layout) -> None:
     shares = layout.tensor_split
     if len({device for device, _ in shares}) != len(shares):
-        raise LayoutError("a device has two shares; give each one", place="tensor_split")
+        raise LayoutError(tr("a device has two shares; give each one"), place="tensor_split")
     for device, share in shares:
         if not (math.isfinite(share) and share >= 0):
-            raise LayoutError("a share is a number that is not negative", place=f"tensor_split.{device}")
+            raise LayoutError(tr("a share is a number that is not negative"), place=f"tensor_split.{device}")
     if not any(share > 0 for _, share in shares):
-        raise LayoutError(f"split mode {layout.split_mode} needs at least one share above 0", place="tensor_split")
+        raise LayoutError(
+            tr("split mode {split_mode} needs at least one share above 0", split_mode=layout.split_mode),
+            place="tensor_split",
+        )
 
 
 def _check_override(n_layers: int, override: Override, place: str) -> None:
     if not override.device:
-        raise LayoutError("an override needs a device", place=f"{place}.device")
+        raise LayoutError(tr("an override needs a device"), place=f"{place}.device")
     if (override.part is None) == (override.pattern is None):
-        raise LayoutError("an override has either a part or a pattern", place=place)
+        raise LayoutError(tr("an override has either a part or a pattern"), place=place)
     if override.pattern is not None:
         fault = find_pattern_fault(override.pattern)
         if fault:
             raise LayoutError(fault, place=f"{place}.pattern")
     elif override.part not in OVERRIDE_PARTS:
-        raise LayoutError(f"a part is one of {', '.join(OVERRIDE_PARTS)}", place=f"{place}.part")
+        raise LayoutError(tr("a part is one of {names}", names=", ".join(OVERRIDE_PARTS)), place=f"{place}.part")
     if (override.first is None) != (override.last is None) or (override.first is not None and override.pattern):
-        raise LayoutError("a range of layers goes with a part and has both ends", place=f"{place}.layers")
+        raise LayoutError(tr("a range of layers goes with a part and has both ends"), place=f"{place}.layers")
     if override.layers is not None and not 0 <= override.layers.start < override.layers.stop <= n_layers:
         raise LayoutError(
-            f"layers {override.first}-{override.last} are not a range within 0-{n_layers - 1}", place=f"{place}.layers"
+            tr(
+                "layers {first}-{last} are not a range within 0-{n_layers}",
+                first=override.first,
+                last=override.last,
+                n_layers=n_layers - 1,
+            ),
+            place=f"{place}.layers",
         )

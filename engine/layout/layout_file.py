@@ -10,6 +10,7 @@ from pathlib import Path
 from engine.devices.device import find_id_fault
 from engine.errors import LayoutError
 from engine.json_file import JsonObject, encode_document, parse_document, read_file, write_file
+from engine.language import tr
 from engine.layout.layout import (
     MAX_LAYERS,
     SPLIT_MODES,
@@ -101,13 +102,20 @@ def _parse_root(root: JsonObject, n_layers: int | None) -> LayoutFile:
     )
     name, layers_in_file = root.maybe("model", partial(_parse_model, root), ("", None))
     if n_layers is not None and layers_in_file not in (None, n_layers):
-        root.refuse(f"the layout is for a model of {layers_in_file} layers and this one has {n_layers}", "model.layers")
+        root.refuse(
+            tr(
+                "the layout is for a model of {layers_in_file} layers and this one has {n_layers}",
+                layers_in_file=layers_in_file,
+                n_layers=n_layers,
+            ),
+            "model.layers",
+        )
     runs = tuple(_parse_run(item) for item in root.nested_list("runs"))
     n_layers = n_layers or layers_in_file or (runs[-1].last + 1 if runs else 1)
     check_cover(n_layers, runs)
     mode: SplitMode = root.maybe("split_mode", lambda key: root.choice(key, SPLIT_MODES), "layer")
     if mode in ("layer", "none") and "tensor_split" in root.keys:
-        root.refuse(f"shares belong to split modes tensor and row, not to {mode}", "tensor_split")
+        root.refuse(tr("shares belong to split modes tensor and row, not to {mode}", mode=mode), "tensor_split")
     layout = Layout(
         n_layers=n_layers,
         runs=merge_runs(runs),
@@ -131,10 +139,12 @@ def _parse_range(item: JsonObject, key: str) -> tuple[int, int]:
     text = item.text(key)
     match = _LAYERS.fullmatch(text)
     if match is None:
-        item.refuse('layers are written as "5" or "0-15", counted from 0', key)
+        item.refuse(tr('layers are written as "5" or "0-15", counted from 0'), key)
     first, last = int(match[1]), int(match[2] or match[1])
     if last < first:
-        item.refuse(f"layers {first}-{last} are the wrong way round; write {last}-{first}", key)
+        item.refuse(
+            tr("layers {first}-{last} are the wrong way round; write {last}-{first}", first=first, last=last), key
+        )
     return first, last
 
 

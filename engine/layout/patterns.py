@@ -16,6 +16,7 @@ import re2
 
 from engine.gguf.blocks import PART_PATTERNS
 from engine.gguf.quoting import quote
+from engine.language import tr
 
 OverridePart = Literal["experts", "ffn", "attention", "all"]
 OVERRIDE_PARTS: tuple[OverridePart, ...] = ("experts", "ffn", "attention", "all")
@@ -42,9 +43,13 @@ def find_pattern_fault(pattern: str) -> str | None:
     if _is_of_part(pattern):
         return None
     if not pattern:
-        return "an empty pattern matches every weight; name the tensors it is for"
+        return tr("an empty pattern matches every weight; name the tensors it is for")
     if len(pattern) > MAX_PATTERN_LENGTH:
-        return f"the pattern has {len(pattern)} characters; at most {MAX_PATTERN_LENGTH} are allowed"
+        return tr(
+            "the pattern has {count} characters; at most {max_pattern_length} are allowed",
+            count=len(pattern),
+            max_pattern_length=MAX_PATTERN_LENGTH,
+        )
     return _find_fault(pattern)
 
 
@@ -52,20 +57,40 @@ def find_pattern_fault(pattern: str) -> str | None:
 def _find_fault(pattern: str) -> str | None:
     shown = quote(pattern)
     if _FOREIGN_GROUP.search(pattern):
-        return f"the pattern {shown} uses a group that ECMAScript regexes do not have; after ( ? only : may come"
+        return tr(
+            "the pattern {shown} uses a group that ECMAScript regexes do not have; after ( ? only : may come",
+            shown=shown,
+        )
     if _LOOK_AHEAD.search(pattern):
-        return f"the pattern {shown} looks ahead, for which no time can be promised; write what it finds instead"
+        return tr(
+            "the pattern {shown} looks ahead, for which no time can be promised; write what it finds instead",
+            shown=shown,
+        )
     if _BACK_REFERENCE.search(pattern):
-        return f"the pattern {shown} refers back, for which no time can be promised; write what it finds instead"
+        return tr(
+            "the pattern {shown} refers back, for which no time can be promised; write what it finds instead",
+            shown=shown,
+        )
     if escape := _FOREIGN_ESCAPE.search(pattern):
-        return f"the pattern {shown} has {quote(escape[0][-2:])}, which regexes of this kind do not have; write it out"
+        return tr(
+            "the pattern {shown} has {escape}, which regexes of this kind do not have; write it out",
+            shown=shown,
+            escape=quote(escape[0][-2:]),
+        )
     if _NO_COUNT.search(pattern):
-        return f"the pattern {shown} has a brace that is no count such as {{1,3}}; write \\{{ for the character"
+        return tr(
+            "the pattern {shown} has a brace that is no count such as {{1,3}}; write \\{{ for the character",
+            shown=shown,
+        )
     try:
         _compiled(pattern)
     except (re2.error, UnicodeEncodeError) as error:
-        reason = "it has half of a surrogate pair" if isinstance(error, UnicodeEncodeError) else quote(_reason(error))
-        return f"the pattern {shown} is not a regular expression ({reason}); check its brackets"
+        reason = (
+            tr("it has half of a surrogate pair") if isinstance(error, UnicodeEncodeError) else quote(_reason(error))
+        )
+        return tr(
+            "the pattern {shown} is not a regular expression ({reason}); check its brackets", shown=shown, reason=reason
+        )
     return None
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from engine.language import tr
+
 
 def range_text(first: int, last: int) -> str:
     """Return "5" or "5-9", as layout files have it."""
@@ -10,4 +12,5 @@ def range_text(first: int, last: int) -> str:
 
 def layer_words(first: int, last: int) -> str:
     """Return "layer 5" or "layers 5-9"."""
-    return f"layer{'' if first == last else 's'} {range_text(first, last)}"
+    text = range_text(first, last)
+    return tr("layer {first}", first=text) if first == last else tr("layers {ranges}", ranges=text)

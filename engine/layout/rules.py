@@ -8,6 +8,7 @@ from itertools import groupby
 from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.cache_rules import cache_violations
 from engine.layout.engine_parameters import (
     MAX_DEVICES,
@@ -53,8 +54,13 @@ def _layer_count(layout: Layout, model: ModelFile) -> Iterator[Violation]:
     if layout.n_layers != model.n_layers:
         yield Violation(
             "layer_count",
-            f"The layout is for {layout.n_layers} layers and {model.name or 'the model'} has {model.n_layers}.",
-            "Open the layout that belongs to this model, or start from the initial layout.",
+            tr(
+                "The layout is for {n_layers} layers and {name} has {n_layers2}.",
+                n_layers=layout.n_layers,
+                name=model.name or tr("the model"),
+                n_layers2=model.n_layers,
+            ),
+            tr("Open the layout that belongs to this model, or start from the initial layout."),
         )
 
 
@@ -67,8 +73,12 @@ def _draft_model(model: ModelFile) -> Iterator[Violation]:
     if dependent:
         yield Violation(
             "draft_model",
-            f"{model.name or 'This model'} ({model.architecture}) drafts for another model and cannot be loaded alone.",
-            "Open the model that it belongs to.",
+            tr(
+                "{name} ({architecture}) drafts for another model and cannot be loaded alone.",
+                name=model.name or tr("This model"),
+                architecture=model.architecture,
+            ),
+            tr("Open the model that it belongs to."),
         )
 
 
@@ -79,8 +89,12 @@ def _unknown_devices(layout: Layout, rig: Rig) -> Iterator[Violation]:
         if rig.device(device) is None:
             yield Violation(
                 "unknown_device",
-                f"The layout uses {device}, which is not among the devices ({', '.join(rig.ids)}).",
-                f"Move what is on {device} to another device, or open the rig that has it.",
+                tr(
+                    "The layout uses {device}, which is not among the devices ({names}).",
+                    device=device,
+                    names=", ".join(rig.ids),
+                ),
+                tr("Move what is on {device} to another device, or open the rig that has it.", device=device),
             )
 
 
@@ -90,8 +104,14 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
     if count > MAX_ENTRIES - accelerators:
         yield Violation(
             "too_many_entries",
-            f"The layout needs {count} device entries and the engine takes {MAX_ENTRIES - accelerators}.",
-            "Join runs so that fewer remain; leading CPU layers and an output on the last layer's device cost none.",
+            tr(
+                "The layout needs {count} device entries and the engine takes {max_entries}.",
+                count=count,
+                max_entries=MAX_ENTRIES - accelerators,
+            ),
+            tr(
+                "Join runs so that fewer remain; leading CPU layers and an output on the last layer's device cost none."
+            ),
         )
     for name, runs in groupby(sorted(run.device for run in entries(layout))):
         device = rig.device(name)
@@ -99,12 +119,19 @@ def _entries(layout: Layout, rig: Rig) -> Iterator[Violation]:
             continue
         if not device.capabilities.repeatable:
             fault = device.fault("repeated")
-            unknown = f"two streams on one {device.backend} device are not known to be safe."
+            unknown = tr("two streams on one {backend} device are not known to be safe.", backend=device.backend)
             yield Violation(
                 "repeated_device",
-                f"{name} appears more than once, and {unknown if fault is None else fault.reason}",
-                f"Bring the layers on {name} together in one run, with the output layer only if that run is the last, "
-                f"or run the self-test of {name}.",
+                tr(
+                    "{name} appears more than once, and {what}",
+                    name=name,
+                    what=unknown if fault is None else fault.reason,
+                ),
+                tr(
+                    "Bring the layers on {name} together in one run, with the output layer only if that run "
+                    "is the last, or run the self-test of {name}.",
+                    name=name,
+                ),
             )
 
 
@@ -113,8 +140,8 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
     if any(run.device == CPU_ID for run in layout.runs[1:]) or layout.output_device == CPU_ID:
         yield Violation(
             "leading_cpu_only",
-            f"In split mode {mode} only the first layers can be on the CPU.",
-            "Move the CPU layers to the front, and the output layer to a device.",
+            tr("In split mode {mode} only the first layers can be on the CPU.", mode=mode),
+            tr("Move the CPU layers to the front, and the output layer to a device."),
         )
     members = split_members(layout)
     for name in members:
@@ -123,14 +150,23 @@ def _split_mode(layout: Layout, rig: Rig) -> Iterator[Violation]:
         if name == CPU_ID or not able:
             yield Violation(
                 "split_member",
-                f"{name} cannot be a member of split mode {mode}{_missing(mode, device)}.",
-                f"Leave {name} out of the shares, or choose split mode layer.",
+                tr(
+                    "{name} cannot be a member of split mode {mode}{missing}.",
+                    name=name,
+                    mode=mode,
+                    missing=_missing(mode, device),
+                ),
+                tr("Leave {name} out of the shares, or choose split mode layer.", name=name),
             )
     if len(members) > MAX_DEVICES:
         yield Violation(
             "split_member",
-            f"{len(members)} devices have a share and the engine takes {MAX_DEVICES}.",
-            "Give fewer devices a share.",
+            tr(
+                "{count} devices have a share and the engine takes {max_devices}.",
+                count=len(members),
+                max_devices=MAX_DEVICES,
+            ),
+            tr("Give fewer devices a share."),
         )
     if mode == "row":
         yield from _row_order(members, rig)
@@ -143,7 +179,7 @@ def _missing(mode: str, device: Device | None) -> str:
     fault = device.fault("tensor_split") if mode == "tensor" else None
     if fault is not None:
         return f": {fault.reason.rstrip('.')}"
-    return ": its backend has no split buffers" if mode == "row" else ""
+    return tr(": its backend has no split buffers") if mode == "row" else ""
 
 
 def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
@@ -154,9 +190,12 @@ def _row_order(members: tuple[str, ...], rig: Rig) -> Iterator[Violation]:
     if found and (len(backends) > 1 or members != expected):
         yield Violation(
             "split_member",
-            f"Split mode row goes over all devices of one backend in order ({', '.join(expected)}), not over "
-            f"{', '.join(members)}.",
-            "Give exactly these devices a share, or choose split mode layer.",
+            tr(
+                "Split mode row goes over all devices of one backend in order ({names}), not over {names2}.",
+                names=", ".join(expected),
+                names2=", ".join(members),
+            ),
+            tr("Give exactly these devices a share, or choose split mode layer."),
         )
 
 

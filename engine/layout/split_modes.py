@@ -6,11 +6,12 @@ from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr, tr_count
 from engine.layout.engine_parameters import MAX_DEVICES, leading_cpu_layers
 from engine.layout.layout import Layout, Run, SplitMode
 from engine.layout.tensor_rules import tensor_model_violations
 
-_INSTEAD = "Choose Layer: any layer on any device."
+_INSTEAD = tr("Choose Layer: any layer on any device.")
 
 
 def split_mode_obstacles(rig: Rig, model: ModelFile | None = None) -> dict[SplitMode, str]:
@@ -88,26 +89,31 @@ def _able(device: Device, mode: SplitMode) -> bool:
 
 def _tensor_obstacle(rig: Rig, model: ModelFile | None) -> str | None:
     if not rig.devices:
-        return "Tensor split needs devices besides the CPU. Choose Layer."
+        return tr("Tensor split needs devices besides the CPU. Choose Layer.")
     if not any(_able(device, "tensor") for device in rig.devices):
         faults = (device.fault("tensor_split") for device in rig.devices)
         reason = next((f" {fault.reason}" for fault in faults if fault is not None), "")
-        return f"None of the devices can be a member of a tensor split.{reason} {_INSTEAD}"
+        return tr(
+            "None of the devices can be a member of a tensor split.{reason} {instead}", reason=reason, instead=_INSTEAD
+        )
     refusal = next(tensor_model_violations(model), None) if model is not None else None
     return f"{refusal.message} {_INSTEAD}" if refusal is not None else None
 
 
 def _row_obstacle(rig: Rig) -> str | None:
     if not rig.devices:
-        return "Row split needs devices besides the CPU. Choose Layer."
+        return tr("Row split needs devices besides the CPU. Choose Layer.")
     unable = [device.id for device in rig.devices if not _able(device, "row")]
     if unable:
-        return (
-            f"Row split needs split buffers, which {_join(unable)} {'has' if len(unable) == 1 else 'have'} not. "
-            f"{_INSTEAD}"
+        return tr_count(
+            "Row split needs split buffers, which {names} has not. {instead}",
+            "Row split needs split buffers, which {names} have not. {instead}",
+            len(unable),
+            names=_join(unable),
+            instead=_INSTEAD,
         )
     return None
 
 
 def _join(names: list[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+    return names[0] if len(names) == 1 else tr("{names} and {names2}", names=", ".join(names[:-1]), names2=names[-1])

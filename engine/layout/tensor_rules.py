@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import Block, ModelFile
+from engine.language import tr
 from engine.layout.engine_parameters import TensorOverride, leading_cpu_layers, tensor_overrides
 from engine.layout.layout import Layout
 from engine.layout.patterns import pattern_finder
@@ -30,26 +31,35 @@ def tensor_model_violations(model: ModelFile, leading: int = 0) -> Iterator[Viol
     if not split.allowed:
         yield Violation(
             "split_architecture",
-            f"The engine cannot split {model.architecture} models inside their layers.",
-            "Choose split mode layer, which divides the model between layers.",
+            tr("The engine cannot split {architecture} models inside their layers.", architecture=model.architecture),
+            tr("Choose split mode layer, which divides the model between layers."),
         )
     elif count_unlisted_layers(model):
         yield Violation(
             "split_architecture",
-            f"The engine cannot split layers that it repeats or adds, as it does for this {model.architecture} model.",
-            "Choose split mode layer, which divides the model between layers.",
+            tr(
+                "The engine cannot split layers that it repeats or adds, as it does for this {architecture} model.",
+                architecture=model.architecture,
+            ),
+            tr("Choose split mode layer, which divides the model between layers."),
         )
     elif split.may_lack_heads and _lacks_heads(model, leading):
         yield Violation(
             "split_architecture",
-            f"The engine cannot split this {model.architecture} model: some of its layers have no key heads.",
-            "Choose split mode layer, which divides the model between layers.",
+            tr(
+                "The engine cannot split this {architecture} model: some of its layers have no key heads.",
+                architecture=model.architecture,
+            ),
+            tr("Choose split mode layer, which divides the model between layers."),
         )
     elif leading and split.whole_model:
         yield Violation(
             "leading_cpu_only",
-            f"In split mode tensor {model.architecture} models cannot have layers on the CPU.",
-            "Move the CPU layers to the devices, or choose split mode layer.",
+            tr(
+                "In split mode tensor {architecture} models cannot have layers on the CPU.",
+                architecture=model.architecture,
+            ),
+            tr("Move the CPU layers to the devices, or choose split mode layer."),
         )
 
 
@@ -63,14 +73,14 @@ def tensor_context_violations(context: ContextSettings) -> Iterator[Violation]:
     if context.flash_attn == "off":
         yield Violation(
             "flash_attention",
-            "Split mode tensor needs flash attention, which is off.",
-            "Set flash attention to auto or on.",
+            tr("Split mode tensor needs flash attention, which is off."),
+            tr("Set flash attention to auto or on."),
         )
     if not context.offload_kqv:
         yield Violation(
             "split_cache_on_host",
-            "In split mode tensor the engine computes wrong results where the KV cache stays in host memory.",
-            "Turn on offloading of the KV cache (offload_kqv), or choose split mode layer.",
+            tr("In split mode tensor the engine computes wrong results where the KV cache stays in host memory."),
+            tr("Turn on offloading of the KV cache (offload_kqv), or choose split mode layer."),
         )
 
 
@@ -80,8 +90,13 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
     if target is not None:
         yield Violation(
             "split_override",
-            f"In split mode tensor weights can only be moved to the CPU, and an override moves some to {target}.",
-            f"Send the override to the CPU, or choose split mode layer, where {target} can take them.",
+            tr(
+                "In split mode tensor weights can only be moved to the CPU, and an override moves some to {target}.",
+                target=target,
+            ),
+            tr(
+                "Send the override to the CPU, or choose split mode layer, where {target} can take them.", target=target
+            ),
         )
     leading = leading_cpu_layers(layout)
     rules = tensor_overrides(layout)
@@ -89,8 +104,11 @@ def tensor_override_violations(layout: Layout, model: ModelFile) -> Iterator[Vio
     if rules and name is not None:
         yield Violation(
             "split_override",
-            f"In split mode tensor an override cannot move {name} away from the weights that it works with.",
-            "Override whole feed-forward parts (ffn, experts), or choose split mode layer.",
+            tr(
+                "In split mode tensor an override cannot move {name} away from the weights that it works with.",
+                name=name,
+            ),
+            tr("Override whole feed-forward parts (ffn, experts), or choose split mode layer."),
         )
 
 

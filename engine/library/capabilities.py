@@ -7,9 +7,17 @@ from collections.abc import Mapping
 
 from engine.architectures.registry import find_architecture
 from engine.gguf.model_file import MetadataValue
+from engine.language import tr
 
 CAPABILITIES = ("images", "sound", "tools", "thinking", "embeddings")
 """In the order in which they are shown."""
+CAPABILITY_WORDS = {
+    "images": tr("images"),
+    "sound": tr("sound"),
+    "tools": tr("tools"),
+    "thinking": tr("thinking"),
+    "embeddings": tr("embeddings"),
+}
 
 _TEMPLATE = "tokenizer.chat_template"
 _TOOLS = re.compile(r"\btools\b")

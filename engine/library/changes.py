@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from engine.language import tr
 from engine.library.census import Census, FoundFile
 from engine.library.facts import Facts
 
@@ -24,10 +25,16 @@ class Changes:
     def sentence(self) -> str:
         """Return what to tell of it, empty where there is nothing."""
         parts = [
-            _phrase([f"{old.name} is in {new.path.parent} now" for old, new in self.moved]),
-            _phrase([f"{file.name} is gone ({file.store.words})" for file in self.gone]),
             _phrase(
-                [f"{file.name} is no longer in {file.path.parent}" for file in self.missing if not file.is_missing]
+                [tr("{name} is in {parent} now", name=old.name, parent=new.path.parent) for old, new in self.moved]
+            ),
+            _phrase([tr("{name} is gone ({words})", name=file.name, words=file.store.words) for file in self.gone]),
+            _phrase(
+                [
+                    tr("{name} is no longer in {parent}", name=file.name, parent=file.path.parent)
+                    for file in self.missing
+                    if not file.is_missing
+                ]
             ),
         ]
         return " ".join(part for part in parts if part)
@@ -63,5 +70,5 @@ def with_missing(after: Census, changes: Changes) -> Census:
 def _phrase(sentences: list[str]) -> str:
     if not sentences:
         return ""
-    more = f", and {len(sentences) - 1} more" if len(sentences) > 1 else ""
+    more = tr(", and {count} more", count=len(sentences) - 1) if len(sentences) > 1 else ""
     return f"{sentences[0]}{more}."

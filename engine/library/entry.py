@@ -8,6 +8,7 @@ from pathlib import Path
 import msgspec
 
 from engine.gguf.file_names import bits_of
+from engine.language import tr
 from engine.library.capabilities import CAPABILITIES
 from engine.library.census import FoundFile
 from engine.library.facts import Facts
@@ -77,11 +78,11 @@ class Quantisation(msgspec.Struct, frozen=True, gc=False):
     def fault(self) -> str:
         """Why it cannot be opened, empty where nothing says so."""
         if self.copy.is_missing:
-            return f"is no longer at {self.copy.path}"
+            return tr("is no longer at {path}", path=self.copy.path)
         if self.copy.missing:
             count = self.copy.first.parsed.count
             numbers = ", ".join(map(str, self.copy.missing[:3]))
-            return f"lacks part {numbers} of {count}"
+            return tr("lacks part {numbers} of {count}", numbers=numbers, count=count)
         return "" if self.facts is None else self.facts.error
 
 

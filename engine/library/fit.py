@@ -7,6 +7,7 @@ from typing import Literal
 import msgspec
 
 from engine.devices.device import CPU_ID
+from engine.language import tr
 
 FitKind = Literal["devices", "split", "cpu", "disk", "no", "unknown"]
 """All layers on devices; some, or all, on the CPU; more on the CPU than its memory, read from disk again and again;
@@ -43,33 +44,37 @@ def fit_words(fit: Fit) -> str:
     match fit.kind:
         case "devices":
             places = " + ".join(device for device, _ in fit.layers)
-            return f"fits on {places}"
+            return tr("fits on {places}", places=places)
         case "split":
             on_host = dict(fit.layers).get(CPU_ID, 0)
             return (
-                f"{on_host} of {sum(count for _, count in fit.layers)} layers on the CPU"
+                tr(
+                    "{on_host} of {count} layers on the CPU",
+                    on_host=on_host,
+                    count=sum((count for _, count in fit.layers)),
+                )
                 if on_host
-                else "experts on the CPU"
+                else tr("experts on the CPU")
             )
         case "cpu":
-            return "fits in memory"
+            return tr("fits in memory")
         case "disk":
-            return "larger than memory"
+            return tr("larger than memory")
         case "no":
-            return "does not fit"
-    return "cannot be told"
+            return tr("does not fit")
+    return tr("cannot be told")
 
 
 def place_words(fit: Fit) -> str:
     """Return how many layers are where."""
-    return ", ".join(f"{count} on {device}" for device, count in fit.layers)
+    return ", ".join(tr("{count} on {device}", count=count, device=device) for device, count in fit.layers)
 
 
 def speed_words(fit: Fit) -> str:
     """Return the predicted speed for people, empty where there is none."""
     if not fit.fits or fit.fastest <= 0:
         return ""
-    return f"{_rate(fit.slowest)}–{_rate(fit.fastest)} tokens/s"
+    return tr("{rate}–{rate2} tokens/s", rate=_rate(fit.slowest), rate2=_rate(fit.fastest))
 
 
 def _rate(rate: float) -> str:

@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from engine.json_file import UNREADABLE
+from engine.language import tr
 from engine.library.census import Census
 from engine.library.errors import LibraryError
 from engine.library.facts import Facts
@@ -203,7 +204,9 @@ class LibraryIndex:
                 self.set_aside = put_aside(self.path)
                 return self._connect()
         except (OSError, *FAULTS) as error:
-            raise LibraryError(f"{self.path}: the library's index cannot be opened ({error}).") from error
+            raise LibraryError(
+                tr("{path}: the library's index cannot be opened ({error}).", path=self.path, error=error)
+            ) from error
 
     def _connect(self) -> sqlite3.Connection:
         connection = sqlite3.connect(self.path, timeout=BUSY_TIMEOUT_S, check_same_thread=False, isolation_level=None)
@@ -236,7 +239,9 @@ class LibraryIndex:
             try:
                 return self._connection.execute(query, values).fetchall()
             except FAULTS as error:
-                raise LibraryError(f"{self.path}: the library's index cannot be read ({error}).") from error
+                raise LibraryError(
+                    tr("{path}: the library's index cannot be read ({error}).", path=self.path, error=error)
+                ) from error
 
     @contextmanager
     def _writing(self) -> Iterator[sqlite3.Connection]:
@@ -250,7 +255,9 @@ class LibraryIndex:
                     raise
                 self._connection.execute("COMMIT")
             except FAULTS as error:
-                raise LibraryError(f"{self.path}: the library's index cannot be written ({error}).") from error
+                raise LibraryError(
+                    tr("{path}: the library's index cannot be written ({error}).", path=self.path, error=error)
+                ) from error
 
 
 class _NewerError(Exception):

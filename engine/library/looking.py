@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.cancellation import CancelToken
+from engine.language import tr
 from engine.library.arranging import by_name
 from engine.library.census import Census, FoundFile
 from engine.library.changes import Changes, compare, with_missing
@@ -92,8 +93,10 @@ def check_folder(path: Path) -> Path:
         with_entries = folder.iterdir()
         next(with_entries, None)
     except NotADirectoryError as error:
-        raise LibraryError(f"{path} is a file; name the folder that it is in.") from error
+        raise LibraryError(tr("{path} is a file; name the folder that it is in.", path=path)) from error
     except (OSError, ValueError, RuntimeError) as error:
         reason = getattr(error, "strerror", None) or str(error)
-        raise LibraryError(f"{path} cannot be looked into ({reason}); choose another folder.") from error
+        raise LibraryError(
+            tr("{path} cannot be looked into ({reason}); choose another folder.", path=path, reason=reason)
+        ) from error
     return folder

@@ -18,7 +18,7 @@ from engine.json_file import UNREADABLE
 from engine.library.census import FoundFile, found_file
 from engine.library.names import Role
 from engine.library.stores import Store
-from engine.library.walking import Walk
+from engine.library.walking import NOT_READABLE, Walk
 
 MAX_MANIFEST_BYTES = 1 << 20
 MAX_MANIFESTS = 10_000
@@ -62,9 +62,7 @@ def manifest_paths(root: Path, walk: Walk) -> Iterator[Path]:
         except (FileNotFoundError, NotADirectoryError):
             continue
         except OSError as error:
-            reason = (
-                "may not be read; ask for its permissions" if isinstance(error, PermissionError) else error.strerror
-            )
+            reason = NOT_READABLE if isinstance(error, PermissionError) else error.strerror
             walk.problems.append(f"{folder}: {reason}.")
             continue
         for entry in entries:

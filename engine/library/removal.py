@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engine.json_file import UNREADABLE
+from engine.language import tr
 from engine.library.census import FoundFile
 from engine.library.entry import Copy, Entry, Quantisation
 from engine.library.errors import LibraryError
@@ -33,12 +34,24 @@ class Removal:
 
     def question(self, title: str) -> str:
         """Return what to ask before it is done."""
-        files = "1 file" if len(self.paths) == 1 else f"{len(self.paths)} files"
-        parts = [f"Move {title} to the trash? {files}, which frees {format_bytes(self.freed_bytes)}."]
+        files = "1 file" if len(self.paths) == 1 else tr("{count} files", count=len(self.paths))
+        parts = [
+            tr(
+                "Move {title} to the trash? {files}, which frees {freed}.",
+                title=title,
+                files=files,
+                freed=format_bytes(self.freed_bytes),
+            )
+        ]
         if self.beside:
-            parts.append(f"With it goes {', '.join(file.name for file in self.beside)}, which nothing else uses.")
+            parts.append(
+                tr(
+                    "With it goes {names}, which nothing else uses.",
+                    names=", ".join(file.name for file in self.beside),
+                )
+            )
         if self.owner:
-            parts.append(f"It belongs to {self.owner}, which will not find it any more.")
+            parts.append(tr("It belongs to {owner}, which will not find it any more.", owner=self.owner))
         return " ".join(parts)
 
 
@@ -75,8 +88,10 @@ def to_trash(paths: Sequence[Path], send: Callable[[str], None] | None = None) -
         try:
             move(str(path))
         except OSError as error:
-            gone = f" {index} other files are in the trash already." if index else ""
-            raise LibraryError(f"{path.name} could not be moved to the trash ({error}).{gone}") from error
+            gone = tr(" {index} other files are in the trash already.", index=index) if index else ""
+            raise LibraryError(
+                tr("{name} could not be moved to the trash ({error}).{gone}", name=path.name, error=error, gone=gone)
+            ) from error
 
 
 def _send2trash() -> Callable[[str], None]:
@@ -108,8 +123,11 @@ def _hub_paths(file: FoundFile) -> tuple[Path, ...]:
     blob = path.parent / path.readlink()
     if blob.is_symlink() or _SHARED_STORE in blob.parts:
         raise LibraryError(
-            f"{file.name} lies in blobs that repositories share, which only their own program may remove; "
-            f"use `hf cache delete`."
+            tr(
+                "{name} lies in blobs that repositories share, which only their own program may remove; "
+                "use `hf cache delete`.",
+                name=file.name,
+            )
         )
     repository = next((folder for folder in path.parents if folder.name.startswith("models--")), path.parent)
     links = [each for each in (repository / "snapshots").rglob("*") if each.is_symlink() and each != path]
@@ -122,12 +140,14 @@ def _ollama_paths(file: FoundFile) -> tuple[Path, ...]:
     root = file.store.root
     manifest = next((path for kind, path in file.texts if kind == "manifest"), None)
     if manifest is None:
-        raise LibraryError(f"{file.name} has no manifest; remove it with `ollama rm {file.name}`.")
+        raise LibraryError(tr("{name} has no manifest; remove it with `ollama rm {name}`.", name=file.name))
     try:
         own = blobs_of(root, manifest)
         kept = {blob for other in manifest_paths(root, Walk()) if other != manifest for blob in blobs_of(root, other)}
     except (OSError, *UNREADABLE) as error:
-        raise LibraryError(f"Ollama's manifests cannot be read ({error}); use `ollama rm {file.name}`.") from error
+        raise LibraryError(
+            tr("Ollama's manifests cannot be read ({error}); use `ollama rm {name}`.", error=error, name=file.name)
+        ) from error
     return (manifest, *(blob for blob in dict.fromkeys(own) if blob not in kept and blob.exists()))
 
 

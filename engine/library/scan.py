@@ -12,10 +12,11 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from engine.gguf.parts import parse_part_name
+from engine.language import tr
 from engine.library.census import Census, FoundFile, Problem, found_file
 from engine.library.ollama import scan_ollama
 from engine.library.stores import Store
-from engine.library.walking import Walk, is_text
+from engine.library.walking import NOT_READABLE, Walk, is_text
 
 _REPOSITORY = re.compile(r"models--(.+?)--(.+)")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -150,6 +151,8 @@ def _once_each(files: Iterable[FoundFile]) -> tuple[FoundFile, ...]:
 
 
 def _with_remedy(store: Store, sentence: str) -> str:
-    if store.kind == "ollama" and "may not be read" in sentence:
-        return sentence.replace("ask for its permissions", "join the group ollama, or have Ollama use another folder")
+    if store.kind == "ollama" and NOT_READABLE in sentence:
+        return sentence.replace(
+            NOT_READABLE, tr("may not be read; join the group ollama, or have Ollama use another folder")
+        )
     return f"{store.owner}: {sentence}" if store.owner else sentence

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from engine.devices.device import Rig
+from engine.language import tr
 
 N_OFFERED = 3
 _WORKING_ROOM = 1.3
@@ -23,14 +24,17 @@ class Starter:
 
 
 STARTERS = (
-    Starter("Qwen3 0.6B", "Qwen/Qwen3-0.6B-GGUF:Q8_0", 640_000_000, "Tiny: runs anywhere, to try things out"),
-    Starter("Gemma 3 1B", "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", 810_000_000, "Small and quick, many languages"),
-    Starter("Qwen3 1.7B", "Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_840_000_000, "Thinks before it answers, on little memory"),
-    Starter("Gemma 3 4B", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2_490_000_000, "Good answers in many languages"),
-    Starter("Qwen3 4B", "Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_500_000_000, "Good answers, tools and thinking"),
-    Starter("Qwen3 8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_030_000_000, "Strong for its size, tools and thinking"),
+    Starter("Qwen3 0.6B", "Qwen/Qwen3-0.6B-GGUF:Q8_0", 640_000_000, tr("Tiny: runs anywhere, to try things out")),
+    Starter("Gemma 3 1B", "ggml-org/gemma-3-1b-it-GGUF:Q4_K_M", 810_000_000, tr("Small and quick, many languages")),
+    Starter("Qwen3 1.7B", "Qwen/Qwen3-1.7B-GGUF:Q8_0", 1_840_000_000, tr("Thinks before it answers, on little memory")),
+    Starter("Gemma 3 4B", "ggml-org/gemma-3-4b-it-GGUF:Q4_K_M", 2_490_000_000, tr("Good answers, reads images")),
+    Starter("Qwen3 4B", "Qwen/Qwen3-4B-GGUF:Q4_K_M", 2_500_000_000, tr("Good answers, tools and thinking")),
+    Starter("Qwen3 8B", "Qwen/Qwen3-8B-GGUF:Q4_K_M", 5_030_000_000, tr("Strong for its size, tools and thinking")),
     Starter(
-        "gpt-oss 20B", "ggml-org/gpt-oss-20b-GGUF:MXFP4", 12_110_000_000, "Large, quick by its experts; needs a card"
+        "gpt-oss 20B",
+        "ggml-org/gpt-oss-20b-GGUF:MXFP4",
+        12_110_000_000,
+        tr("Large, quick by its experts; needs a card"),
     ),
 )
 """From the smallest to the largest."""

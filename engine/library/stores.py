@@ -8,9 +8,11 @@ from typing import Literal
 
 import msgspec
 
+from engine.language import tr
+
 StoreKind = Literal["folder", "huggingface", "llama_cpp", "lm_studio", "ollama", "opened"]
 
-_OPENED = "Opened"
+_OPENED = tr("Opened")
 _OLLAMA_SERVICE = Path("/usr/share/ollama/.ollama/models")
 """Where Ollama's own installer for Linux has the service keep them."""
 
@@ -68,7 +70,7 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
     llama_cache = _path(environment.get("LLAMA_CACHE"), home)
     if llama_cache is not None:
         yield Store("llama_cpp", llama_cache, "llama.cpp")
-    yield Store("huggingface", hub_cache(environment, home), "Hugging Face cache")
+    yield Store("huggingface", hub_cache(environment, home), tr("Hugging Face cache"))
     yield Store("llama_cpp", cache / "llama.cpp", "llama.cpp")
     for folder in (".lmstudio/models", ".cache/lm-studio/models"):
         yield Store("lm_studio", home / folder, "LM Studio")
@@ -76,7 +78,7 @@ def _candidates(environment: Mapping[str, str], home: Path) -> Iterator[Store]:
     if named is not None:
         yield Store("ollama", named, "Ollama")
     yield Store("ollama", home / ".ollama/models", "Ollama")
-    yield Store("ollama", _OLLAMA_SERVICE, "Ollama service")
+    yield Store("ollama", _OLLAMA_SERVICE, tr("Ollama service"))
 
 
 def hub_cache(environment: Mapping[str, str], home: Path) -> Path:

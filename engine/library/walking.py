@@ -9,10 +9,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from engine.gguf.quoting import quote
+from engine.language import tr
 from engine.library.names import is_wanted
 
 MAX_DEPTH = 12
 """Folders below the root that are looked into."""
+NOT_READABLE = tr("may not be read; ask for its permissions")
 MAX_FOLDERS = 20_000
 MAX_FILES = 100_000
 _CONTROL_FILE = ".aria2"
@@ -41,7 +43,9 @@ class Walk:
                 if entry.name.startswith("."):
                     continue
                 if not is_text(entry.name):
-                    self.problems.append(f"{folder} has a name that is no text; rename {quote(entry.name)}.")
+                    self.problems.append(
+                        tr("{folder} has a name that is no text; rename {name}.", folder=folder, name=quote(entry.name))
+                    )
                     continue
                 try:
                     if is_wanted(entry.name):
@@ -49,7 +53,13 @@ class Walk:
                         if not _is_regular(state) or entry.name + _CONTROL_FILE in names:
                             continue
                         if self.n_files == MAX_FILES:
-                            self.problems.append(f"{root} has more than {MAX_FILES} files; the others are left out.")
+                            self.problems.append(
+                                tr(
+                                    "{root} has more than {max_files} files; the others are left out.",
+                                    root=root,
+                                    max_files=MAX_FILES,
+                                )
+                            )
                             return
                         self.n_files += 1
                         yield Path(entry.path), state
@@ -70,7 +80,13 @@ class Walk:
         if (state.st_dev, state.st_ino) in self._seen:
             return False
         if len(self.folders) == MAX_FOLDERS:
-            self.problems.append(f"{folder} was not looked into: there are more than {MAX_FOLDERS} folders here.")
+            self.problems.append(
+                tr(
+                    "{folder} was not looked into: there are more than {max_folders} folders here.",
+                    folder=folder,
+                    max_folders=MAX_FOLDERS,
+                )
+            )
             return False
         self._seen.add((state.st_dev, state.st_ino))
         self.folders[folder] = state.st_mtime_ns
@@ -86,7 +102,7 @@ class Walk:
             return []
 
     def _refuse(self, folder: str, error: OSError) -> None:
-        reason = "may not be read; ask for its permissions" if isinstance(error, PermissionError) else error.strerror
+        reason = NOT_READABLE if isinstance(error, PermissionError) else error.strerror
         self.problems.append(f"{folder}: {reason}.")
 
 

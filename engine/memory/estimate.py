@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
+from engine.language import tr
+
 Part = Literal["weights", "state", "compute"]
 """Parts of an estimate: state is KV cache and recurrent state, compute the scheduler's buffers."""
 
@@ -17,6 +19,18 @@ class Grade(StrEnum):
     ESTIMATED = "estimated"
     PROBED = "probed"
     MEASURED = "measured"
+
+
+_GRADE_WORDS = {
+    Grade.ESTIMATED: tr("estimated"),
+    Grade.PROBED: tr("probed"),
+    Grade.MEASURED: tr("measured"),
+}
+
+
+def grade_words(grade: Grade) -> str:
+    """Return where numbers of `grade` come from, for people."""
+    return _GRADE_WORDS[grade]
 
 
 @dataclass(frozen=True, slots=True)

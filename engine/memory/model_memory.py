@@ -13,6 +13,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.errors import CancelledError
 from engine.gguf.model_file import ModelFile
 from engine.gguf.quoting import quote
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.effort import TooMuchWorkError, limited
@@ -37,8 +38,8 @@ FORECAST_SECONDS = 10.0
 UNFORESEEN = (LookupError, ArithmeticError, ValueError, TypeError, AttributeError, AssertionError, RecursionError,
               MemoryError)  # fmt: skip
 """What code meets in headers that nobody thought of: a tensor is missing that models of its kind always have."""
-_UNFORESEEN = "its header has what the arithmetic does not know"
-_ENDLESS = "its header asks for more than the arithmetic computes in its time"
+_UNFORESEEN = tr("its header has what the arithmetic does not know")
+_ENDLESS = tr("its header asks for more than the arithmetic computes in its time")
 _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
@@ -91,12 +92,12 @@ class ModelMemory:
             self._give_up_compute(_UNFORESEEN)
 
     def _give_up_state(self, reason: str) -> None:
-        self.probe_only = f"{reason}; only a probe can tell the KV cache and compute buffers"
+        self.probe_only = tr("{reason}; only a probe can tell the KV cache and compute buffers", reason=reason)
         self.unknown = ("state", "compute")
 
     def _give_up_compute(self, reason: str) -> None:
         """Leave the compute buffers to the engine, for good: what was found once would be found again."""
-        self.probe_only = f"{reason}; only a probe can tell the compute buffers"
+        self.probe_only = tr("{reason}; only a probe can tell the compute buffers", reason=reason)
         self.unknown = ("compute",)
         self._graphs = None
         self._tables.clear()
@@ -127,9 +128,13 @@ class ModelMemory:
         """Return why nothing at all can be said about `layout`, None if something can."""
         n_layers = self.model.n_layers
         if layout.n_layers != n_layers:
-            return f"the layout is for {layout.n_layers} layers, the model has {n_layers}"
+            return tr(
+                "the layout is for {n_layers} layers, the model has {n_layers2}",
+                n_layers=layout.n_layers,
+                n_layers2=n_layers,
+            )
         if layout.split_mode == "row":
-            return "split mode row is not forecast; only a probe can tell its memory"
+            return tr("split mode row is not forecast; only a probe can tell its memory")
         if layout.split_mode == "tensor" and self._state is None:
             return self.probe_only
         return None
@@ -148,10 +153,10 @@ class ModelMemory:
             on_device, host = self._weights(placement, members)
             kv, recurrent = tables.state_bytes(placement, members) if tables else ({}, {})
         except MissingNumberError as error:
-            return _nothing_known(rig, f"{error}; only a probe can tell its memory")
+            return _nothing_known(rig, tr("{error}; only a probe can tell its memory", error=error))
         except UNFORESEEN:
             _log.info("the arithmetic cannot place %s", quote(self.model.name), exc_info=True)
-            return _nothing_known(rig, f"{_UNFORESEEN}; only a probe can tell its memory")
+            return _nothing_known(rig, tr("{unforeseen}; only a probe can tell its memory", unforeseen=_UNFORESEEN))
         compute: Mapping[str, Size] = {}
         if tables is not None and tables.compute is not None and with_compute:
             compute = self._forecast(lambda forecast: forecast.device_sizes(placement), tables.compute) or {}
@@ -214,7 +219,7 @@ class ModelMemory:
             return None
         rules = member_rules(placement)
         if rules is None:
-            raise MissingNumberError("a device of the tensor split is not in the rig")
+            raise MissingNumberError(tr("a device of the tensor split is not in the rig"))
         key = (placement.shares, rules)
         if self._last_members is None or self._last_members[0] != key:
             tables = MemberTables(self.model, self._state[0], self.weights, placement.shares, rules)

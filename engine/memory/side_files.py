@@ -13,6 +13,7 @@ from engine.gguf.byte_source import open_source
 from engine.gguf.header import FileHeader, read_header
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.quoting import clean, quote
+from engine.language import tr
 from engine.memory.backends import HOST_RULE, SizeRule
 from engine.memory.estimate import DeviceMemory, MemoryEstimate
 from engine.memory.override_homes import usable_rules
@@ -29,11 +30,16 @@ _SKIPPED = "_norm.weight"
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig."""
+    """A file that turns images or sound into what a model reads. `device` None: chosen for the rig.
+
+    `sees` and `hears`: what its header says that it reads.
+    """
 
     path: Path
     tensors: tuple[TensorInfo, ...]
     device: str | None = None
+    sees: bool = True
+    hears: bool = False
 
     def weights_bytes(self, rule: SizeRule) -> int:
         """Return what its weights take on a device with this rule; its activations come on top."""
@@ -92,8 +98,12 @@ def read_projector(path: Path, device: str | None = None) -> Projector:
     header = _read(path)
     kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
     if kind != "mmproj" and architecture != "clip":
-        raise ModelFileError(path, f"is {_described(header)}, not a projector; choose the model's mmproj file")
-    return Projector(path, header.tensors, device)
+        raise ModelFileError(
+            path, tr("is {described}, not a projector; choose the model's mmproj file", described=_described(header))
+        )
+    sees = header.metadata.get("clip.has_vision_encoder") is True
+    hears = header.metadata.get("clip.has_audio_encoder") is True
+    return Projector(path, header.tensors, device, sees, hears)
 
 
 def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
@@ -105,21 +115,30 @@ def read_adapter(path: Path, model: ModelFile, scale: float = 1.0) -> Adapter:
     header = _read(path)
     kind, method = header.metadata.get("general.type"), header.metadata.get("adapter.type")
     if kind != "adapter" or method != "lora":
-        raise ModelFileError(path, f"is {_described(header)}, not a LoRA adapter; choose one made for this model")
+        raise ModelFileError(
+            path, tr("is {described}, not a LoRA adapter; choose one made for this model", described=_described(header))
+        )
     architecture = header.metadata.get("general.architecture")
     if architecture != model.architecture:
         raise ModelFileError(
-            path, f"is an adapter for {quote(str(architecture))} models, and this one is {quote(model.architecture)}"
+            path,
+            tr(
+                "is an adapter for {architecture} models, and this one is {architecture2}",
+                architecture=quote(str(architecture)),
+                architecture2=quote(model.architecture),
+            ),
         )
     pairs = _pairs(path, header.tensors)
     weights = {tensor.name: tensor for tensor in model.tensors}
     for name, (first, second) in pairs.items():
         weight = weights.get(name)
         if weight is None:
-            raise ModelFileError(path, f"changes {quote(name)}, which this model does not have; it is for another one")
+            raise ModelFileError(
+                path, tr("changes {name}, which this model does not have; it is for another one", name=quote(name))
+            )
         if not _goes_with(weight, first, second):
             raise ModelFileError(
-                path, f"does not go with the shape of {quote(name)}; it is for a model of another size"
+                path, tr("does not go with the shape of {name}; it is for a model of another size", name=quote(name))
             )
     return Adapter(path, tuple(half for pair in pairs.values() for half in pair), scale)
 
@@ -157,11 +176,11 @@ def _read(path: Path) -> FileHeader:
 def _described(header: FileHeader) -> str:
     kind, architecture = header.metadata.get("general.type"), header.metadata.get("general.architecture")
     if kind == "mmproj" or architecture == "clip":
-        return "a projector"
+        return tr("a projector")
     if kind == "adapter":
         method = header.metadata.get("adapter.type")
-        return f"an adapter of type {quote(str(method))}"
-    return f"a model ({clean(str(architecture))})"
+        return tr("an adapter of type {method}", method=quote(str(method)))
+    return tr("a model ({clean})", clean=clean(str(architecture)))
 
 
 def _changed_weight(name: str) -> str:
@@ -176,12 +195,16 @@ def _pairs(path: Path, tensors: tuple[TensorInfo, ...]) -> dict[str, tuple[Tenso
         if half is not None:
             halves.setdefault(tensor.name.removesuffix(half), {})[half] = tensor
         elif not tensor.name.endswith(_SKIPPED):
-            raise ModelFileError(path, f"has the tensor {quote(tensor.name)}, which no LoRA adapter has; it is damaged")
+            raise ModelFileError(
+                path, tr("has the tensor {name}, which no LoRA adapter has; it is damaged", name=quote(tensor.name))
+            )
     if not halves:
-        raise ModelFileError(path, "changes no weights; it is empty or damaged")
+        raise ModelFileError(path, tr("changes no weights; it is empty or damaged"))
     for name, found in halves.items():
         if len(found) != len(_HALVES):
-            raise ModelFileError(path, f"has one half only of the change to {quote(name)}; it is incomplete")
+            raise ModelFileError(
+                path, tr("has one half only of the change to {name}; it is incomplete", name=quote(name))
+            )
     return {name: (found[_HALVES[0]], found[_HALVES[1]]) for name, found in halves.items()}
 
 

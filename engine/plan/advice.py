@@ -9,6 +9,7 @@ import msgspec
 from engine.architectures.registry import architecture_rules
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.engine_parameters import entries, split_members, used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
@@ -48,8 +49,8 @@ def _extra_buffers(layout: Layout, rig: Rig) -> Iterator[Advice]:
     if fault is not None and layout.runs[0].device == CPU_ID:
         yield Advice(
             "extra_buffers_off",
-            f"The CPU computes with weights as they are in the file, which is slower: {fault.reason}",
-            "Check this machine again after the engine was built anew.",
+            tr("The CPU computes with weights as they are in the file, which is slower: {reason}", reason=fault.reason),
+            tr("Check this machine again after the engine was built anew."),
         )
 
 
@@ -60,8 +61,16 @@ def _workers_in_use(layout: Layout, rig: Rig) -> Iterator[Advice]:
     for device in taken:
         yield Advice(
             "worker_in_use",
-            f"{device.id} works for {device.holdings[0].model}, and a worker serves one model at a time.",
-            f"Unload {device.holdings[0].model}, or move what is on {device.id} to a device that is not in use.",
+            tr(
+                "{id} works for {model}, and a worker serves one model at a time.",
+                id=device.id,
+                model=device.holdings[0].model,
+            ),
+            tr(
+                "Unload {model}, or move what is on {id} to a device that is not in use.",
+                model=device.holdings[0].model,
+                id=device.id,
+            ),
         )
 
 
@@ -72,15 +81,17 @@ def _between_layers(layout: Layout, rig: Rig, context: ContextSettings) -> Itera
     if CPU_ID in listed and offloads:
         yield Advice(
             "cpu_entry",
-            "CPU layers behind other devices keep large prompts from being computed on a GPU with weights that lie in "
-            "host memory.",
-            "Move the CPU layers to the front to have it back.",
+            tr(
+                "CPU layers behind other devices keep large prompts from being computed on a GPU with "
+                "weights that lie in host memory."
+            ),
+            tr("Move the CPU layers to the front to have it back."),
         )
     if layout.output_device == CPU_ID and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "output_on_cpu",
-            "The output layer is on the CPU, where every token waits for it.",
-            "Move it to the device of the last layers.",
+            tr("The output layer is on the CPU, where every token waits for it."),
+            tr("Move it to the device of the last layers."),
         )
 
 
@@ -89,15 +100,22 @@ def _inside_layers(layout: Layout) -> Iterator[Advice]:
     if len(members) == 1:
         yield Advice(
             "split_one_member",
-            f"Only {members[0]} has a share, so that split mode {layout.split_mode} has its costs and no use.",
-            "Give another device a share, or choose split mode layer.",
+            tr(
+                "Only {members} has a share, so that split mode {split_mode} has its costs and no use.",
+                members=members[0],
+                split_mode=layout.split_mode,
+            ),
+            tr("Give another device a share, or choose split mode layer."),
         )
     else:
         yield Advice(
             "split_runs",
-            f"In split mode {layout.split_mode} every device holds a part of every layer that is not on the CPU; the "
-            "lanes show shares, not places.",
-            "Change the shares to move memory between devices.",
+            tr(
+                "In split mode {split_mode} every device holds a part of every layer that is not on the "
+                "CPU; the lanes show shares, not places.",
+                split_mode=layout.split_mode,
+            ),
+            tr("Change the shares to move memory between devices."),
         )
 
 
@@ -110,9 +128,16 @@ def _shared_cache(layout: Layout, model: ModelFile) -> Iterator[Advice]:
     if away:
         yield Advice(
             "shared_cache",
-            f"Layers {first}-{layout.n_layers - 1} read the KV cache of layers {first - 2} and {first - 1}; from "
-            f"{', '.join(sorted(away))} it is copied for every token.",
-            f"Keep them on the device of layers {first - 2} and {first - 1}.",
+            tr(
+                "Layers {first}-{n_layers} read the KV cache of layers {first2} and {first3}; from "
+                "{names} it is copied for every token.",
+                first=first,
+                n_layers=layout.n_layers - 1,
+                first2=first - 2,
+                first3=first - 1,
+                names=", ".join(sorted(away)),
+            ),
+            tr("Keep them on the device of layers {first} and {first2}.", first=first - 2, first2=first - 1),
         )
 
 
@@ -128,14 +153,14 @@ def _overrides(layout: Layout, context: ContextSettings) -> Iterator[Advice]:
         return
     yield Advice(
         "override_leaves_cache",
-        "Overrides move weights only: KV cache and attention stay on the device of their layer.",
-        "Move whole layers where the cache should go along.",
+        tr("Overrides move weights only: KV cache and attention stay on the device of their layer."),
+        tr("Move whole layers where the cache should go along."),
     )
     if layout.split_mode == "layer" and len(entries(layout)) > 1 and context.offload_kqv:
         yield Advice(
             "override_stops_pipeline",
-            "With overrides the devices compute a long prompt one after the other.",
-            "Move whole layers instead where prompts are long.",
+            tr("With overrides the devices compute a long prompt one after the other."),
+            tr("Move whole layers instead where prompts are long."),
         )
 
 
@@ -143,20 +168,28 @@ def _settings(layout: Layout, model: ModelFile, context: ContextSettings) -> Ite
     if not context.offload_kqv and any(device != CPU_ID for device in layout.devices):
         yield Advice(
             "cache_on_host",
-            "The KV cache stays in host memory, and attention goes back and forth for every layer on a device.",
-            "Turn on offloading of the KV cache where there is room.",
+            tr("The KV cache stays in host memory, and attention goes back and forth for every layer on a device."),
+            tr("Turn on offloading of the KV cache where there is room."),
         )
     trained = model.hyper_parameter("context_length")
     if isinstance(trained, int) and not isinstance(trained, bool) and 0 < trained < context.n_ctx_each:
         yield Advice(
             "context_above_training",
-            f"The context of {context.n_ctx_each} tokens is longer than the {trained} that the model was trained with.",
-            f"Answers get worse behind {trained} tokens; a shorter context also saves memory.",
+            tr(
+                "The context of {n_ctx_each} tokens is longer than the {trained} that the model was trained with.",
+                n_ctx_each=context.n_ctx_each,
+                trained=trained,
+            ),
+            tr("Answers get worse behind {trained} tokens; a shorter context also saves memory.", trained=trained),
         )
     window = model.hyper_parameter("attention.sliding_window")
     if context.swa_full and isinstance(window, int) and 0 < window < context.n_ctx:
         yield Advice(
             "full_sliding_window",
-            f"Layers that look back {window} tokens only get a KV cache for all {context.n_ctx}.",
-            "Turn off swa_full, unless parts of the conversation are to be reused in another order.",
+            tr(
+                "Layers that look back {window} tokens only get a KV cache for all {n_ctx}.",
+                window=window,
+                n_ctx=context.n_ctx,
+            ),
+            tr("Turn off swa_full, unless parts of the conversation are to be reused in another order."),
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from engine.devices.device import names_of
+from engine.language import tr
 from engine.layout.engine_parameters import used_devices
 from engine.plan.plan import Plan
 
@@ -14,7 +15,10 @@ def known_words(plan: Plan) -> str:
     known = [f"{device.id}: {fault.reason}" for device in devices for fault in device.faults]
     unchecked = [device for device in devices if not device.is_checked]
     if known:
-        return f"Known of it: {' '.join(known)}"
+        return tr("Known of it: {names}", names=" ".join(known))
     if unchecked:
-        return f"The engine has not been checked on {names_of(unchecked)} yet."
-    return f"An earlier check found nothing wrong with the engine on {names_of(devices)}: report this with a new one."
+        return tr("The engine has not been checked on {names_of} yet.", names_of=names_of(unchecked))
+    return tr(
+        "An earlier check found nothing wrong with the engine on {names_of}: report this with a new one.",
+        names_of=names_of(devices),
+    )

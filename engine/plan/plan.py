@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.devices.device import Device, Rig
+from engine.devices.device import Device, Rig, routes_of
 from engine.errors import EngineError, RuleViolationError
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import EngineParameters, engine_parameters, used_devices
@@ -185,6 +185,11 @@ class Plan:
         digest = hashlib.sha256(repr(self.key).encode("utf-8", "backslashreplace")).hexdigest()[:12]
         name = show(self.model.paths[0].name, 80)
         return f"plan {digest} of {name} ({self.model.architecture}), {layout.split_mode}: {show(runs, 200)}"
+
+    @property
+    def routes(self) -> dict[str, str]:
+        """Where to dial for endpoints of the rig that are behind a tunnel."""
+        return routes_of(self.rig.devices)
 
     @property
     def used_endpoints(self) -> dict[str, tuple[Device, ...]]:

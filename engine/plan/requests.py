@@ -6,6 +6,7 @@ from pathlib import Path
 
 from engine.devices.device import CPU_ID, Rig
 from engine.errors import ModelFileError
+from engine.language import tr
 from engine.memory.backends import backend_traits
 from engine.memory.side_files import Projector
 from engine.plan.plan import Plan
@@ -34,12 +35,15 @@ def load_request(plan: Plan, *, sequences: Path | None = None) -> Load:
 
 def probe_request(plan: Plan) -> Probe:
     """Return the request of a no-alloc load; raises as `load_request` does."""
+    projector = plan.edit.side_files.projector
+    beside = () if projector is None else (projector.path,)
     return Probe(
         path=_as_text(plan.model.paths[0]),
         devices=device_refs(plan.rig),
         parameters=plan.parameters,
         context=plan.settings,
-        reach=Reach(readable=tuple(map(_as_text, plan.model.paths))),
+        projector=None if projector is None else _projector_file(plan, projector),
+        reach=Reach(readable=tuple(map(_as_text, (*plan.model.paths, *beside)))),
     )
 
 
@@ -59,6 +63,7 @@ def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
             pci_bus_id=device.pci_bus_id,
             endpoint=device.endpoint,
             endpoint_device=device.endpoint_device,
+            address=None if device.fingerprint is None else device.via or "",
         )
         for device in rig.devices
         if device.id != CPU_ID
@@ -75,5 +80,5 @@ def _as_text(path: Path) -> str:
     try:
         str(path).encode()
     except UnicodeEncodeError:
-        raise ModelFileError(path, "its path is not UTF-8 text, and so cannot be loaded; rename it") from None
+        raise ModelFileError(path, tr("its path is not UTF-8 text, and so cannot be loaded; rename it")) from None
     return str(path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.devices.device import Rig
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
 from engine.memory.side_files import SideFiles
@@ -15,13 +16,17 @@ def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Ite
     if side_files.adapters and layout.split_mode == "tensor":
         yield Violation(
             "split_adapter",
-            "In split mode tensor the engine cannot cut a LoRA adapter as it cuts the weights, and ends.",
-            "Choose split mode layer, or leave the adapter out.",
+            tr("In split mode tensor the engine cannot cut a LoRA adapter as it cuts the weights, and ends."),
+            tr("Choose split mode layer, or leave the adapter out."),
         )
     projector = side_files.projector
     if projector is not None and projector.device is not None and rig.device(projector.device) is None:
         yield Violation(
             "projector_device",
-            f"The projector is to run on {projector.device}, which is not among the devices ({', '.join(rig.ids)}).",
-            "Choose another device for it, or leave that open.",
+            tr(
+                "The projector is to run on {device}, which is not among the devices ({names}).",
+                device=projector.device,
+                names=", ".join(rig.ids),
+            ),
+            tr("Choose another device for it, or leave that open."),
         )

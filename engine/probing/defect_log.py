@@ -5,18 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+from engine.engine_build import engine_version
 from engine.fit.defects import defect_text, disagreements
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow
 
 _log = logging.getLogger("layerdeck.defects")
-
-
-def engine_version() -> str:
-    """Return name and version of the engine that children run."""
-    from importlib import metadata  # brings the parser of mails along
-
-    return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
 
 
 def report_defect(plan: Plan, estimated: Sequence[DeviceRow], told: Sequence[DeviceRow]) -> None:

@@ -82,21 +82,21 @@ class Probes:
         request = probe_request(plan)
         endpoints = plan.used_endpoints
         # What our child already talks to serves nobody else, and would say that it is busy.
-        self._greet({each: devices for each, devices in endpoints.items() if each not in self._held})
+        self._greet({each: devices for each, devices in endpoints.items() if each not in self._held}, plan.routes)
         timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
         try:
             child = self._started(environment(plan), plan.model.paths)
             answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s)
         except EngineError as error:
             self._end()
-            raise blaming(error, endpoints) from None
+            raise blaming(error, endpoints, plan.routes) from None
         self._held |= endpoints.keys()
         members = member_estimate(plan, answer.parts)
         rows = rows_from_parts(answer.parts, plan.rig, Grade.PROBED, members)
         return _completed(plan, with_copies(rows, plan.rig, plan.resolved.model_estimate.devices))
 
-    def _greet(self, endpoints: Mapping[str, Sequence[Device]]) -> None:
-        greetings = greet_all(tuple(endpoints), cancel=self._cancel)
+    def _greet(self, endpoints: Mapping[str, Sequence[Device]], routes: Mapping[str, str]) -> None:
+        greetings = greet_all(tuple(endpoints), routes=routes, cancel=self._cancel)
         raise_if_cancelled(self._cancel)
         for endpoint, greeting in greetings.items():
             if not greeting.ok:

@@ -21,6 +21,7 @@ from engine.errors import (
     WorkerCrashedError,
     WorkerStalledError,
 )
+from engine.language import tr
 from engine.process.child import ChildProcess
 from engine.process.outcome import ProcessOutcome, last_words
 from engine.protocol.messages import AnyMessage, AnyRequest, Failure, Hello, Load, Message, Probe
@@ -126,7 +127,11 @@ class Questions:
                     message = self._arrived.get(timeout=max(0.0, deadline_s - time.monotonic()))
                 except queue.Empty:
                     raise WorkerStalledError(
-                        f"The engine process gave no answer within {timeout_s:g} s. Close other programs and try again."
+                        tr(
+                            "The engine process gave no answer within {timeout_s:g} s. Close other programs and try "
+                            "again.",
+                            timeout_s=timeout_s,
+                        )
                     ) from None
                 if isinstance(message, answer_type):
                     return message
@@ -157,19 +162,30 @@ def ask_child(
         return child.ask(request, answer_type)
 
 
-def blaming(error: EngineError, endpoints: Iterable[str]) -> EngineError:
+def blaming(error: EngineError, endpoints: Iterable[str], routes: Mapping[str, str] | None = None) -> EngineError:
     """Return `error` of a child that asked these endpoints; one of a child that fell silent or down names them.
+
+    `routes`: where it dialled for endpoints that are behind a tunnel.
 
     They had greeted well before: what came then they did not answer, or answered with what no engine survives.
     """
     asked = tuple(endpoints)
+    if isinstance(error, UnreachableError):
+        for endpoint, dialled in (routes or {}).items():
+            if dialled and dialled in str(error):
+                named_so = str(error).replace(dialled, endpoint)
+                error = UnreachableError(named_so, device=error.device, endpoint=endpoint)
     named = isinstance(error, UnreachableError) and error.endpoint is not None
     if not asked or named or not isinstance(error, UnreachableError | WorkerStalledError | WorkerCrashedError):
         return error
-    what = "fell silent" if isinstance(error, WorkerStalledError) else "went down"
+    what = tr("fell silent") if isinstance(error, WorkerStalledError) else tr("went down")
     return UnreachableError(
-        f"The engine process {what} while it asked {' or '.join(asked)}, which does not answer as an RPC worker should."
-        " Check what runs there, and start the worker again.",
+        tr(
+            "The engine process {what} while it asked {names}, which does not answer as an RPC "
+            "worker should. Check what runs there, and start the worker again.",
+            what=what,
+            names=" or ".join(asked),
+        ),
         endpoint=asked[0] if len(asked) == 1 else None,
     )
 
@@ -177,7 +193,7 @@ def blaming(error: EngineError, endpoints: Iterable[str]) -> EngineError:
 def raise_if_cancelled(cancel: CancelToken | None) -> None:
     """Raise the EngineError of a cancelled question."""
     if cancel is not None and cancel.cancelled:
-        raise EngineError("The question to the engine was cancelled.")
+        raise EngineError(tr("The question to the engine was cancelled."))
 
 
 def error_of(failure: Failure, request: AnyRequest) -> EngineError:

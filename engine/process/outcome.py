@@ -10,6 +10,7 @@ from enum import StrEnum
 from engine.device_loss import loss_sentences, tells_of_loss
 from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.gguf.quoting import clean
+from engine.language import tr
 from engine.protocol.messages import Failure
 
 # Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
@@ -22,18 +23,19 @@ _SHOWN_STDERR_LINES = 4
 _SHOWN_LINE = 400
 _SHOWN_MESSAGE = 2000
 _SENT_BY_OTHERS = tuple(getattr(signals, name) for name in ("SIGKILL", "SIGTERM") if hasattr(signals, name))
-_CHECK = " Check this machine (Help menu, or `layerdeck-cli doctor`): that finds out what of the engine works here."
+_CHECK = tr(" Check this machine (Help menu, or `layerdeck-cli doctor`): that finds out what of the engine works here.")
 _ABORT_SOURCE = re.compile(r"^(?:\S*[/\\])?([\w.-]+):\d+: GGML_ASSERT\(")
 _OF_LAYOUTS = re.compile(
     r"ggml-(?:alloc|backend|cuda|rpc|vulkan|metal|sycl|hip|cpu|threading|opencl|cann)|llama-(?:context|kv|memory|batch|io)"
     r"|common\.cuh|\.cu$|\.metal$|^ops\.cpp$|^repack\.cpp$"
 )
 """Sources whose assertions are about where and how something is computed; those of others are about the model."""
-_MODEL_AT_FAULT = (
-    " What the model's file says cannot be: it is damaged, or needs another version of the engine. Another layout would"
-    " not help; get the file again, or look for a version of it that this engine knows."
+_MODEL_AT_FAULT = tr(
+    " What the model's file says cannot be: it is damaged, or needs another version of the "
+    "engine. Another layout would not help; get the file again, or look for a version of it "
+    "that this engine knows."
 )
-_TRY_AGAIN = " Try again; if it happens again, try another layout and report this."
+_TRY_AGAIN = tr(" Try again; if it happens again, try another layout and report this.")
 
 
 class EndReason(StrEnum):
@@ -100,23 +102,33 @@ class ProcessOutcome:
         """Sentences for people: what happened, what to do, and the last words of the child where it had some."""
         match self.reason:
             case EndReason.STOPPED:
-                return "The engine process was ended on request."
+                return tr("The engine process was ended on request.")
             case EndReason.STALLED:
-                return (
-                    f"The engine process showed no progress for {self.detail} and was ended. "
-                    f"Check the disk and the devices that it uses, then try again.{self._last_words()}"
+                return tr(
+                    "The engine process showed no progress for {detail} and was ended. Check the disk and "
+                    "the devices that it uses, then try again.{last}",
+                    detail=self.detail,
+                    last=self._last_words(),
                 )
             case EndReason.BROKEN:
-                return f"The engine process was ended: {self.detail}.{_TRY_AGAIN}{self._last_words()}"
+                return tr(
+                    "The engine process was ended: {detail}.{try_again}{last}",
+                    detail=self.detail,
+                    try_again=_TRY_AGAIN,
+                    last=self._last_words(),
+                )
             case EndReason.NOT_STARTED:
-                return (
-                    f"The engine process could not be started: {self.detail}. "
-                    "Close other programs; if that does not help, install this program again."
+                return tr(
+                    "The engine process could not be started: {detail}. Close other programs; if that does "
+                    "not help, install this program again.",
+                    detail=self.detail,
                 )
             case EndReason.ITSELF if self.lost_device:
                 return f"{loss_sentences(self._said, 'while it was in use')}{self._last_words()}"
             case EndReason.ITSELF:
-                return f"The engine process {self._how()}.{self._hint()}{self._last_words()}"
+                return tr(
+                    "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_words()
+                )
 
     def error(self) -> EngineError:
         """Return the outcome as an error, for those who waited for an answer of this child."""
@@ -134,37 +146,37 @@ class ProcessOutcome:
 
     def _how(self) -> str:
         if self.signal is not None:
-            return f"was ended by {_signal_name(self.signal)}"
+            return tr("was ended by {signal_name}", signal_name=_signal_name(self.signal))
         if self.exit_code == 0:
-            return "ended without an answer"
-        return f"ended with exit code {self.exit_code}"
+            return tr("ended without an answer")
+        return tr("ended with exit code {exit_code}", exit_code=self.exit_code)
 
     def _hint(self) -> str:
         if self.signal == getattr(signals, "SIGKILL", 9):
-            return (
+            return tr(
                 " Nothing here sent that signal; most often the system does because host memory ran out. "
                 "Close other programs, put fewer layers on the CPU or shorten the context."
             )
         if self.signal == getattr(signals, "SIGBUS", 7):
-            return " A model file that became shorter while it was mapped does that; check the file."
+            return tr(" A model file that became shorter while it was mapped does that; check the file.")
         if self._is_about_model:
             return _MODEL_AT_FAULT
         return _CHECK
 
     def _last_words(self) -> str:
         if self.abort_text:
-            return f" Its last words: {clean(self.abort_text, _SHOWN_LINE)}"
+            return tr(" Its last words: {clean}", clean=clean(self.abort_text, _SHOWN_LINE))
         if self.signal in _SENT_BY_OTHERS:
             return ""  # It did not know; what it said before is about something else.
         lines = [shown for line in self.stderr_tail if (shown := clean(line, _SHOWN_LINE))][-_SHOWN_STDERR_LINES:]
-        return f" Its last words: {' / '.join(lines)}" if lines else ""
+        return tr(" Its last words: {names}", names=" / ".join(lines)) if lines else ""
 
 
 def _signal_name(number: int) -> str:
     try:
         return signals.Signals(number).name
     except ValueError:
-        return f"signal {number}"
+        return tr("signal {number}", number=number)
 
 
 def last_words(failure: Failure) -> str:

@@ -47,12 +47,18 @@ class DeviceRef(msgspec.Struct, frozen=True, kw_only=True):
     pci_bus_id: str | None = None
     endpoint: str | None = None
     endpoint_device: int = 0
+    address: str | None = None
+    """Where to dial instead of the endpoint: a tunnel's beginning; empty: nowhere, there is none."""
 
 
 class ListDevices(Request, frozen=True, tag="list_devices", kw_only=True):
-    """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child."""
+    """Answered by `DeviceList`. Endpoints were greeted before: an endpoint that cannot be reached aborts the child.
+
+    `routes`: where to dial for endpoints that are behind a tunnel.
+    """
 
     endpoints: tuple[str, ...] = ()
+    routes: dict[str, str] = {}
 
 
 class Reach(msgspec.Struct, frozen=True):
@@ -60,16 +66,6 @@ class Reach(msgspec.Struct, frozen=True):
 
     readable: tuple[str, ...] = ()
     writable: tuple[str, ...] = ()
-
-
-class Probe(Request, frozen=True, tag="probe", kw_only=True):
-    """A no-alloc load; answered by `Probed` or `Failure`."""
-
-    path: str
-    devices: tuple[DeviceRef, ...]
-    parameters: EngineParameters
-    context: ContextSettings
-    reach: Reach | None = None
 
 
 class AdapterFile(msgspec.Struct, frozen=True):
@@ -87,6 +83,17 @@ class ProjectorFile(msgspec.Struct, frozen=True):
     weights_bytes: int
 
 
+class Probe(Request, frozen=True, tag="probe", kw_only=True):
+    """A no-alloc load; answered by `Probed` or `Failure`."""
+
+    path: str
+    devices: tuple[DeviceRef, ...]
+    parameters: EngineParameters
+    context: ContextSettings
+    projector: ProjectorFile | None = None
+    reach: Reach | None = None
+
+
 class Load(Request, frozen=True, tag="load", kw_only=True):
     """A real load: `StageProgress`... and then one of `LoadedModel`, `AllocationFailure`, `Failure`, `Stopped`.
 
@@ -102,9 +109,21 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     reach: Reach | None = None
 
 
-class ChatMessage(msgspec.Struct, frozen=True):
+class ImageFile(msgspec.Struct, frozen=True, kw_only=True):
+    """An image by the SHA-256 of its file, its size as a model sees it, and the file, which counting does not need."""
+
+    sha256: str
+    width_px: int
+    height_px: int
+    data: bytes = b""
+
+
+class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
+    """`images` come before the words of `content`."""
+
     role: Literal["system", "user", "assistant"]
     content: str
+    images: tuple[ImageFile, ...] = ()
 
 
 class ModelRequest(Request, frozen=True, kw_only=True):
@@ -160,12 +179,13 @@ class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
 
 
 class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
-    """How many tokens a conversation and each of its contents take, and each of some other texts; answered by
-    `Counted`."""
+    """How many tokens a conversation and each of its contents take, and each of some other texts and images; answered
+    by `Counted`."""
 
     messages: tuple[ChatMessage, ...] = ()
     texts: tuple[str, ...] = ()
     template: str = ""
+    images: tuple[ImageFile, ...] = ()
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
@@ -199,6 +219,7 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     """Become an RPC worker; answered by `Serving`, then no more. `cap_bytes` limits its allocations (RLIMIT_DATA).
 
     `kept_weights`: the folder, which is there, in which it keeps weights that clients send, up to `kept_quota_bytes`.
+    `client_port`: only connections from this port are taken, where the system can tell them apart; None: all are.
     """
 
     host: str
@@ -208,6 +229,28 @@ class Serve(Request, frozen=True, tag="serve", kw_only=True):
     n_threads: int = 1
     kept_weights: str | None = None
     kept_quota_bytes: int = 0
+    client_port: int | None = None
+
+
+class OpenTunnel(Request, frozen=True, tag="open_tunnel", kw_only=True):
+    """Listen here and pass on what comes to the machine at `endpoint`; answered by `TunnelOpened` or `Failure`.
+
+    `certificate`: base64 of DER, of that machine; `identity`: the file of our own. `port`: 0 for any.
+    """
+
+    endpoint: str
+    certificate: str
+    identity: str
+    port: int = 0
+
+
+class Browse(Request, frozen=True, tag="browse", kw_only=True):
+    """Look for machines that announce themselves; answered by a `NearbyMachines` whenever there are others.
+
+    `interfaces`: addresses of this machine to look on; none: all.
+    """
+
+    interfaces: tuple[str, ...] = ()
 
 
 class Logits(Request, frozen=True, tag="logits", kw_only=True):
@@ -302,6 +345,8 @@ AnyRequest = (
     | DeviceMemoryQuery
     | MeasureSpeed
     | Download
+    | OpenTunnel
+    | Browse
     | Stop
     | Quit
 )
@@ -354,8 +399,17 @@ class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     op_s: float | None = None
 
 
+class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of loading an engine pack: the devices that came with it, or the reason why it was left out."""
+
+    name: str
+    devices: tuple[str, ...] = ()
+    reason: str = ""
+
+
 class DeviceList(Message, frozen=True, tag="device_list", kw_only=True):
     devices: tuple[GgmlDevice, ...]
+    packs: tuple[PackLoad, ...] = ()
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
@@ -450,16 +504,28 @@ class Reading(Answer, frozen=True, tag="reading", kw_only=True):
     prompt_tokens: int
 
 
-class Piece(Answer, frozen=True, tag="piece", kw_only=True):
-    """Generated text, never empty."""
+class TokenChoice(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A token that was chosen, how probable it was, and the likeliest ones with their probabilities, the first of all
+    first: before all samplers, at a temperature of 1. It may be among them."""
 
     text: str
+    probability: float
+    likeliest: tuple[tuple[str, float], ...]
+
+
+class Piece(Answer, frozen=True, tag="piece", kw_only=True):
+    """Generated text, never empty. `choices`: of the tokens since the last piece, where they were asked for; a text
+    that is held back comes later than its tokens."""
+
+    text: str
+    choices: tuple[TokenChoice, ...] = ()
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
+    `checkpoint_bytes`: what copies of memory that cannot be cut back take of the computer's, of all requests together.
     """
 
     prompt_tokens: int
@@ -471,6 +537,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
     replaced: str = ""
+    checkpoint_bytes: int = 0
 
 
 class Embedded(LastWord, frozen=True, tag="embedded", kw_only=True):
@@ -485,7 +552,7 @@ class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
 
 
 class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
-    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`: of each alone.
+    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`, `images`: of each alone.
 
     `n_ctx`: what one request may hold.
     """
@@ -494,6 +561,7 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
     messages: tuple[int, ...]
     texts: tuple[int, ...]
     n_ctx: int
+    images: tuple[int, ...] = ()
 
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
@@ -516,11 +584,33 @@ class SequenceRestored(LastWord, frozen=True, tag="sequence_restored", kw_only=T
 
 
 class Serving(Message, frozen=True, tag="serving", kw_only=True):
-    """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation."""
+    """`caps_enforced` False where the system has no RLIMIT_DATA; `baseline_bytes` is VmData before any allocation.
+
+    `is_guarded`: nobody but who was named (`Serve.client_port`) gets in.
+    """
 
     port: int
     caps_enforced: bool
     baseline_bytes: int
+    is_guarded: bool = False
+
+
+class TunnelOpened(Message, frozen=True, tag="tunnel_opened", kw_only=True):
+    port: int
+
+
+class NearbyMachine(msgspec.Struct, frozen=True):
+    """What a machine says of itself, within bounds; nothing of it is sure before it is paired."""
+
+    name: str
+    endpoint: str
+    device: str
+    total_bytes: int
+    fingerprint: str
+
+
+class NearbyMachines(Message, frozen=True, tag="nearby_machines", kw_only=True):
+    machines: tuple[NearbyMachine, ...]
 
 
 class DownloadProgress(Message, frozen=True, tag="download_progress", kw_only=True):
@@ -605,6 +695,8 @@ AnyMessage = (
     | SequenceSaved
     | SequenceRestored
     | Serving
+    | TunnelOpened
+    | NearbyMachines
     | LogitDigest
     | Quantised
     | DeviceMemoryReadings

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from functools import cache
 from pathlib import Path
 
 import msgspec
 
 from engine.devices.device import FEATURES, Device, Fault, Feature, Rig
+from engine.engine_build import engine_build
 from engine.errors import PlacedError
 from engine.fit.calibration import device_key
 from engine.json_file import read_kept, write_kept
-from engine.probing.defect_log import engine_version
 from engine.rigs.engine_checks import Checked
 
 VERSION = 1
@@ -81,16 +79,6 @@ def _fault(kept: KeptCheck) -> Fault:
 def book_key(device: Device, drivers: Mapping[str, str]) -> str:
     """Return what a check holds for: this build of the engine, this driver, this device."""
     return f"{engine_build()} | {drivers.get(device.id, '')} | {device_key(device)} {device.name}"
-
-
-@cache
-def engine_build() -> str:
-    """Return the engine's version and a digest of what was installed: one built anew with other flags is another."""
-    from importlib import metadata
-
-    record = metadata.distribution("llama_cpp_python").read_text("RECORD") or ""
-    libraries = sorted(line for line in record.splitlines() if "/lib/" in line)
-    return f"{engine_version()} {hashlib.sha256(chr(10).join(libraries).encode()).hexdigest()[:12]}"
 
 
 def read_check_book(path: Path) -> CheckBook:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from engine.cancellation import CancelToken
@@ -12,6 +12,8 @@ from engine.devices.endpoint import Greeting, GreetingStatus, greet_all, parse_e
 from engine.devices.margins import remote_margin_bytes
 from engine.errors import ArgumentError, BusyError, EngineError, UnreachableError
 from engine.gguf.quoting import clean
+from engine.language import tr
+from engine.pci import parse_pci_name
 from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, blaming, raise_if_cancelled
 from engine.protocol.messages import DeviceList, GgmlDevice, ListDevices
 from engine.rigs.host import host_device
@@ -20,6 +22,9 @@ from engine.units import MIB
 DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
 """Kept free on a GPU by default: its context, scratch pools and the desktop are outside every estimate."""
 
+LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
+"""Backends for everybody's cards: a maker's own computes faster on the same card."""
+
 ENDPOINTS_TIMEOUT_S = 8.0
 """For the child's questions to endpoints that have greeted: with their hello an answer comes within 10 s."""
 
@@ -27,13 +32,15 @@ ENDPOINTS_TIMEOUT_S = 8.0
 def discover(
     rpc_endpoints: Sequence[str] = (),
     *,
+    routes: Mapping[str, str] | None = None,
     timeout_s: float = DEFAULT_TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> Rig:
     """Return this machine's GPUs by ggml's names, then the devices of the endpoints as RPC0.. in order, and the host.
 
-    Blocks for at most about `timeout_s` (the endpoints' 2 s hello included).
+    `routes`: where to dial for endpoints that are behind a tunnel. Blocks for at most about `timeout_s` (the endpoints'
+    2 s hello included).
 
     Raises:
         ArgumentError: for a text that is no endpoint, or one given twice.
@@ -41,18 +48,19 @@ def discover(
         EngineError: where the child failed.
     """
     endpoints = _endpoints(rpc_endpoints)
-    greetings = greet_all(endpoints, cancel=cancel)
+    routes = routes or {}
+    greetings = greet_all(endpoints, routes=routes, cancel=cancel)
     raise_if_cancelled(cancel)
     for greeting in greetings.values():
         _check(greeting)
-    request = ListDevices(endpoints=endpoints)
+    request = ListDevices(endpoints=endpoints, routes=dict(routes))
     if endpoints:
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
     try:
         answer = ask_child(request, DeviceList, timeout_s=timeout_s, argv=argv, cancel=cancel, name="discovery")
     except EngineError as error:
-        raise blaming(error, endpoints) from None
-    return Rig(_devices(answer.devices), host_device())
+        raise blaming(error, endpoints, routes) from None
+    return Rig(devices_of(answer.devices), host_device())
 
 
 def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
@@ -64,7 +72,9 @@ def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
         except ValueError as error:
             raise ArgumentError(f"{error}.") from None
         if f"{host}:{port}" in endpoints:
-            raise ArgumentError(f"The RPC endpoint {host}:{port} was given twice; give each once.")
+            raise ArgumentError(
+                tr("The RPC endpoint {host}:{port} was given twice; give each once.", host=host, port=port)
+            )
         endpoints.append(f"{host}:{port}")
     return tuple(endpoints)
 
@@ -76,13 +86,24 @@ def _check(greeting: Greeting) -> None:
         raise UnreachableError(greeting.sentence, endpoint=greeting.endpoint)
 
 
-def _devices(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
+def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:
     """Translate what ggml reports. The CPU is the host; accelerators compute in its memory and hold no layers."""
     local = [_local_device(each) for each in found if each.endpoint is None and each.kind in ("gpu", "igpu")]
+    local = _by_one_backend(local)
     taken = {device.id for device in local}
     ids = (name for number in itertools.count() if (name := f"RPC{number}") not in taken)
     remote = [_remote_device(next(ids), each) for each in found if each.endpoint is not None]
     return (*local, *remote)
+
+
+def _by_one_backend(devices: list[Device]) -> list[Device]:
+    """Return the devices without those that a better backend lists as well: their memory is there once.
+
+    Who wants the other backend switches the pack of the better one off.
+    """
+    placed = [(device, parse_pci_name(device.pci_bus_id or "")) for device in devices]
+    better = {slot for device, slot in placed if slot is not None and device.backend not in LESSER_BACKENDS}
+    return [device for device, slot in placed if slot not in better or device.backend not in LESSER_BACKENDS]
 
 
 def _local_device(found: GgmlDevice) -> Device:
@@ -107,7 +128,9 @@ def _local_device(found: GgmlDevice) -> Device:
 def _remote_device(device_id: str, found: GgmlDevice) -> Device:
     device = Device(
         id=device_id,
-        name=f"{found.endpoint}" if found.endpoint_device == 0 else f"{found.endpoint} device {found.endpoint_device}",
+        name=f"{found.endpoint}"
+        if found.endpoint_device == 0
+        else tr("{endpoint} device {endpoint_device}", endpoint=found.endpoint, endpoint_device=found.endpoint_device),
         backend="RPC",
         kind="gpu",
         total_bytes=found.total_bytes,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal as signals
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -148,11 +148,12 @@ def _with_flash(cache_type: KvType) -> ContextSettings:
 
 @dataclass(slots=True)
 class Checker:
-    """Runs cases; what is expected is computed once. `argv`: another child than ours."""
+    """Runs cases; what is expected is computed once. `argv`, `environment`: another child than ours, and in what."""
 
     rig: Rig
     argv: Sequence[str] | None = None
     cancel: CancelToken | None = None
+    environment: Mapping[str, str] | None = None
     _computed: dict[Trial, tuple[float, ...]] = field(default_factory=dict)
 
     def run(self, cases: Iterable[Case], tell: Callable[[Checked], None] = lambda _checked: None) -> list[Checked]:
@@ -180,7 +181,7 @@ class Checker:
         try:
             logits = self._compute_once(case.tried)
         except (WorkerCrashedError, WorkerStalledError) as error:
-            return Checked(case, ok=False, reason=f"It {_end(error)} with {case.words}.")
+            return Checked(case, ok=False, reason=f"It {how_it_ended(error)} with {case.words}.")
         except EngineError as error:
             raise_if_cancelled(self.cancel)
             return Checked(case, ok=False, reason=error.summary(), is_known=False)
@@ -200,7 +201,13 @@ class Checker:
     def _compute(self, trial: Trial) -> tuple[float, ...]:
         devices = tuple(ref for ref in device_refs(self.rig) if ref.id in trial.devices)
         load = Load(path=str(trial.model), devices=devices, parameters=trial.parameters, context=trial.context)
-        with Questions(timeout_s=TIMEOUT_S, argv=self.argv, cancel=self.cancel, name="engine check") as child:
+        with Questions(
+            timeout_s=TIMEOUT_S,
+            argv=self.argv,
+            cancel=self.cancel,
+            name="engine check",
+            environment=self.environment,
+        ) as child:
             answer = child.ask(load, _LoadAnswer)
             if isinstance(answer, AllocationFailure):
                 raise EngineError(f"{answer.device} has no room for it: {answer.text}.")
@@ -211,7 +218,8 @@ class Checker:
 _LoadAnswer: type[LoadedModel | AllocationFailure] = LoadedModel | AllocationFailure  # type: ignore[assignment]
 
 
-def _end(error: WorkerCrashedError | WorkerStalledError) -> str:
+def how_it_ended(error: WorkerCrashedError | WorkerStalledError) -> str:
+    """Return how a child came to its end, as the predicate of a sentence."""
     if isinstance(error, WorkerStalledError):
         return "does not go on"
     if error.signal is None:

@@ -16,6 +16,7 @@ from engine.devices.device import Device, Rig
 from engine.devices.endpoint import GreetingStatus, greet_all
 from engine.errors import ArgumentError, EngineError, WorkerStalledError
 from engine.kept_weights import DEFAULT_QUOTA_BYTES
+from engine.language import tr
 from engine.process.child import ChildProcess
 from engine.process.one_shot import error_of
 from engine.process.outcome import ProcessOutcome
@@ -25,7 +26,7 @@ from engine.units import MIB
 
 START_TIMEOUT_S = 60.0
 MIN_CAP_BYTES = MIB
-CAPS_NOT_ENFORCED = "This system cannot limit a worker's memory, so the caps are planned with but not enforced."
+CAPS_NOT_ENFORCED = tr("This system cannot limit a worker's memory, so the caps are planned with but not enforced.")
 _LOCAL_HOST = "127.0.0.1"
 _ASK_S = 0.5
 _END_TIMEOUT_S = 5.0
@@ -78,7 +79,7 @@ class ServingChild:
             if self._outcome is not None:
                 raise self._outcome.error()
             if self._serving is None:
-                raise WorkerStalledError("It did not begin to serve in time; close other programs and try again.")
+                raise WorkerStalledError(tr("It did not begin to serve in time; close other programs and try again."))
             return self._serving
 
     def tell_end(self, on_ended: Callable[[str], None]) -> None:
@@ -188,9 +189,11 @@ class LabRig:
             EngineError: when one does not start; the others are ended first.
         """
         if not self._caps_bytes:
-            raise ArgumentError("A lab rig needs at least one worker, such as --workers 512MiB,512MiB.")
+            raise ArgumentError(tr("A lab rig needs at least one worker, such as --workers 512MiB,512MiB."))
         if small := [cap_bytes for cap_bytes in self._caps_bytes if cap_bytes < MIN_CAP_BYTES]:
-            raise ArgumentError(f"A lab worker of {small[0]} bytes is too small; give each at least 1 MiB.")
+            raise ArgumentError(
+                tr("A lab worker of {small} bytes is too small; give each at least 1 MiB.", small=small[0])
+            )
         try:
             self._start_all()
         except BaseException:
@@ -228,7 +231,7 @@ class LabRig:
             child = ServingChild(request, argv=self._argv, name=f"lab-{index}")
             with self._lock:
                 if self._closed:
-                    raise EngineError("The lab rig was closed while it started.")
+                    raise EngineError(tr("The lab rig was closed while it started."))
                 self._started.children.append(child)
                 child.start()
         deadline_s = time.monotonic() + self._start_timeout_s
@@ -236,7 +239,9 @@ class LabRig:
             try:
                 serving = child.wait_until_serving(deadline_s)
             except EngineError as error:
-                raise type(error)(f"Lab worker {index} did not start. {error.summary()}") from error
+                raise type(error)(
+                    tr("Lab worker {index} did not start. {error}", index=index, error=error.summary())
+                ) from error
             device = _lab_device(index, serving.port, cap_bytes)
             self._started.workers[device.id] = _Worker(child, device, serving.baseline_bytes)
         self._greet_all()
@@ -245,11 +250,15 @@ class LabRig:
         names = {worker.device.endpoint or "": worker.device.name for worker in self._started.workers.values()}
         for endpoint, greeting in greet_all(names).items():
             if greeting.status is not GreetingStatus.OK:
-                raise EngineError(f"{names[endpoint]} did not start: {greeting.sentence}")
+                raise EngineError(
+                    tr("{names} did not start: {sentence}", names=names[endpoint], sentence=greeting.sentence)
+                )
 
     def _tell_end(self, device_id: str, sentence: str) -> None:
         if self._on_worker_ended is not None and not self._closed:
-            self._on_worker_ended(device_id, f"{device_id} (lab worker) is gone. {sentence}")
+            self._on_worker_ended(
+                device_id, tr("{device_id} (lab worker) is gone. {sentence}", device_id=device_id, sentence=sentence)
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -265,7 +274,9 @@ def _made_folder(folder: Path) -> Path:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise EngineError(f"Weights cannot be kept in {folder}: {error.strerror or error}.") from None
+        raise EngineError(
+            tr("Weights cannot be kept in {folder}: {strerror}.", folder=folder, strerror=error.strerror or error)
+        ) from None
     return folder
 
 
@@ -276,21 +287,23 @@ def serve(
     device: str = "CPU",
     cap_bytes: int | None = None,
     kept: KeptWeights | None = None,
+    kept_name: str = "",
+    client_port: int | None = None,
     until: threading.Event | None = None,
     on_serving: Callable[[Serving], None] | None = None,
 ) -> None:
     """Serve `device` to other programs until `until` is set; the worker is gone when this returns or raises.
 
-    `kept`: where the worker keeps weights, so that a client sends them once.
+    `kept`: where the worker keeps weights, so that a client sends them once, in a folder named `kept_name`, by default
+    after its port. `client_port`: the only port that connections are taken from, where the system can tell.
 
     Raises:
         EngineError: when it cannot serve (a port in use, an unknown device), or ended by itself.
     """
-    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes)
+    request = Serve(host=host, port=port, device=device, cap_bytes=cap_bytes, client_port=client_port)
     if kept is not None:
-        request = msgspec.structs.replace(
-            request, kept_weights=str(_made_folder(kept.folder / str(port))), kept_quota_bytes=kept.quota_bytes
-        )
+        folder = _made_folder(kept.folder / (kept_name or str(port)))
+        request = msgspec.structs.replace(request, kept_weights=str(folder), kept_quota_bytes=kept.quota_bytes)
     child = ServingChild(request)
     until = until or threading.Event()
     child.start()
@@ -310,7 +323,7 @@ def serve(
 def _lab_device(index: int, port: int, cap_bytes: int) -> Device:
     return Device(
         id=f"RPC{index}",
-        name=f"lab worker {index}",
+        name=tr("lab worker {index}", index=index),
         backend="RPC",
         kind="gpu",
         total_bytes=cap_bytes,

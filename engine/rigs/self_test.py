@@ -15,12 +15,13 @@ import msgspec
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig
+from engine.engine_build import engine_version
 from engine.errors import EngineError, PlacedError
 from engine.gguf.reader import read_model
 from engine.json_file import read_kept, write_file
+from engine.language import tr
 from engine.layout.engine_parameters import MAX_DEVICES, MAX_ENTRIES, EngineParameters
 from engine.plan.requests import device_refs
-from engine.probing.defect_log import engine_version
 from engine.process.one_shot import Questions
 from engine.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
 from engine.settings.context_settings import ContextSettings
@@ -66,7 +67,9 @@ def try_repeated(
         def digests(runs: Sequence[int]) -> list[str]:
             answer = child.ask(_load(rig, device_id, model, runs), _LoadAnswer)
             if isinstance(answer, AllocationFailure):
-                raise EngineError(f"{device_id} has no room for the self-test: {answer.text}.")
+                raise EngineError(
+                    tr("{device_id} has no room for the self-test: {text}.", device_id=device_id, text=answer.text)
+                )
             return [child.ask(Logits(tokens=prompt), LogitDigest).sha256 for prompt in prompts]
 
         expected = digests([positions])

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.speed_book import KeptDevice, SpeedBook
+from engine.language import tr
 from engine.speed.speeds import Speeds
 from engine.telemetry.cards import read_card_facts
 
@@ -58,6 +59,13 @@ def speed_lines(rig: Rig, book: SpeedBook) -> list[str]:
     for device_id, bandwidth in speeds.bandwidths.items():
         link = speeds.links.get(device_id)
         ping, rate = (0.0, 0.0) if link is None else (link.latency_s * 1e3, link.bytes_per_second / 1e9)
-        away = "" if link is None else f" (link {ping:.2g} ms, {rate:.2g} GB/s)"
-        lines.append(f"{device_id} reads {bandwidth / 1e9:.3g} GB/s{away}.")
+        away = "" if link is None else tr(" (link {ping:.2g} ms, {rate:.2g} GB/s)", ping=ping, rate=rate)
+        lines.append(
+            tr(
+                "{device_id} reads {bandwidth:.3g} GB/s{away}.",
+                device_id=device_id,
+                bandwidth=bandwidth / 1000000000.0,
+                away=away,
+            )
+        )
     return lines

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from engine.cancellation import CancelToken
-from engine.devices.device import CPU_ID, Device, Rig
+from engine.devices.device import CPU_ID, Device, Rig, routes_of
 from engine.devices.endpoint import greet_all
 from engine.errors import BusyError, EngineError
+from engine.language import tr
 from engine.plan.requests import device_refs
 from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
 from engine.processor import default_threads
@@ -84,7 +85,7 @@ def _measure(
     while True:
         request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, types=_TYPES)
         try:
-            return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name="speed test")
+            return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name=tr("speed test"))
         except BusyError:
             size_bytes //= _PART
             if size_bytes < _MIN_BYTES:
@@ -95,6 +96,6 @@ def _obstacle(device: Device, held: frozenset[str], cancel: CancelToken | None) 
     if device.endpoint is None:
         return ""
     if device.endpoint in held:
-        return f"{device.id} holds the loaded model; unload it to measure there."
-    greeting = greet_all([device.endpoint], cancel=cancel)[device.endpoint]
+        return tr("{id} holds the loaded model; unload it to measure there.", id=device.id)
+    greeting = greet_all([device.endpoint], routes=routes_of([device]), cancel=cancel)[device.endpoint]
     return "" if greeting.ok else f"{device.id}: {greeting.sentence}"

@@ -8,6 +8,7 @@ from dataclasses import replace
 import msgspec
 
 from engine.errors import ArgumentError
+from engine.language import tr
 from engine.protocol.messages import (
     AllocationFailure,
     Answer,
@@ -35,11 +36,13 @@ def ask(turn: Turn, request: AnyModelRequest) -> None:
     """
     state = turn.state
     if state.load is not None or state.waiting is not None:
-        raise ArgumentError("A model is being loaded; wait until it is ready.")
+        raise ArgumentError(tr("A model is being loaded; wait until it is ready."))
     if state.loaded is None or state.unload_wanted or state.closing or state.loss is not None:
-        raise ArgumentError("No model is loaded; load one first.")
+        raise ArgumentError(tr("No model is loaded; load one first."))
     if turn.child.killed:
-        raise ArgumentError("The engine process is being ended, because an answer did not stop. Load the model again.")
+        raise ArgumentError(
+            tr("The engine process is being ended, because an answer did not stop. Load the model again.")
+        )
     run = RequestRun(msgspec.structs.replace(request, id=state.asked))
     if not state.requests:
         turn.watch(True)
@@ -96,7 +99,7 @@ def take_message(turn: Turn, message: AnyMessage) -> None:
         case Piece():
             if run.state in (RequestState.ASKED, RequestState.READING):
                 _put(turn, replace(run, state=RequestState.ANSWERING))
-            turn.tell(Token(text=message.text, request=run.id))
+            turn.tell(Token(text=message.text, request=run.id, choices=message.choices))
         case LastWord() | Failure() | AllocationFailure():
             _end(turn, run, _ending(turn, run, message))
 
@@ -110,10 +113,10 @@ def end_all(turn: Turn, ending_of: Callable[[RequestRun], RequestEnding]) -> Non
 def killed_ending(state: State, run: RequestRun) -> Failed:
     """Return the ending of a request whose child was ended because something did not stop."""
     if run.stopping:
-        what = f"The answer did not stop within {state.stop_timeout_s:g} s"
+        what = tr("The answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=state.stop_timeout_s)
     else:
-        what = f"Another answer did not stop within {state.stop_timeout_s:g} s"
-    message = f"{what}, so the engine process was ended. Load the model again."
+        what = tr("Another answer did not stop within {stop_timeout_s:g} s", stop_timeout_s=state.stop_timeout_s)
+    message = tr("{what}, so the engine process was ended. Load the model again.", what=what)
     return Failed(kind="stalled", message=message, request=run.id)
 
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.fit.step_back import Refusal
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.session.events import STAGE_WORDS, Cancelled, Loaded, LoadEnding, OutOfMemory
 from engine.units import format_bytes
 
-FIRST_REASON = "The layout as it was asked for."
+FIRST_REASON = tr("The layout as it was asked for.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +37,18 @@ def outcome_words(ending: LoadEnding) -> str:
     """Return what became of a layout, as a sentence."""
     match ending:
         case Loaded():
-            return "Loaded."
+            return tr("Loaded.")
         case Cancelled():
-            return f"Cancelled while {STAGE_WORDS[ending.stage]}."
+            return tr("Cancelled while {stage_words}.", stage_words=STAGE_WORDS[ending.stage])
         case OutOfMemory():
-            free = "" if ending.free_bytes is None else f" with {format_bytes(ending.free_bytes)} free"
+            free = "" if ending.free_bytes is None else tr(" with {free} free", free=format_bytes(ending.free_bytes))
             asked = format_bytes(ending.requested_bytes)
-            return f"{ending.device} refused {asked}{free} while {STAGE_WORDS[ending.stage]}."
+            return tr(
+                "{device} refused {asked}{free} while {stage_words}.",
+                device=ending.device,
+                asked=asked,
+                free=free,
+                stage_words=STAGE_WORDS[ending.stage],
+            )
         case _:
             return ending.message

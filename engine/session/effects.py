@@ -5,6 +5,7 @@ Work goes on beside the rest and reports once, under its ticket, also where it w
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from engine.fit.step_back import Tried
@@ -85,10 +86,11 @@ class Choose:
 
 @dataclass(frozen=True, slots=True)
 class Greet:
-    """Say hello to workers: `Greeted`."""
+    """Say hello to workers, to those behind a tunnel where `routes` says: `Greeted`."""
 
     ticket: int
     endpoints: tuple[str, ...]
+    routes: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)

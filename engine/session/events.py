@@ -8,17 +8,18 @@ from typing import Literal
 import msgspec
 
 from engine.devices.holder import MemoryHolder
+from engine.language import tr
 from engine.plan.report import DeviceRow
-from engine.protocol.messages import LastWord
+from engine.protocol.messages import LastWord, TokenChoice
 
 Stage = Literal["header", "fit", "allocate", "read", "context", "warm_up"]
 STAGE_WORDS: Mapping[Stage, str] = {
-    "header": "reading the file's header",
-    "fit": "checking the devices",
-    "allocate": "allocating memory for the weights",
-    "read": "reading the weights",
-    "context": "setting up the context (KV cache and compute buffers)",
-    "warm_up": "warming up",
+    "header": tr("reading the file's header"),
+    "fit": tr("checking the devices"),
+    "allocate": tr("allocating memory for the weights"),
+    "read": tr("reading the weights"),
+    "context": tr("setting up the context (KV cache and compute buffers)"),
+    "warm_up": tr("warming up"),
 }
 """What goes on in a stage, to stand after "while"; in the order of a load."""
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
@@ -63,7 +64,10 @@ class Reading(Event, frozen=True, kw_only=True, tag="reading"):
 
 
 class Token(Event, frozen=True, kw_only=True, tag="token"):
+    """`choices` only where they were asked for (`SamplingSettings.alternatives`)."""
+
     text: str
+    choices: tuple[TokenChoice, ...] = ()
     request: int | None = None
 
 
@@ -71,7 +75,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation; speeds in tokens per second.
 
     `cached_tokens` of the prompt were not read again. `replaced`: why the model's own chat template was not used, empty
-    where it was.
+    where it was. `checkpoint_bytes`: what all checkpoints of the model take of the computer's memory.
     """
 
     prompt_tokens: int
@@ -80,6 +84,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     generation_tokens_per_second: float
     stop_reason: StopReason
     cached_tokens: int = 0
+    checkpoint_bytes: int = 0
     replaced: str = ""
     request: int | None = None
 

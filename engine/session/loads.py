@@ -9,6 +9,7 @@ from functools import partial
 import msgspec
 
 from engine.fit.step_back import NextLayout, Tried, layout_words, shortage_words
+from engine.language import tr
 from engine.plan.plan import Plan
 from engine.protocol.messages import (
     AllocationFailure,
@@ -30,7 +31,7 @@ from engine.session.stages import StageMark
 from engine.session.state import Child, LoadedInfo, LoadResult, LoadRun, Step, out_of_memory_ending
 from engine.session.turn import Turn
 
-INTERNAL_FAILURE = Failed(kind="internal", message="An internal error ended this. The log has the details.")
+INTERNAL_FAILURE = Failed(kind="internal", message=tr("An internal error ended this. The log has the details."))
 
 
 def begin(turn: Turn, order: LoadOrder) -> None:
@@ -142,7 +143,7 @@ def _try(turn: Turn, plan: Plan, reason: str, tenths: int = 0) -> None:
 
 def _take_forecast(turn: Turn, answer: inputs.Forecasted) -> None:
     if turn.load.cancelled:
-        _note(turn, "Cancelled.", loaded=False)
+        _note(turn, tr("Cancelled."), loaded=False)
         _finish(turn, Cancelled(stage="fit"))
         return
     turn.change_load(plan=answer.plan)
@@ -176,10 +177,19 @@ def _take_choice(turn: Turn, found: NextLayout | None) -> None:
         _explain(turn)
         return
     if only_forecast:
-        _note(turn, f"Not loaded: the engine's plan is short on {shortage_words(tried.rows)}.", loaded=False)
+        _note(
+            turn,
+            tr("Not loaded: the engine's plan is short on {shortage}.", shortage=shortage_words(tried.rows)),
+            loaded=False,
+        )
     outcome = turn.load.attempts[-1].outcome
     turn.change_load(request=None, ending=None)
-    _try(turn, _base(turn).with_layout(found.layout), f"{outcome} Moved: {found.change}.", found.tenths)
+    _try(
+        turn,
+        _base(turn).with_layout(found.layout),
+        tr("{outcome} Moved: {change}.", outcome=outcome, change=found.change),
+        found.tenths,
+    )
 
 
 def _explain(turn: Turn) -> None:
@@ -228,7 +238,7 @@ def _greet(turn: Turn) -> None:
 
 def _greet_now(turn: Turn, endpoints: tuple[str, ...]) -> None:
     if endpoints:
-        turn.await_work(Step.GREETING, partial(effects.Greet, endpoints=endpoints))
+        turn.await_work(Step.GREETING, partial(effects.Greet, endpoints=endpoints, routes=turn.load.plan.routes))
     else:
         _take_greetings(turn, {})
 

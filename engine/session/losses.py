@@ -28,7 +28,7 @@ def diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, plan: Pla
     if turn.state.closing:
         take_greetings(turn, {})
     else:
-        turn.do(effects.Greet(ticket, endpoints))
+        turn.do(effects.Greet(ticket, endpoints, plan.routes))
 
 
 def take_greetings(turn: Turn, greetings: Greetings) -> None:

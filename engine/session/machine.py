@@ -9,6 +9,7 @@ from __future__ import annotations
 from functools import partial
 
 from engine.errors import ArgumentError
+from engine.language import tr
 from engine.process.outcome import EndReason
 from engine.protocol.messages import AnyMessage, DeviceMemoryQuery, DeviceMemoryReadings
 from engine.session import answers, effects, inputs, loads, losses
@@ -76,7 +77,7 @@ def _take_command(turn: Turn, command: inputs.Command) -> None:
 
 def _take_load(turn: Turn, command: inputs.Load) -> None:
     if turn.state.closing:
-        raise ArgumentError("The model is closed; nothing is loaded for it any more.")
+        raise ArgumentError(tr("The model is closed; nothing is loaded for it any more."))
     _forget_waiting(turn)
     turn.change(waiting=command.order)
     _stop_what_runs(turn)

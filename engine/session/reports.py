@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from engine.devices.device import Device, Rig, names_of
 from engine.devices.endpoint import Greeting, GreetingStatus
+from engine.language import tr
 from engine.memory.estimate import Grade
 from engine.plan.plan import Plan
 from engine.probing.measured import member_estimate, rows_from_parts, with_copies
@@ -15,7 +16,7 @@ from engine.session.events import STAGE_WORDS, Crashed, Done, Failed, Loaded, Ou
 from engine.texts import show
 from engine.units import format_bytes
 
-_GENERATING = "while generating"
+_GENERATING = tr("while generating")
 
 
 def loaded_event(plan: Plan, message: LoadedModel) -> Loaded:
@@ -29,8 +30,8 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: boo
     """Return the failed allocation with what was placed before it."""
     placed = _placed_bytes(message.parts)
     free_bytes = _free_bytes(rig.device(message.device), message.free_bytes, placed.get(message.device, 0))
-    where = _GENERATING if generating else f"while {STAGE_WORDS[message.stage]}"
-    free = "" if free_bytes is None else f", {format_bytes(free_bytes)} free"
+    where = _GENERATING if generating else tr("while {stage_words}", stage_words=STAGE_WORDS[message.stage])
+    free = "" if free_bytes is None else tr(", {free} free", free=format_bytes(free_bytes))
     before = ", ".join(f"{device} {format_bytes(size_bytes)}" for device, size_bytes in placed.items() if size_bytes)
     return OutOfMemory(
         stage=message.stage,
@@ -39,9 +40,15 @@ def out_of_memory_event(rig: Rig, message: AllocationFailure, *, generating: boo
         free_bytes=free_bytes,
         allocated=rows_from_parts(message.parts, rig, Grade.MEASURED),
         message=(
-            f"{message.device} ran out of memory {where}: {format_bytes(message.requested_bytes)} asked for{free}. "
-            f"{f'Already placed: {before}.' if before else 'Nothing had been placed yet.'} "
-            f"Move layers off {message.device}, shorten the context or choose a smaller KV type."
+            tr(
+                "{device} ran out of memory {where}: {requested} asked for{free}. {what} Move layers off "
+                "{device}, shorten the context or choose a smaller KV type.",
+                device=message.device,
+                where=where,
+                requested=format_bytes(message.requested_bytes),
+                free=free,
+                what=tr("Already placed: {before}.", before=before) if before else tr("Nothing had been placed yet."),
+            )
         ),
     )
 
@@ -61,6 +68,7 @@ def done_event(message: Generated) -> Done:
         stop_reason=message.stop_reason,
         replaced=show(message.replaced),
         cached_tokens=message.cached_tokens,
+        checkpoint_bytes=message.checkpoint_bytes,
     )
 
 
@@ -106,18 +114,22 @@ def lost_event(
     if not to_blame:
         return crash_event(outcome, known)
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
-    when = "while the model was in use" if stage is None else f"while {STAGE_WORDS[stage]}"
+    when = (
+        tr("while the model was in use") if stage is None else tr("while {stage_words}", stage_words=STAGE_WORDS[stage])
+    )
     told = " ".join(greetings[endpoint].sentence for endpoint in to_blame if endpoint in greetings)
-    what = "did not go on" if outcome.reason is EndReason.STALLED else "was lost"
-    remedy = "Check that RPC worker, start it again, then load again."
+    what = tr("did not go on") if outcome.reason is EndReason.STALLED else tr("was lost")
+    remedy = tr("Check that RPC worker, start it again, then load again.")
     return Failed(kind="unreachable", message=" ".join(filter(None, (f"{names} {what} {when}.", told, remedy))))
 
 
 def _endpoints_to_blame(
     outcome: ProcessOutcome, devices: Mapping[str, Sequence[Device]], greetings: Mapping[str, Greeting]
 ) -> list[str]:
-    if (named := outcome.lost_endpoint) is not None and named in devices:
-        return [named]
+    named = outcome.lost_endpoint
+    # A tunnel is dialled where it begins, and that is what the engine names.
+    if named is not None and (known := [each for each, held in devices.items() if named in (each, held[0].via)]):
+        return known
     gone = [endpoint for endpoint, greeting in greetings.items() if not greeting.ok]
     certain = [endpoint for endpoint in gone if greetings[endpoint].status is not GreetingStatus.BUSY]
     if certain or gone:

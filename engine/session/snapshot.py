@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 
 from engine.fit.proposal import Proposal
+from engine.language import tr
 from engine.session.attempts import LoadAttempt
 from engine.session.events import LoadEnding, Stage
 from engine.session.load_order import LoadOrder
@@ -108,18 +109,18 @@ def _pending(state: State) -> Pending | None:
         return Pending(state.waiting, _why_it_waits(state))
     if state.load is None:
         return None
-    waits = "what was loaded before is being freed" if state.load.step is Step.REPLACING else ""
+    waits = tr("what was loaded before is being freed") if state.load.step is Step.REPLACING else ""
     return Pending(state.load.asked, waits, state.load.cancelled)
 
 
 def _why_it_waits(state: State) -> str:
     if state.load is not None:
-        return "the load before it is being stopped"
+        return tr("the load before it is being stopped")
     answers = [run for run in state.requests if not run.request.outlasts_stop]
     if answers:
-        return "an answer is being stopped" if len(answers) == 1 else "answers are being stopped"
+        return tr("an answer is being stopped") if len(answers) == 1 else tr("answers are being stopped")
     if state.requests:
-        return "what is cached of the conversation is being saved"
+        return tr("what is cached of the conversation is being saved")
     if state.loss is not None:
-        return "workers are being asked which of them was lost"
-    return "the engine process before it is ending"
+        return tr("workers are being asked which of them was lost")
+    return tr("the engine process before it is ending")

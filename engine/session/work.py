@@ -54,7 +54,7 @@ class Workshop:
             case effects.Choose():
                 return self._choose(work)
             case effects.Greet():
-                return inputs.Greeted(work.ticket, greetings_of(work.endpoints, cancel))
+                return inputs.Greeted(work.ticket, greetings_of(work.endpoints, work.routes, cancel))
             case effects.Explain():
                 return self._explain(work, cancel)
 

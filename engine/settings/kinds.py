@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.json_file import JsonObject
+from engine.language import tr
 from engine.settings.context_settings import AUTO
 
 Value = int | str | bool | None
@@ -40,8 +41,8 @@ class WholeNumber:
     @property
     def allowed(self) -> str:
         """What may be typed, in words."""
-        numbers = f"{self.low} to {self.high}"
-        return numbers if self.left_open is None else f"{AUTO}, or {numbers}"
+        numbers = tr("{low} to {high}", low=self.low, high=self.high)
+        return numbers if self.left_open is None else tr("{auto}, or {numbers}", auto=AUTO, numbers=numbers)
 
     def read(self, item: JsonObject, key: str) -> Value:
         """Return what a file says under `key`; refuses through `item`."""
@@ -71,10 +72,19 @@ class WholeNumber:
         except ValueError:
             number = self.low - 1
         if number < self.low:
-            words = "" if self.left_open is None else f", nor {AUTO}"
-            raise ValueError(f'"{text}" is not a whole number above {self.low - 1}{words}')
+            words = "" if self.left_open is None else tr(", nor {auto}", auto=AUTO)
+            raise ValueError(
+                tr('"{text}" is not a whole number above {low}{words}', text=text, low=self.low - 1, words=words)
+            )
         if number > self.high:
-            raise ValueError(f"{number} {self.unit} are too many; the engine takes up to {self.high}")
+            raise ValueError(
+                tr(
+                    "{number} {unit} are too many; the engine takes up to {high}",
+                    number=number,
+                    unit=self.unit,
+                    high=self.high,
+                )
+            )
         return number
 
     def text_of(self, value: Value) -> str:
@@ -105,7 +115,7 @@ class Choice:
     def typed(self, text: str) -> Value:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
         if text not in self.words:
-            raise ValueError(f'"{text}" is not one of {self.allowed}')
+            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
         return text
 
     def text_of(self, value: Value) -> str:
@@ -144,7 +154,7 @@ class Switch:
     def typed(self, text: str) -> Value:
         """Return what a person typed; raises as `WholeNumber.typed` does."""
         if text not in self.words:
-            raise ValueError(f'"{text}" is not one of {self.allowed}')
+            raise ValueError(tr('"{text}" is not one of {allowed}', text=text, allowed=self.allowed))
         return AUTO if text == AUTO else text == "on"
 
     def text_of(self, value: Value) -> str:

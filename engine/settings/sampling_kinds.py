@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from engine.language import tr
 from engine.settings.context_settings import AUTO
 
 SamplingValue = float | int | str | tuple[str, ...] | None
@@ -25,7 +26,7 @@ class Real:
     @property
     def allowed(self) -> str:
         """What may be typed, in words."""
-        return f"{self.low:g} to {self.high:g}"
+        return tr("{low:g} to {high:g}", low=self.low, high=self.high)
 
     def checked(self, value: object) -> SamplingValue:
         """Return a value of a file.
@@ -34,9 +35,9 @@ class Real:
             ValueError: one sentence without its full stop.
         """
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise ValueError(f"this has to be a number, {self.allowed}")
+            raise ValueError(tr("this has to be a number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
-            raise ValueError(f"{value:g} is outside of {self.allowed}")
+            raise ValueError(tr("{value:g} is outside of {allowed}", value=value, allowed=self.allowed))
         return float(value)
 
     def typed(self, text: str) -> SamplingValue:
@@ -44,7 +45,7 @@ class Real:
         try:
             number = float(text.replace(",", "."))
         except ValueError:
-            raise ValueError(f'"{text[:40]}" is not a number') from None
+            raise ValueError(tr('"{text}" is not a number', text=text[:40])) from None
         return self.checked(number)
 
     def text_of(self, value: SamplingValue) -> str:
@@ -64,16 +65,20 @@ class Whole:
     @property
     def allowed(self) -> str:
         """What may be typed, in words."""
-        return f"{self.open_word}, or {self.low} to {self.high}" if self.or_none else f"{self.low} to {self.high}"
+        return (
+            tr("{open_word}, or {low} to {high}", open_word=self.open_word, low=self.low, high=self.high)
+            if self.or_none
+            else tr("{low} to {high}", low=self.low, high=self.high)
+        )
 
     def checked(self, value: object) -> SamplingValue:
         """Return a value of a file; raises as `Real.checked` does."""
         if value is None and self.or_none:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            raise ValueError(f"this has to be a whole number, {self.allowed}")
+            raise ValueError(tr("this has to be a whole number, {allowed}", allowed=self.allowed))
         if not self.low <= value <= self.high:
-            raise ValueError(f"{str(value)[:40]} is outside of {self.allowed}")
+            raise ValueError(tr("{value} is outside of {allowed}", value=str(value)[:40], allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> SamplingValue:
@@ -83,7 +88,9 @@ class Whole:
         try:
             number = int(text)
         except ValueError:
-            raise ValueError(f'"{text[:40]}" is not a whole number, {self.allowed}') from None
+            raise ValueError(
+                tr('"{text}" is not a whole number, {allowed}', text=text[:40], allowed=self.allowed)
+            ) from None
         return self.checked(number)
 
     def text_of(self, value: SamplingValue) -> str:
@@ -105,7 +112,7 @@ class Word:
     def checked(self, value: object) -> SamplingValue:
         """Return a value of a file; raises as `Real.checked` does."""
         if not isinstance(value, str) or value not in self.words:
-            raise ValueError(f"this has to be one of {self.allowed}")
+            raise ValueError(tr("this has to be one of {allowed}", allowed=self.allowed))
         return value
 
     def typed(self, text: str) -> SamplingValue:
@@ -121,14 +128,16 @@ class Word:
 class Texts:
     """Several texts, none of them empty. A person types one a line, a newline in it as `\\n`."""
 
-    allowed: str = "texts, one a line"
+    allowed: str = tr("texts, one a line")
 
     def checked(self, value: object) -> SamplingValue:
         """Return a value of a file; raises as `Real.checked` does."""
         if isinstance(value, str) or not isinstance(value, Sequence):
-            raise ValueError("this has to be a list of texts")
+            raise ValueError(tr("this has to be a list of texts"))
         if len(value) > MAX_TEXTS:
-            raise ValueError(f"these are {len(value)} texts, and {MAX_TEXTS} are the most")
+            raise ValueError(
+                tr("these are {count} texts, and {max_texts} are the most", count=len(value), max_texts=MAX_TEXTS)
+            )
         return tuple(str(_checked_text(text, may_be_empty=False)) for text in value)
 
     def typed(self, text: str) -> SamplingValue:
@@ -164,13 +173,19 @@ SamplingKind = Real | Whole | Word | Texts | Text
 
 def _checked_text(value: object, *, may_be_empty: bool) -> str:
     if not isinstance(value, str):
-        raise ValueError("this has to be text")
+        raise ValueError(tr("this has to be text"))
     if not value and not may_be_empty:
-        raise ValueError("a text is empty; leave it out")
+        raise ValueError(tr("a text is empty; leave it out"))
     if len(value) > MAX_TEXT_CHARACTERS:
-        raise ValueError(f"a text of {len(value)} characters is longer than {MAX_TEXT_CHARACTERS}")
+        raise ValueError(
+            tr(
+                "a text of {count} characters is longer than {max_text_characters}",
+                count=len(value),
+                max_text_characters=MAX_TEXT_CHARACTERS,
+            )
+        )
     if "\0" in value or any("\ud800" <= letter <= "\udfff" for letter in value):
-        raise ValueError("a text has a character in it that no text has")
+        raise ValueError(tr("a text has a character in it that no text has"))
     return value
 
 

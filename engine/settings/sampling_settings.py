@@ -50,3 +50,4 @@ class SamplingSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True, 
     stop: tuple[str, ...] = ()
     grammar: str = ""
     json_schema: str = ""
+    alternatives: int = 0

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.language import tr
 from engine.settings.sampling_kinds import SamplingValue
 from engine.settings.sampling_settings import SamplingSettings
 from engine.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY, SAMPLING_KEYS
@@ -25,10 +26,10 @@ class Sampling:
     def explain(self, key: str, *, preset: str = "") -> str:
         """Return in a few words where a value comes from."""
         words: dict[Source, str] = {
-            "default": "llama.cpp's default",
-            "model": "from the model's file",
-            "preset": f'from the preset "{preset}"' if preset else "from the preset",
-            "chat": "set for this chat",
+            "default": tr("llama.cpp's default"),
+            "model": tr("from the model's file"),
+            "preset": tr('from the preset "{preset}"', preset=preset) if preset else tr("from the preset"),
+            "chat": tr("set for this chat"),
         }
         return words[self.sources[key]]
 

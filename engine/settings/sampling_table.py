@@ -9,12 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.language import tr
 from engine.settings.sampling_kinds import Real, SamplingKind, SamplingValue, Text, Texts, Whole, Word
 from engine.settings.sampling_settings import MIROSTAT_MODES, SamplingSettings
 
 SamplingGroup = Literal["Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape"]
 SAMPLING_GROUPS: tuple[SamplingGroup, ...] = ("Answer", "Repetition", "Choice", "Temperature", "Mirostat", "Shape")
 MAX_WINDOW = 1 << 24
+MAX_ALTERNATIVES = 20
 MAX_SEED = (1 << 32) - 2
 """One less than LLAMA_DEFAULT_SEED, which means another seed each time."""
 
@@ -44,90 +46,110 @@ class SamplingSetting:
 
 SAMPLING: tuple[SamplingSetting, ...] = (
     SamplingSetting(
-        "max_tokens", Whole(1, MAX_WINDOW, True, "unlimited"), "Answer", "Longest answer", "tokens of an answer at most"
+        "max_tokens",
+        Whole(1, MAX_WINDOW, True, "unlimited"),
+        "Answer",
+        tr("Longest answer"),
+        tr("tokens of an answer at most"),
     ),
     SamplingSetting(
-        "stop", Texts(), "Answer", "Stop texts", "an answer ends before any of these; one a line, \\n is a newline"
+        "stop",
+        Texts(),
+        "Answer",
+        tr("Stop texts"),
+        tr("an answer ends before any of these; one a line, \\n is a newline"),
     ),
     SamplingSetting(
-        "seed", Whole(0, MAX_SEED, True, "random"), "Answer", "Seed", "the same one gives the same answer again"
+        "seed", Whole(0, MAX_SEED, True, "random"), "Answer", tr("Seed"), tr("the same one gives the same answer again")
     ),
     SamplingSetting(
         "penalty_last_n",
         Whole(-1, MAX_WINDOW),
         "Repetition",
-        "Penalised tokens",
-        "how many of the last tokens the three penalties look at; 0: none, -1: the whole context",
+        tr("Penalised tokens"),
+        tr("how many of the last tokens the three penalties look at; 0: none, -1: the whole context"),
         "penalty_last_n",
     ),
     SamplingSetting(
         "repeat_penalty",
         Real(0.01, 10, 0.05),
         "Repetition",
-        "Repeat penalty",
-        "makes tokens that were there less likely; 1: off",
+        tr("Repeat penalty"),
+        tr("makes tokens that were there less likely; 1: off"),
         "penalty_repeat",
     ),
     SamplingSetting(
         "presence_penalty",
         Real(-10, 10, 0.1),
         "Repetition",
-        "Presence penalty",
-        "the same, once for each token; 0: off",
+        tr("Presence penalty"),
+        tr("the same, once for each token; 0: off"),
     ),
     SamplingSetting(
         "frequency_penalty",
         Real(-10, 10, 0.1),
         "Repetition",
-        "Frequency penalty",
-        "the same, for each time it was there; 0: off",
+        tr("Frequency penalty"),
+        tr("the same, for each time it was there; 0: off"),
     ),
     SamplingSetting(
         "dry_multiplier",
         Real(0, 100, 0.1),
         "Repetition",
-        "DRY strength",
-        "makes it less likely that a sequence of tokens goes on as it did before; 0: off",
+        tr("DRY strength"),
+        tr("makes it less likely that a sequence of tokens goes on as it did before; 0: off"),
     ),
     SamplingSetting(
-        "dry_base", Real(0, 100, 0.05), "Repetition", "DRY base", "how much more with each token of the sequence"
+        "dry_base",
+        Real(0, 100, 0.05),
+        "Repetition",
+        tr("DRY base"),
+        tr("how much more with each token of the sequence"),
     ),
     SamplingSetting(
         "dry_allowed_length",
         Whole(0, MAX_WINDOW),
         "Repetition",
-        "DRY allowed length",
-        "tokens that may be repeated without that",
+        tr("DRY allowed length"),
+        tr("tokens that may be repeated without that"),
     ),
     SamplingSetting(
         "dry_penalty_last_n",
         Whole(-1, MAX_WINDOW),
         "Repetition",
-        "DRY tokens",
-        "how many of the last tokens it looks at; 0: none, -1: the whole context",
+        tr("DRY tokens"),
+        tr("how many of the last tokens it looks at; 0: none, -1: the whole context"),
     ),
     SamplingSetting(
-        "dry_breakers", Texts(), "Repetition", "DRY breakers", "texts that end a sequence; one a line, \\n is a newline"
+        "dry_breakers",
+        Texts(),
+        "Repetition",
+        tr("DRY breakers"),
+        tr("texts that end a sequence; one a line, \\n is a newline"),
     ),
     SamplingSetting(
         "top_n_sigma",
         Real(-1, 100, 0.1),
         "Choice",
         "Top-n-sigma",
-        "leaves tokens within so many standard deviations of the likeliest; -1: off",
+        tr("leaves tokens within so many standard deviations of the likeliest; -1: off"),
     ),
     SamplingSetting(
-        "top_k", Whole(0, MAX_WINDOW), "Choice", "Top-k", "leaves so many of the likeliest tokens; 0: all", "top_k"
+        "top_k", Whole(0, MAX_WINDOW), "Choice", "Top-k", tr("leaves so many of the likeliest tokens; 0: all"), "top_k"
     ),
     SamplingSetting(
-        "typ_p", Real(0, 1, 0.01), "Choice", "Typical-p", "leaves tokens that are about as likely as expected; 1: off"
+        "typ_p",
+        Real(0, 1, 0.01),
+        "Choice",
+        "Typical-p",
+        tr("leaves tokens that are about as likely as expected; 1: off"),
     ),
     SamplingSetting(
         "top_p",
         Real(0, 1, 0.01),
         "Choice",
         "Top-p",
-        "leaves the likeliest tokens that have this probability together; 1: off",
+        tr("leaves the likeliest tokens that have this probability together; 1: off"),
         "top_p",
     ),
     SamplingSetting(
@@ -135,23 +157,23 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 1, 0.01),
         "Choice",
         "Min-p",
-        "leaves tokens with at least this part of the likeliest one's probability; 0: off",
+        tr("leaves tokens with at least this part of the likeliest one's probability; 0: off"),
         "min_p",
     ),
     SamplingSetting(
         "xtc_probability",
         Real(0, 1, 0.05),
         "Choice",
-        "XTC probability",
-        "how often all likely tokens but the least likely of them are taken out; 0: never",
+        tr("XTC probability"),
+        tr("how often all likely tokens but the least likely of them are taken out; 0: never"),
         "xtc_probability",
     ),
     SamplingSetting(
         "xtc_threshold",
         Real(0, 1, 0.05),
         "Choice",
-        "XTC threshold",
-        "from which probability on a token is likely in that sense; above 0.5: off",
+        tr("XTC threshold"),
+        tr("from which probability on a token is likely in that sense; above 0.5: off"),
         "xtc_threshold",
     ),
     SamplingSetting(
@@ -159,46 +181,66 @@ SAMPLING: tuple[SamplingSetting, ...] = (
         Real(0, 100, 0.05),
         "Temperature",
         "Temperature",
-        "evens probabilities out above 1, sharpens them below; 0: always the likeliest token",
+        tr("evens probabilities out above 1, sharpens them below; 0: always the likeliest token"),
         "temp",
     ),
     SamplingSetting(
         "dynatemp_range",
         Real(0, 100, 0.05),
         "Temperature",
-        "Dynamic range",
-        "the temperature varies by so much with how sure the model is; 0: off",
+        tr("Dynamic range"),
+        tr("the temperature varies by so much with how sure the model is; 0: off"),
     ),
     SamplingSetting(
-        "dynatemp_exponent", Real(0, 100, 0.1), "Temperature", "Dynamic exponent", "how it varies with that"
+        "dynatemp_exponent", Real(0, 100, 0.1), "Temperature", tr("Dynamic exponent"), tr("how it varies with that")
     ),
     SamplingSetting(
         "adaptive_target",
         Real(-1, 1, 0.05),
         "Temperature",
-        "Adaptive-p target",
-        "prefers tokens near this probability, in place of a plain choice at the end; below 0: off",
+        tr("Adaptive-p target"),
+        tr("prefers tokens near this probability, in place of a plain choice at the end; below 0: off"),
     ),
     SamplingSetting(
-        "adaptive_decay", Real(0, 0.99, 0.01), "Temperature", "Adaptive-p decay", "how long it remembers what it chose"
+        "adaptive_decay",
+        Real(0, 0.99, 0.01),
+        "Temperature",
+        tr("Adaptive-p decay"),
+        tr("how long it remembers what it chose"),
     ),
     SamplingSetting(
         "mirostat",
         Word(MIROSTAT_MODES),
         "Mirostat",
         "Mirostat",
-        "keeps surprise at a level; takes the place of penalties and choice above",
+        tr("keeps surprise at a level; takes the place of penalties and choice above"),
         "mirostat",
     ),
-    SamplingSetting("mirostat_tau", Real(0, 100, 0.1), "Mirostat", "Mirostat tau", "that level", "mirostat_tau"),
     SamplingSetting(
-        "mirostat_eta", Real(0, 1, 0.01), "Mirostat", "Mirostat eta", "how fast it gets there", "mirostat_eta"
+        "mirostat_tau", Real(0, 100, 0.1), "Mirostat", tr("Mirostat tau"), tr("that level"), "mirostat_tau"
     ),
     SamplingSetting(
-        "grammar", Text(), "Shape", "Grammar", "the answer obeys this grammar (GBNF), whose start is root; empty: none"
+        "mirostat_eta", Real(0, 1, 0.01), "Mirostat", tr("Mirostat eta"), tr("how fast it gets there"), "mirostat_eta"
     ),
     SamplingSetting(
-        "json_schema", Text(), "Shape", "JSON schema", "the answer is JSON that obeys this schema; empty: none"
+        "grammar",
+        Text(),
+        "Shape",
+        tr("Grammar"),
+        tr("the answer obeys this grammar (GBNF), whose start is root; empty: none"),
+    ),
+    SamplingSetting(
+        "json_schema", Text(), "Shape", tr("JSON schema"), tr("the answer is JSON that obeys this schema; empty: none")
+    ),
+    SamplingSetting(
+        "alternatives",
+        Whole(0, MAX_ALTERNATIVES),
+        "Answer",
+        tr("Alternatives"),
+        tr(
+            "how many likely tokens are kept with each one of an answer, with their probabilities "
+            "before all samplers; 0: none, which is fastest"
+        ),
     ),
 )
 """Order of llama.cpp where it matters: penalties, DRY, top-n-sigma, top-k, typical, top-p, min-p, XTC, temperature."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.language import tr
 from engine.layout.layout import Layout, Run
 from engine.settings.context_settings import ContextSettings
 from engine.speed.known_cards import (
@@ -50,7 +51,11 @@ class Prediction:
 
     def text(self) -> str:
         """Return tokens per second for people."""
-        return f"{rate_text(1 / max(self.worst_s, 1e-9))} to {rate_text(1 / max(self.best_s, 1e-9))} tokens per second"
+        return tr(
+            "{rate} to {rate2} tokens per second",
+            rate=rate_text(1 / max(self.worst_s, 1e-09)),
+            rate2=rate_text(1 / max(self.best_s, 1e-09)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,10 +275,10 @@ def _hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
 
 
 _SOURCE_WORDS: Mapping[Source, str] = {
-    "measured": "measured here",
-    "answers": "learnt from answers",
-    "card": "by the card's figures",
-    "guess": "not measured",
+    "measured": tr("measured here"),
+    "answers": tr("learnt from answers"),
+    "card": tr("by the card's figures"),
+    "guess": tr("not measured"),
 }
 
 
@@ -286,11 +291,14 @@ def speed_words(speed: SpeedForecast) -> str:
     """Return a sentence on how fast a layout is, and what that rests on."""
     if not speed.is_known:
         unknown = ", ".join(each.id for each in speed.devices if each.source == "guess")
-        return f"How fast {unknown} is was not measured, so nobody knows how long a token takes."
-    learnt = "; corrected by answers" if speed.is_learnt else ""
-    return (
-        f"About {rate_text(speed.tokens_per_second)} tokens per second with {speed.fill_tokens} tokens in the context "
-        f"({source_words(speed.source)}{learnt})."
+        return tr("How fast {unknown} is was not measured, so nobody knows how long a token takes.", unknown=unknown)
+    learnt = tr("; corrected by answers") if speed.is_learnt else ""
+    return tr(
+        "About {rate} tokens per second with {fill_tokens} tokens in the context ({source}{learnt}).",
+        rate=rate_text(speed.tokens_per_second),
+        fill_tokens=speed.fill_tokens,
+        source=source_words(speed.source),
+        learnt=learnt,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.language import tr
 from engine.pci import PciId, parse_pci_id
 from engine.telemetry.reader import gap
 from engine.telemetry.sample import Sample
@@ -31,7 +32,7 @@ class AmdReader:
         used_bytes = _number(self._folder / "mem_info_vram_used")
         total_bytes = _number(self._folder / "mem_info_vram_total")
         if used_bytes is None or total_bytes is None:
-            return gap(self._device, time_s, "no reading: the card is gone")
+            return gap(self._device, time_s, tr("no reading: the card is gone"))
         busy_percent = _number(self._folder / "gpu_busy_percent")
         millidegrees = self._sensor("temp1_input")
         microwatts = self._sensor("power1_average")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.devices.device import Device
+from engine.language import tr
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB, format_bytes
 
@@ -105,9 +106,12 @@ class _DeviceWatch:
         floor_bytes = min(FLOOR_BYTES, int(total_bytes * FLOOR_SHARE))
         if free_bytes >= max(self._device.margin_bytes // 2, floor_bytes):
             return None
-        return (
-            f"{sample.device} has only {format_bytes(free_bytes)} left. {self._who(sample)}"
-            f"Close what uses it, or move layers off {sample.device}, before an answer runs out of memory."
+        return tr(
+            "{device} has only {free} left. {who}Close what uses it, or move layers off {device}, "
+            "before an answer runs out of memory.",
+            device=sample.device,
+            free=format_bytes(free_bytes),
+            who=self._who(sample),
         )
 
     def _falling(self, sample: Sample) -> str | None:
@@ -119,9 +123,13 @@ class _DeviceWatch:
         left_s = _free_bytes(sample) * seconds / fallen_bytes
         if left_s > FALL_SOON_S:
             return None
-        return (
-            f"{sample.device} loses memory fast: {format_bytes(fallen_bytes)} in {seconds:.0f} s, "
-            f"{format_bytes(_free_bytes(sample))} left. {self._who(sample)}Close what takes it."
+        return tr(
+            "{device} loses memory fast: {fallen} in {seconds:.0f} s, {free} left. {who}Close what takes it.",
+            device=sample.device,
+            fallen=format_bytes(fallen_bytes),
+            seconds=seconds,
+            free=format_bytes(_free_bytes(sample)),
+            who=self._who(sample),
         )
 
     def _spilled(self, sample: Sample) -> str | None:
@@ -131,10 +139,13 @@ class _DeviceWatch:
         grown_bytes = sample.spilled_bytes - first.spilled_bytes
         if grown_bytes < SPILL_BYTES:
             return None
-        where = "to swap" if self._device.is_host else "to the computer's memory"
-        return (
-            f"{format_bytes(grown_bytes)} of the model was moved from {sample.device} {where}, which is much slower. "
-            f"Close other programs, or unload and put less on {sample.device}."
+        where = tr("to swap") if self._device.is_host else tr("to the computer's memory")
+        return tr(
+            "{grown} of the model was moved from {device} {where}, which is much slower. Close other "
+            "programs, or unload and put less on {device}.",
+            grown=format_bytes(grown_bytes),
+            device=sample.device,
+            where=where,
         )
 
     def _paging(self, sample: Sample) -> str | None:
@@ -145,9 +156,10 @@ class _DeviceWatch:
         short_bytes = min(PAGING_FREE_BYTES, int((sample.total_bytes or 0) * PAGING_FREE_SHARE))
         if (sample.major_faults - oldest.major_faults) / seconds < PAGING_PER_S or _free_bytes(sample) > short_bytes:
             return None
-        return (
-            f"Weights are read from the disk again and again: only {format_bytes(_free_bytes(sample))} of memory is "
-            "free. Close other programs, or choose a smaller model or quantisation."
+        return tr(
+            "Weights are read from the disk again and again: only {free} of memory is free. Close "
+            "other programs, or choose a smaller model or quantisation.",
+            free=format_bytes(_free_bytes(sample)),
         )
 
     def _who(self, sample: Sample) -> str:
@@ -158,7 +170,7 @@ class _DeviceWatch:
         others_bytes = (_used_bytes(sample) - sample.own_bytes) - (_used_bytes(first) - first.own_bytes)
         if others_bytes < FALL_BYTES:
             return ""
-        return f"Other programs took {format_bytes(others_bytes)} since the model was loaded. "
+        return tr("Other programs took {others} since the model was loaded. ", others=format_bytes(others_bytes))
 
 
 def _used_bytes(sample: Sample) -> int:
@@ -170,4 +182,4 @@ def _free_bytes(sample: Sample) -> int:
 
 
 def _recovering(sample: Sample) -> str:
-    return f"{sample.device} is recovering: {format_bytes(_free_bytes(sample))} is free."
+    return tr("{device} is recovering: {free} is free.", device=sample.device, free=format_bytes(_free_bytes(sample)))

@@ -12,6 +12,7 @@ import psutil
 
 from engine.devices.device import Device
 from engine.devices.holder import MemoryHolder
+from engine.language import tr
 from engine.pci import parse_pci_id
 from engine.telemetry.nvml import Nvml, ask
 from engine.telemetry.process_memory import descendants, resident_bytes
@@ -77,4 +78,4 @@ def _name(pid: int) -> str:
     """Return the program's name, or its number where another user's process does not tell it."""
     with suppress(psutil.Error, OSError):
         return str(psutil.Process(pid).name())
-    return f"process {pid}"
+    return tr("process {pid}", pid=pid)

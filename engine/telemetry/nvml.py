@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from engine.language import tr
 from engine.pci import PciId
 from engine.telemetry.process_memory import descendants
 from engine.telemetry.reader import gap
@@ -80,11 +81,15 @@ class NvmlReader:
         handle = self._nvml.handle(self._pci)
         library = self._nvml.library
         if handle is None or library is None:
-            return gap(self._device, time_s, f"no reading: {self._nvml.problem or 'unknown to the NVIDIA driver'}")
+            return gap(
+                self._device,
+                time_s,
+                tr("no reading: {problem}", problem=self._nvml.problem or tr("unknown to the NVIDIA driver")),
+            )
         try:
             memory = library.nvmlDeviceGetMemoryInfo(handle)
         except library.NVMLError as error:
-            return gap(self._device, time_s, f"no reading: {error}")
+            return gap(self._device, time_s, tr("no reading: {error}", error=error))
         rates = ask(library, library.nvmlDeviceGetUtilizationRates, handle)
         temperature = ask(library, library.nvmlDeviceGetTemperature, handle, library.NVML_TEMPERATURE_GPU)
         milliwatts = ask(library, library.nvmlDeviceGetPowerUsage, handle)

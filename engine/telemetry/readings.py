@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from engine.devices.device import Device
+from engine.language import tr
 from engine.pci import parse_pci_id
 from engine.telemetry.amd import DRM_ROOT, AmdReader, find_amd_card
 from engine.telemetry.host import HostReader
@@ -15,7 +16,7 @@ from engine.telemetry.reader import NoReader, Reader
 from engine.telemetry.rpc_worker import LocalWorkerReader, WorkerProcess, is_local
 from engine.telemetry.sample import Sample
 
-REMOTE_NOTE = "remote: no live reading"
+REMOTE_NOTE = tr("remote: no live reading")
 
 
 class DeviceReadings:
@@ -53,11 +54,11 @@ class DeviceReadings:
             return HostReader(device.id)
         if device.endpoint is not None:
             process = workers.get(device.endpoint)
-            if process is None and not is_local(device.endpoint):
+            if process is None and (device.fingerprint is not None or not is_local(device.endpoint)):
                 return NoReader(device.id, REMOTE_NOTE)
             return LocalWorkerReader(device, process)
         pci = parse_pci_id(device.pci_bus_id or "")
         if pci is None:
-            return NoReader(device.id, f"no live reading for {device.backend} without a PCI id")
+            return NoReader(device.id, tr("no live reading for {backend} without a PCI id", backend=device.backend))
         card = find_amd_card(pci, self._drm_root)
         return NvmlReader(device.id, pci, self._nvml) if card is None else AmdReader(device.id, card)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.devices.device import Device
+from engine.language import tr
 from engine.telemetry.process_memory import data_bytes, listening_pid, resident_bytes
 from engine.telemetry.reader import gap
 from engine.telemetry.sample import Sample
@@ -43,7 +44,7 @@ class LocalWorkerReader:
     def read(self, time_s: float) -> Sample:
         used_bytes = self._used_bytes(time_s)
         if used_bytes is None:
-            return gap(self._device.id, time_s, "worker is gone" if self._process else "worker not found")
+            return gap(self._device.id, time_s, tr("worker is gone") if self._process else tr("worker not found"))
         total_bytes = self._device.total_bytes
         if self._device.cap_bytes is not None:
             total_bytes = min(total_bytes, self._device.cap_bytes)

@@ -9,6 +9,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from engine.confinement import refuse_core_files
+from engine.engine_build import engine_version
 from engine.protocol.messages import (
     PROTOCOL_VERSION,
     AnyRequest,
@@ -22,13 +23,15 @@ from engine.protocol.messages import (
     MeasureSpeed,
     Message,
     ModelRequest,
+    PackLoad,
     Probe,
     Quantise,
     Quit,
     Serve,
     Stop,
 )
-from engine.worker.bindings import Bindings, engine_name, prepare_environment
+from engine.worker.backends import load_own_backends, load_packs
+from engine.worker.bindings import Bindings, prepare_environment
 from engine.worker.devices import list_devices
 from engine.worker.effort import WorkTicks
 from engine.worker.loaded_context import LoadedContext
@@ -58,6 +61,8 @@ class Worker:
         self._engine = Bindings()
         self._engine.on_log(self._log.write)
         self._engine.on_abort(pipe.send_last_word)
+        load_own_backends(self._engine)
+        self._packs: tuple[PackLoad, ...] | None = None
         self._engine.low.llama_backend_init()
 
     def run(self) -> None:
@@ -96,8 +101,12 @@ class Worker:
 
     def _handle(self, request: AnyRequest) -> Message:
         """Do what is asked and return the last message about it."""
+        # Not before something is asked: a child in waiting touches no device. Not later: a pack lies where the child
+        # cannot look any more.
+        if self._packs is None:
+            self._packs = load_packs(self._engine)
         try:
-            give_up_rights(request)
+            give_up_rights(self._engine, request)
             return self._answer(request)
         except EndOfRequest as end:
             return end.message
@@ -114,7 +123,7 @@ class Worker:
         # what only some children do is imported where they do it: a probe is over in little more than its imports
         match request:
             case ListDevices():
-                return list_devices(self._engine, request.endpoints)
+                return list_devices(self._engine, request.endpoints, request.routes, self._packs or ())
             case Probe():
                 return probe(self._engine, self._log, request)
             case Load():
@@ -167,7 +176,7 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     refuse_core_files()
     pipe, stop = MessagePipe(), StopRequest()
-    pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_name(), pid=os.getpid()))
+    pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_version(), pid=os.getpid()))
     reader = RequestReader(pipe, stop)
     reader.start()
     prepare_environment()

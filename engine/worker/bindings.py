@@ -10,7 +10,8 @@ import ctypes
 import os
 import sys
 from collections.abc import Callable
-from importlib import import_module, metadata, util
+from functools import cached_property
+from importlib import import_module, util
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ ABORT_CALLBACK = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
 DEVICE_KINDS = {0: "cpu", 1: "gpu", 2: "igpu", 3: "accel"}
 """ggml_backend_dev_type, less META, which only llama.cpp itself creates."""
 CPU_TYPE = 0
+_DEBUG = 1
 ACCELERATOR_TYPE = 3
 
 _BREAKDOWN = "_Z26llama_get_memory_breakdownPK13llama_context"
@@ -52,11 +54,6 @@ class InitParams(ctypes.Structure):
     """`ggml_init_params`."""
 
     _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", ctypes.c_void_p), ("no_alloc", ctypes.c_bool)]
-
-
-def engine_name() -> str:
-    """Return the name and version of the engine without loading it."""
-    return f"llama-cpp-python {metadata.version('llama_cpp_python')}"
 
 
 def prepare_environment() -> None:
@@ -95,16 +92,17 @@ class Bindings:
         self.buffer_type_device = bind("ggml_backend_buft_get_device", _POINTER, _POINTER)
         self.cpu_buffer_type = bind("ggml_backend_cpu_buffer_type", _POINTER)
         self._set_abort_callback = bind("ggml_set_abort_callback", _POINTER, ABORT_CALLBACK)
-        self.rpc_add_server = bind("ggml_backend_rpc_add_server", _POINTER, _TEXT)
-        self.rpc_start_server = bind(
-            "ggml_backend_rpc_start_server", None, _TEXT, _TEXT, ctypes.c_size_t, ctypes.c_size_t, _POINTER
-        )
+        self.load_backend = bind("ggml_backend_load", _POINTER, _TEXT)
+        self.unload_backend = bind("ggml_backend_unload", None, _POINTER)
+        self.load_backends_in = bind("ggml_backend_load_all_from_path", None, _TEXT)
+        self._registry_by_name = bind("ggml_backend_reg_by_name", _POINTER, _TEXT)
         self.allocate_buffer = bind("ggml_backend_buft_alloc_buffer", _POINTER, _POINTER, ctypes.c_size_t)
         self.free_buffer = bind("ggml_backend_buffer_free", None, _POINTER)
         self.context_breakdown = self._bind_optional(_BREAKDOWN)
         self.model_breakdown = self._bind_optional(_MODEL_BREAKDOWN)
         self._kept: list[Any] = []
-        self.log_callback: Any = None
+        self.projector_log_callback: Any = None
+        """What a projector logs, without what is for its authors: that has the words of conversations in it."""
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
@@ -115,8 +113,11 @@ class Bindings:
     def on_log(self, write: Callable[[int, str], None]) -> None:
         """Send every log line of llama.cpp and ggml to `write(level, text)`, in place of the binding's own printing."""
         callback = self.low.llama_log_callback(lambda level, text, _data: write(level, text.decode("utf-8", "replace")))
-        self._kept.append(callback)
-        self.log_callback = callback
+        spared = self.low.llama_log_callback(
+            lambda level, text, _data: write(level, text.decode("utf-8", "replace")) if level > _DEBUG else None
+        )
+        self._kept += [callback, spared]
+        self.projector_log_callback = spared
         self.low.llama_log_set(callback, _POINTER(0))
 
     def devices(self) -> list[int]:
@@ -139,6 +140,30 @@ class Bindings:
         free, total = ctypes.c_size_t(), ctypes.c_size_t()
         self._device_memory(device, ctypes.byref(free), ctypes.byref(total))
         return free.value, total.value
+
+    @property
+    def folder(self) -> Path:
+        """The folder of the engine's libraries."""
+        return Path(self.low._lib._name).absolute().parent
+
+    @cached_property
+    def rpc_add_server(self) -> Any:
+        """`ggml_backend_rpc_add_server`."""
+        return ctypes.CFUNCTYPE(_POINTER, _TEXT)(self._rpc_function(b"ggml_backend_rpc_add_server"))
+
+    @cached_property
+    def rpc_start_server(self) -> Any:
+        """`ggml_backend_rpc_start_server`."""
+        kind = ctypes.CFUNCTYPE(None, _TEXT, _TEXT, ctypes.c_size_t, ctypes.c_size_t, _POINTER)
+        return kind(self._rpc_function(b"ggml_backend_rpc_start_server"))
+
+    def _rpc_function(self, name: bytes) -> int:
+        """Return the address of a function of the RPC backend, which may be a library that ggml opened for itself."""
+        registry = self._registry_by_name(b"RPC")
+        address = self.registry_function(registry, name) if registry else None
+        if not address:
+            raise ImportError("llama_cpp was built without RPC; build it with GGML_RPC=ON")
+        return int(address)
 
     def registry_name(self, registry: int) -> str:
         return _decoded(self._registry_name(registry))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from engine.worker.bindings import Bindings
@@ -62,19 +62,28 @@ def model_bytes(engine: Bindings, model: int) -> dict[int, BufferBytes] | None:
 
 
 def _read(engine: Bindings, function: object, subject: int, values: int) -> dict[int, BufferBytes] | None:
-    if not sys.platform.startswith("linux") or not callable(function):
+    if not callable(function):
+        return None
+    found = read_map(lambda space: function(space, subject), values)
+    if found is None or not all(map(engine.buffer_type_name, found)):
+        return None
+    return {key: BufferBytes(*sizes) for key, sizes in found.items()}
+
+
+def read_map(fill: Callable[[int], object], values: int) -> dict[int, tuple[int, ...]] | None:
+    """Return the map that a function writes to an address, with so many sizes under each key; None where it is none."""
+    if not sys.platform.startswith("linux"):
         return None
     space = _Map()
-    function(ctypes.addressof(space), subject)
+    fill(ctypes.addressof(space))
     if not _plausible(space):
         return None
-    found: dict[int, BufferBytes] = {}
+    found: dict[int, tuple[int, ...]] = {}
     for node in _walk(space.root, space.count):
-        sizes = (ctypes.c_size_t * values).from_address(node + ctypes.sizeof(_Node))
         key = _Node.from_address(node).key
-        if key is None or not engine.buffer_type_name(key):
+        if key is None:
             return None
-        found[key] = BufferBytes(*sizes)
+        found[key] = tuple((ctypes.c_size_t * values).from_address(node + ctypes.sizeof(_Node)))
     return found if len(found) == space.count else None
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from functools import lru_cache
 from typing import Any
@@ -67,14 +68,41 @@ class _GenerationTag(jinja2.ext.Extension):
 def render_chat(template: str, messages: Sequence[ChatMessage], *, beginning_of_text: str, end_of_text: str) -> str:
     """Return the prompt that asks the assistant to go on, by the model's own template. It may take any time.
 
+    Templates of models for images may want contents as lists of parts, and write nothing of a text: then they get such.
+
     Raises:
         TemplateError: the template is broken, refuses the conversation or takes too much space.
     """
+    text = _render(template, messages, [each.content for each in messages], beginning_of_text, end_of_text)
+    if _has_question(text, messages):
+        return text
+    parts = [[{"type": "text", "text": each.content}] for each in messages]
+    with suppress(TemplateError):
+        of_parts = _render(template, messages, parts, beginning_of_text, end_of_text)
+        if _has_question(of_parts, messages):
+            return of_parts
+    return text
+
+
+def _has_question(text: str, messages: Sequence[ChatMessage]) -> bool:
+    question = next((each.content.strip() for each in reversed(messages) if each.role == "user"), "")
+    return question in text
+
+
+def _render(
+    template: str,
+    messages: Sequence[ChatMessage],
+    contents: Sequence[object],
+    beginning_of_text: str,
+    end_of_text: str,
+) -> str:
     if len(template) > MAX_TEMPLATE_CHARACTERS:
         raise TemplateError("it is too long")
     limit = MAX_GROWTH_CHARACTERS + sum(len(message.content) for message in messages)
     values = {
-        "messages": [{"role": message.role, "content": message.content} for message in messages],
+        "messages": [
+            {"role": message.role, "content": content} for message, content in zip(messages, contents, strict=True)
+        ],
         "add_generation_prompt": True,
         "bos_token": beginning_of_text,
         "eos_token": end_of_text,

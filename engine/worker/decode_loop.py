@@ -24,13 +24,14 @@ from engine.worker.tasks import SequenceTask, Task, TurnTask
 
 
 class _Share(NamedTuple):
-    """Tokens `begin` to `end` of a task in a batch, and the place of the last one there."""
+    """Tokens `begin` to `end` of a task in a batch, the place of the last one there, and the cells that they take."""
 
     task: SequenceTask
     slot: Slot
     begin: int
     end: int
     place: int
+    cells: int
 
 
 class DecodeLoop:
@@ -87,8 +88,9 @@ class DecodeLoop:
     def step(self) -> None:
         """Begin what may begin, then compute one batch and one turn."""
         self._admit()
-        if self._running:
+        if any(task.readable for task in self._running):
             self._compute()
+        self._read_image()
         if self._turns:
             self._take_turn()
 
@@ -179,12 +181,12 @@ class DecodeLoop:
                 place = batch.add(tokens[held], held, slot.number)
             else:
                 place = batch.extend(tokens[held:end], held, slot.number, outputs=int(end == len(tokens)))
-            shares.append(_Share(task, slot, held, end, place))
+            shares.append(_Share(task, slot, held, end, place, count))
         return shares
 
     def _counts(self) -> list[int]:
         """Return how many tokens of each running request go into the next batch."""
-        missing = [task.missing for task in self._running]
+        missing = [self._until_mark(task) for task in self._running]
         if max(missing) <= 1:
             return missing
         readers = [index for index, count in enumerate(missing) if count > 1]
@@ -197,17 +199,24 @@ class DecodeLoop:
             missing[index] = count
         return missing
 
+    def _until_mark(self, task: SequenceTask) -> int:
+        """Return how many tokens are read before a checkpoint is taken, or an image comes."""
+        if task.slot is None:
+            return task.missing
+        return min(task.readable, self._slots.until_mark(task.slot, task.missing, task.marks))
+
     def _go_on(self, shares: Sequence[_Share]) -> None:
         """Let the tasks go on by what was computed, and tell what came of it at once."""
         answers: list[Message] = []
         ended: list[SequenceTask] = []
-        for task, slot, begun, end, place in shares:
+        for task, slot, begun, end, place, cells in shares:
             if end == begun + 1:
                 slot.tokens.append(task.tokens[begun])
             else:
                 slot.tokens += task.tokens[begun:end]
             slot.copied = False
-            told = task.read(end - begun)
+            self._slots.look_at(slot, task.marks)
+            told = task.read(cells)
             if told is not None:
                 answers.append(told)
             if end == len(task.tokens) and not task.take_logits(place, answers):
@@ -240,7 +249,7 @@ class DecodeLoop:
         """Go on after a batch that was ended or failed, with as little loss as the engine allows."""
         last_word = None if status == ABORTED else EndOfRequest(self._loaded.failed_computation(status, self._free))
         if self._loaded.has_recurrent_state:
-            self._slots.empty_all()
+            self._slots.go_back()
         else:
             for share in shares:
                 self._slots.settle(share.slot, share.task.tokens)
@@ -251,6 +260,32 @@ class DecodeLoop:
         for share in readers or shares:
             self._slots.empty(share.slot)
             self._end(share.task, last_word.word_of(share.task.id))
+
+    # ------------------------------------------------------------------ images
+
+    def _read_image(self) -> None:
+        """Read the next part of an image, if a prompt has come to one."""
+        task = next((task for task in self._running if task.next_part is not None), None)
+        if task is None or task.slot is None or task.next_part is None:
+            return
+        slot, part = task.slot, task.next_part
+        begin = len(slot.tokens)
+        share = _Share(task, slot, begin, begin + part.n_positions, -1, part.n_cells)
+        self._loaded.log.begin_computation(self._free.note)
+        try:
+            with self._stop.computing([task.id]):
+                status = task.media.read(part, begin, slot.number, self._stop)
+        except EndOfRequest as end:
+            self._end(task, end.word_of(task.id))
+            return
+        if status == DECODED:
+            self._go_on((share,))
+        elif status == NO_SLOT:
+            # what fitted of the image is read once more
+            self._slots.forget_end(slot)
+            self._make_room((share,))
+        else:
+            self._recover((share,), status)
 
     # ------------------------------------------------------------------ turns
 

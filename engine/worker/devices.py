@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.pci import parse_pci_name
-from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice
+from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef, GgmlDevice, PackLoad
 from engine.worker.bindings import DEVICE_KINDS, Bindings
 from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
@@ -79,13 +79,18 @@ class ResolvedDevices:
         return tuple(readings)
 
 
-def list_devices(engine: Bindings, endpoints: Iterable[str]) -> DeviceList:
-    """Describe the local devices and those of each endpoint; an endpoint that does not answer aborts the process."""
+def list_devices(
+    engine: Bindings, endpoints: Iterable[str], routes: Mapping[str, str], packs: tuple[PackLoad, ...] = ()
+) -> DeviceList:
+    """Describe the local devices and those of each endpoint; an endpoint that does not answer aborts the process.
+
+    `routes`: where to dial for endpoints that are behind a tunnel. `packs`: what came of loading them.
+    """
     found = [_describe(engine, device) for device in engine.devices()]
     for endpoint in endpoints:
-        for index, device in enumerate(_endpoint_devices(engine, endpoint)):
+        for index, device in enumerate(_endpoint_devices(engine, routes.get(endpoint, endpoint))):
             found.append(_describe(engine, device, endpoint=endpoint, endpoint_device=index))
-    return DeviceList(devices=tuple(found))
+    return DeviceList(devices=tuple(found), packs=packs)
 
 
 def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterable[str]) -> ResolvedDevices:
@@ -112,7 +117,10 @@ def resolve_devices(engine: Bindings, refs: Iterable[DeviceRef], wanted: Iterabl
 
 def _find(engine: Bindings, ref: DeviceRef) -> int:
     if ref.endpoint is not None:
-        devices = _endpoint_devices(engine, ref.endpoint)
+        address = ref.endpoint if ref.address is None else ref.address
+        if not address:
+            raise failure("unreachable", f"{ref.id}: there is no tunnel to {ref.endpoint}; pair with that machine.")
+        devices = _endpoint_devices(engine, address)
         if ref.endpoint_device >= len(devices):
             raise failure(
                 "unreachable",

@@ -15,6 +15,7 @@ from engine.worker.breakdown import BufferBytes
 from engine.worker.devices import ResolvedDevices
 from engine.worker.diagnosis import FreeMemory, allocation_failure, decode_failure
 from engine.worker.log import EngineLog
+from engine.worker.media import Media
 from engine.worker.parts import logged_parts, measured_parts
 from engine.worker.side_files import Beside
 
@@ -37,6 +38,8 @@ class LoadedContext:
     beside: Beside | None = None
     embedded_tokens: int = 0
     """How many tokens the engine has kept embeddings of at a time: it does not say what its output buffer grows to."""
+    media: Media | None = None
+    """What reads images; None without a projector."""
 
     @property
     def vocabulary(self) -> Any:
@@ -101,6 +104,16 @@ class LoadedContext:
         """Tell whether the memory of a sequence can only be kept whole."""
         low = self.engine.low
         return bool(low.llama_model_is_recurrent(self.model) or low.llama_model_is_hybrid(self.model))
+
+    @property
+    def has_window_cache(self) -> bool:
+        """Tell whether layers that look back a window only have a cache of that length."""
+        return not self.settings.swa_full and int(self.engine.low.llama_model_n_swa(self.model)) > 0
+
+    @property
+    def needs_checkpoints(self) -> bool:
+        """Tell whether the memory of a sequence cannot always be cut back to fewer tokens."""
+        return bool(self.memory) and (self.has_recurrent_state or self.has_window_cache)
 
     def decode(self, tokens: Sequence[int]) -> int:
         """Append tokens to the first sequence and wait for the result; returns llama.cpp's status."""

@@ -17,6 +17,7 @@ from engine.worker.diagnosis import (
 )
 from engine.worker.loaded_context import LoadedContext, output_buffer_bytes
 from engine.worker.log import EngineLog, LoggedBuffer
+from engine.worker.media import Media
 from engine.worker.members import MemberBuffers
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
@@ -49,6 +50,7 @@ class ModelLoader:
         split = load.parameters.split_mode == "tensor"
         members = {device: self._devices.by_id[device] for device in load.parameters.devices} if split else {}
         self._members = MemberBuffers(engine, members, self._end_refused)
+        self._beside_loader = SideFileLoader(engine, self._devices, log, self._free, stop)
 
     def run(self) -> tuple[LoadedContext, LoadedModel]:
         """Load, and return the loaded context with what is to be told of it.
@@ -74,6 +76,8 @@ class ModelLoader:
             raise
         loaded = LoadedContext(self._engine, self._log, self._devices, self._load.context, model, context, beside)
         beside.adapters.apply(context)
+        if beside.projector is not None:
+            loaded.media = Media(beside.projector, int(self._engine.low.llama_model_n_embd_inp(model)))
         try:
             WarmUp(loaded, self._free, self._stop, self._reporter).run(self._load.context)
         except EndOfRequest:
@@ -102,7 +106,7 @@ class ModelLoader:
 
     def _load_beside(self, model: int) -> Beside:
         placed = self._placed_before_context(model) if self._load.adapters or self._load.projector else ()
-        return SideFileLoader(self._engine, self._devices, self._log, self._free).load(self._load, model, placed)
+        return self._beside_loader.load(self._load, model, placed)
 
     def _make_context(self, model: int, beside: Beside) -> int:
         self._check_stop()
@@ -208,8 +212,7 @@ def dry_weights(engine: Bindings, devices: ResolvedDevices, load: Load) -> dict[
 
 def wanted_devices(request: Load | Probe) -> tuple[str, ...]:
     """Return the ids that a request places anything on."""
-    projector = request.projector if isinstance(request, Load) else None
-    beside = () if projector is None else (projector.device,)
+    beside = () if request.projector is None else (request.projector.device,)
     return (*request.parameters.devices, *(override.device for override in request.parameters.overrides), *beside)
 
 

@@ -94,10 +94,13 @@ class RequestReader:
 
     def _read_to_the_end(self) -> None:
         fd = sys.stdin.fileno()
-        rest = b""
+        begun: list[bytes] = []
         while received := os.read(fd, READ_BYTES):
-            *lines, rest = (rest + received).split(b"\n")
-            for line in lines:
+            first, *further = received.split(b"\n")
+            begun.append(first)
+            for piece in further:
+                # put together once: a line with images has thousands of pieces
+                line, begun = b"".join(begun), [piece]
                 if line.strip():
                     self._handle(line)
 

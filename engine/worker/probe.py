@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from engine.protocol.messages import Probe, Probed
+from engine.protocol.messages import Part, Probe, Probed
 from engine.worker import breakdown
 from engine.worker.bindings import ACCELERATOR_TYPE, Bindings
 from engine.worker.breakdown import BufferBytes
@@ -16,6 +16,8 @@ from engine.worker.log import EngineLog
 from engine.worker.model_loader import check_file, wanted_devices
 from engine.worker.outcome import EndOfRequest, failure
 from engine.worker.parameters import ModelParameters, context_struct
+from engine.worker.projector_memory import dry_bytes, exact_parts
+from engine.worker.side_files import projector_library, projector_parameters
 
 
 def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
@@ -48,13 +50,31 @@ def probe(engine: Bindings, log: EngineLog, request: Probe) -> Probed:
             if log.facts.input_copies > 1:
                 sizes = without_surplus(sizes, buffer_types, engine.cpu_buffer_type(), _copies_bytes(loaded))
         return Probed(
-            parts=loaded.parts(sizes),
+            parts=(*loaded.parts(sizes), *dry_projector(engine, devices, request)),
             exact=sizes is not None,
             flash_attention=log.facts.flash_attention,
             graph_splits=log.facts.graph_splits,
         )
     finally:
         loaded.free()
+
+
+def dry_projector(engine: Bindings, devices: ResolvedDevices, request: Probe) -> tuple[Part, ...]:
+    """Return what a projector computes in; nothing where it cannot be told, or its device has no room for it.
+
+    Its weights are told by its header: here they are allocated for a moment and not read.
+    """
+    file = request.projector
+    if file is None:
+        return ()
+    buffer = engine.allocate_buffer(engine.device_buffer_type(devices.by_id[file.device]), file.weights_bytes)
+    if not buffer:
+        return ()
+    engine.free_buffer(buffer)
+    library = projector_library()
+    parameters = projector_parameters(library, devices, file, request.context.threads or 1)
+    parts = exact_parts(devices, file, dry_bytes(library, file, parameters)) or ()
+    return tuple(part for part in parts if part.compute_bytes)
 
 
 def backend_buffer_types(engine: Bindings, devices: ResolvedDevices, entries: Iterable[str]) -> list[int]:

@@ -6,41 +6,93 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from engine.protocol.messages import ChatMessage
+from engine.protocol.messages import ChatMessage, ImageFile
 from engine.worker.loaded_context import LoadedContext
+from engine.worker.media import Media, MediaPrompt
 from engine.worker.outcome import failure
 from engine.worker.text import token_text, tokenize
+from engine.worker.turn_marks import turn_marks
 
 if TYPE_CHECKING:
     from engine.worker.template_process import TemplateProcess
 
 
-def prompt_tokens(
+def read_prompt(
     loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
-) -> tuple[list[int], str]:
-    """Return the tokens of a conversation, or of raw text where there is none, and what `chat_text` has to say.
+) -> tuple[MediaPrompt, str, tuple[int, ...]]:
+    """Return the prompt of a conversation, or of raw text where there is none, what `chat_text` has to say, and the
+    `turn_marks`.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
     """
     text, replaced = chat_text(loaded, messages, template) if messages else (prompt, "")
-    tokens = tokens_of_prompt(loaded, text)
-    room = loaded.context_tokens
-    if not tokens:
+    found = prompt_of(loaded, text, images_of(messages))
+    count, room = found.cells(found.tokens), loaded.context_tokens
+    if not count:
         raise failure("argument", "The prompt is empty; write something.")
-    if len(tokens) >= room:
+    if count >= room:
         raise failure(
             "argument",
-            f"The conversation takes {len(tokens)} tokens and the context holds {room}, one of them for the answer."
+            f"The conversation takes {count} tokens and the context holds {room}, one of them for the answer."
             " Shorten or clear the conversation, or load with a longer context.",
         )
-    return tokens, replaced
+    if found.tokens[-1] < 0:
+        raise failure("argument", "The chat template writes nothing after an image; write a question to it.")
+    _check_batches(loaded, found)
+    return found, replaced, turn_marks(loaded, text, messages, len(found.tokens))
 
 
-def tokens_of_prompt(loaded: LoadedContext, text: str) -> list[int]:
-    """Return the tokens of a whole prompt: a template that writes the first one itself does not get a second."""
+def prompt_of(loaded: LoadedContext, text: str, images: Sequence[ImageFile] = ()) -> MediaPrompt:
+    """Return a whole prompt: a template that writes the first token itself does not get a second.
+
+    Raises:
+        EndOfRequest: with a `Failure`, where nothing that is loaded reads its images.
+    """
     begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
-    return tokenize(loaded, text, add_special=not (begin and text.startswith(begin)))
+    add_special = not (begin and text.startswith(begin))
+    if images:
+        return eyes_of(loaded).prompt(text, images, add_special=add_special)
+    return MediaPrompt(tokens=tuple(tokenize(loaded, text, add_special=add_special)))
+
+
+def images_of(messages: Sequence[ChatMessage]) -> tuple[ImageFile, ...]:
+    """Return the images of a conversation, in their order."""
+    return tuple(image for message in messages for image in message.images)
+
+
+def eyes_of(loaded: LoadedContext) -> Media:
+    """Return what reads images.
+
+    Raises:
+        EndOfRequest: with a `Failure`, where nothing does.
+    """
+    if loaded.media is None or not loaded.media.sees:
+        raise failure(
+            "argument",
+            "This conversation has images, and nothing is loaded that reads them. Choose the model's projector (its"
+            " mmproj file) beside the model in the settings, and load again.",
+        )
+    return loaded.media
+
+
+def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
+    """End the request where an image that cannot be cut is larger than a batch: the engine would abort."""
+    most = min(loaded.batch_tokens, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
+    whole = max((part.n_cells for part in prompt.parts.values() if part.at_once), default=0)
+    if whole > most:
+        raise failure(
+            "argument",
+            f"This model reads an image of {whole} tokens at once, and was loaded with batches of {most}. Load with"
+            f" n_batch and n_ubatch of {whole} at least.",
+        )
+
+
+def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
+    if not message.images:
+        return message
+    marks = eyes_of(loaded).marker * len(message.images)
+    return ChatMessage(message.role, f"{marks}{message.content}")
 
 
 def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, str]:
@@ -49,6 +101,7 @@ def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: 
     # imported with the first conversation: a template engine is a lot to import for raw text
     from engine.worker.chat_template import TemplateError, render_plain_chat
 
+    messages = [_with_markers(loaded, message) for message in messages]
     low = loaded.engine.low
     owner = "chat" if template else "model"
     own = low.llama_model_chat_template(loaded.model, None)

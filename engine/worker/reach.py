@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from engine.confinement import code_folders, confine, device_folders, system_folders
+from engine.confinement import code_folders, confine, device_folders, make_driver_caches, system_folders
 from engine.protocol.messages import AnyRequest, ListDevices, Load, Probe, Reach, Serve
+from engine.worker.bindings import Bindings
 from engine.worker.limits import data_bytes, limit_data
 
 DISCOVERY_BYTES = 4 << 30
@@ -17,8 +18,10 @@ PROBE_BYTES = 16 << 30
 """For what a dry run really allocates: the vocabulary, recurrent state, the output buffer, and contexts of drivers."""
 
 
-def give_up_rights(request: AnyRequest) -> None:
+def give_up_rights(engine: Bindings, request: AnyRequest) -> None:
     """Limit this process to what `request` needs, the first time that one needs little. Nothing takes it back."""
+    if isinstance(request, (ListDevices, Probe, Load, Serve)):
+        _open_drivers(engine)
     match request:
         case ListDevices():
             _limit_memory(DISCOVERY_BYTES)
@@ -30,6 +33,17 @@ def give_up_rights(request: AnyRequest) -> None:
             _reach(request.reach)
         case Serve():
             _confine((), () if request.kept_weights is None else (request.kept_weights,))
+
+
+@cache
+def _open_drivers(engine: Bindings) -> None:
+    """Open the drivers, and make what they keep.
+
+    NVIDIA's may have to make its device files first, by a program with other rights (`nvidia-modprobe`, on a machine
+    that has just been started): a confined process cannot start it.
+    """
+    backends = {engine.registry_name(engine.device_registry(device)) for device in engine.devices()}
+    make_driver_caches(backends)
 
 
 def _reach(reach: Reach | None) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ctypes
 import hashlib
 
+from engine.worker.checkpoints import MOST
 from engine.worker.loaded_context import LoadedContext
-from engine.worker.sequence_file import ModelIdentity, SequenceHeader
+from engine.worker.sequence_file import KeptCheckpoint, ModelIdentity, SequenceHeader
 
 _TEXT_BYTES = 4096
 _CELL_BYTES = 64
@@ -39,7 +40,9 @@ def model_identity(loaded: LoadedContext) -> ModelIdentity:
     )
 
 
-def header_of(loaded: LoadedContext, tokens: int, state_bytes: int, digest: str) -> SequenceHeader:
+def header_of(
+    loaded: LoadedContext, tokens: int, state_bytes: int, digest: str, checkpoints: tuple[KeptCheckpoint, ...] = ()
+) -> SequenceHeader:
     """Return the header for a sequence of this context."""
     settings = loaded.settings
     return SequenceHeader(
@@ -52,6 +55,7 @@ def header_of(loaded: LoadedContext, tokens: int, state_bytes: int, digest: str)
         tokens=tokens,
         state_bytes=state_bytes,
         digest=digest,
+        checkpoints=checkpoints,
     )
 
 
@@ -74,9 +78,14 @@ def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
         )
     if header.flash_attention != ours.flash_attention:
         return "It was saved with another setting of flash attention. Load with the same one."
+    if header.images and (loaded.media is None or not all(map(loaded.media.is_ours, header.images))):
+        return "It holds images that another projector read. Load with the same projector."
     if header.tokens >= loaded.context_tokens:
         return f"It holds {header.tokens} tokens and the context {loaded.context_tokens}. Load with a longer context."
-    if header.state_bytes > _most_bytes(loaded, header.tokens):
+    # an image may take more cells than positions
+    cells = loaded.context_tokens if header.images else header.tokens
+    largest_bytes = max([header.state_bytes, *(each.size_bytes for each in header.checkpoints)])
+    if len(header.checkpoints) > MOST or largest_bytes > _most_bytes(loaded, cells):
         return "It is larger than all of the loaded model's cache."
     return None
 

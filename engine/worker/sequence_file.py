@@ -1,7 +1,8 @@
 """A saved sequence: tokens and what the engine's memory holds of them, with what it belongs to.
 
-A magic and a version, the length of a JSON header, the header, the tokens as 32-bit numbers, the engine's bytes. The
-file may come from anywhere: every size is checked before memory is taken, and the engine checks what it reads again.
+A magic and a version, the length of a JSON header, the header, the tokens as 32-bit numbers, the engine's bytes, and
+from version 2 on those of checkpoints, which are of the first version without. The file may come from anywhere: every
+size is checked before memory is taken, and the engine checks what it reads again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,8 @@ from __future__ import annotations
 import hashlib
 import os
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,7 +21,7 @@ from engine.files import replacing
 from engine.json_file import UNREADABLE
 
 MAGIC = b"LDSQ"
-VERSION = 1
+VERSIONS = (1, 2)
 MAX_HEADER_BYTES = 1 << 16
 TOKEN_BYTES = 4
 _PREFIX = struct.Struct("<4sII")
@@ -42,10 +44,18 @@ class ModelIdentity(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     metadata: str
 
 
-class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class KeptCheckpoint(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
+    """After how many of the tokens it was taken, and its size."""
+
+    tokens: int
+    size_bytes: int
+
+
+class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
     """What a sequence fits. `streams`: how many sequences the memory kept in buffers of their own.
 
-    `digest` is of tokens and state. Without flash attention values are stored another way than with it.
+    `digest` is of all that follows. Without flash attention values are stored another way than with it. `checkpoints`
+    ascend. `images`: what the tokens -1, -2... stand for.
     """
 
     model: ModelIdentity
@@ -57,22 +67,42 @@ class SequenceHeader(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     tokens: int
     state_bytes: int
     digest: str
+    checkpoints: tuple[KeptCheckpoint, ...] = ()
+    images: tuple[str, ...] = ()
+
+    @property
+    def content_bytes(self) -> int:
+        """What follows the header."""
+        kept_bytes = sum(each.size_bytes for each in self.checkpoints)
+        return self.tokens * TOKEN_BYTES + self.state_bytes + kept_bytes
+
+    @property
+    def is_possible(self) -> bool:
+        """Tell whether the numbers can be those of a sequence."""
+        ends = [0, *(each.tokens for each in self.checkpoints), self.tokens + 1]
+        sizes = [self.state_bytes, *(each.size_bytes for each in self.checkpoints)]
+        return self.tokens > 0 and all(size > 0 for size in sizes) and all(one < next_ for one, next_ in pairwise(ends))
 
 
-def write_sequence(path: Path, tokens: list[int], state: memoryview, header: Callable[[str], SequenceHeader]) -> int:
-    """Write a file whole or not at all; returns its size. `header` makes the header for a digest.
+def write_sequence(
+    path: Path, tokens: list[int], states: Sequence[memoryview], header: Callable[[str], SequenceHeader]
+) -> int:
+    """Write a file whole or not at all; returns its size. `states`: the sequence's, then those of its checkpoints;
+    `header` makes the header for a digest.
 
     Raises:
         SequenceFileError: it cannot be written there.
     """
     token_bytes = _token_bytes(tokens)
-    text = msgspec.json.encode(header(_digest(token_bytes, state)))
+    text = msgspec.json.encode(header(_digest(token_bytes, states)))
+    version = VERSIONS[0] if len(states) == 1 else VERSIONS[1]
     try:
         with replacing(path) as unfinished, unfinished.open("xb") as file:
-            file.write(_PREFIX.pack(MAGIC, VERSION, len(text)))
+            file.write(_PREFIX.pack(MAGIC, version, len(text)))
             file.write(text)
             file.write(token_bytes)
-            file.write(state)
+            for state in states:
+                file.write(state)
             size_bytes = file.tell()
     except OSError as error:
         raise SequenceFileError(f"{path.name} cannot be written: {error.strerror or error}.") from None
@@ -93,13 +123,12 @@ class SequenceReader:
         """
         with self._open() as file:
             header, begin = self._read_header(file)
-            wanted = begin + header.tokens * TOKEN_BYTES + header.state_bytes
-            if file.seek(0, os.SEEK_END) != wanted:
+            if file.seek(0, os.SEEK_END) != begin + header.content_bytes:
                 raise self._damaged("its length is not what it says")
         return header
 
-    def content(self) -> tuple[list[int], bytes]:
-        """Read tokens and state, of a file whose header was found to be of use.
+    def content(self) -> tuple[list[int], bytes, list[tuple[int, bytearray]]]:
+        """Read tokens, state, and checkpoints with their numbers of tokens, where the header was found to be of use.
 
         Raises:
             SequenceFileError: it is damaged or cannot be read.
@@ -108,11 +137,13 @@ class SequenceReader:
             header, _ = self._read_header(file)
             token_bytes = file.read(header.tokens * TOKEN_BYTES)
             state = file.read(header.state_bytes)
-        if len(token_bytes) + len(state) != header.tokens * TOKEN_BYTES + header.state_bytes:
+            checkpoints = [bytearray(file.read(each.size_bytes)) for each in header.checkpoints]
+        if len(token_bytes) + len(state) + sum(map(len, checkpoints)) != header.content_bytes:
             raise self._damaged("it ends too early")
-        if _digest(token_bytes, state) != header.digest:
+        if _digest(token_bytes, [state, *checkpoints]) != header.digest:
             raise self._damaged("its content is not what was written")
-        return _tokens(token_bytes), state
+        places = [each.tokens for each in header.checkpoints]
+        return _tokens(token_bytes), state, list(zip(places, checkpoints, strict=True))
 
     def _open(self) -> BinaryIO:
         try:
@@ -128,9 +159,9 @@ class SequenceReader:
         if len(prefix) < _PREFIX.size or not prefix.startswith(MAGIC):
             raise SequenceFileError(f"{self._path.name} is not a saved sequence.")
         _, version, length = _PREFIX.unpack(prefix)
-        if version != VERSION:
+        if version not in VERSIONS:
             raise SequenceFileError(
-                f"{self._path.name} is of version {version} and this program reads version {VERSION}."
+                f"{self._path.name} is of version {version} and this program reads up to version {VERSIONS[-1]}."
             )
         if length > MAX_HEADER_BYTES:
             raise self._damaged("its header is too long")
@@ -138,17 +169,18 @@ class SequenceReader:
             header = msgspec.json.decode(file.read(length), type=SequenceHeader)
         except UNREADABLE:
             raise self._damaged("its header cannot be read") from None
-        if header.tokens <= 0 or header.state_bytes <= 0:
-            raise self._damaged("it holds nothing")
+        if not header.is_possible:
+            raise self._damaged("its numbers cannot be")
         return header, file.tell()
 
     def _damaged(self, reason: str) -> SequenceFileError:
         return SequenceFileError(f"{self._path.name} is damaged: {reason}.")
 
 
-def _digest(token_bytes: bytes, state: bytes | memoryview) -> str:
+def _digest(token_bytes: bytes, states: Sequence[bytes | bytearray | memoryview]) -> str:
     digest = hashlib.sha256(token_bytes)
-    digest.update(state)
+    for state in states:
+        digest.update(state)
     return digest.hexdigest()
 
 

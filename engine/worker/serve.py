@@ -7,7 +7,6 @@ import socket
 import sys
 import threading
 import time
-from contextlib import suppress
 from pathlib import Path
 
 from engine.errors import EngineError
@@ -15,6 +14,7 @@ from engine.kept_weights import LOOK_S, WeightKeeper
 from engine.protocol.messages import Serve, Serving
 from engine.worker.bindings import Bindings
 from engine.worker.devices import CPU_ID
+from engine.worker.guard import admit_only, own_sockets
 from engine.worker.limits import data_bytes, limit_data
 from engine.worker.outcome import failure
 
@@ -27,7 +27,9 @@ DEFAULT_STACK_BYTES = 2 << 20
 SERVER_STACK_BYTES = 1 << 20
 KEEPER_STACK_BYTES = 256 << 10
 START_SECONDS = 10.0
-LISTENING = "0A"
+LISTENING, CONNECTED = "0A", "01"
+"""States in the system's table."""
+TABLE = Path("/proc/net/tcp")
 
 
 def serve(engine: Bindings, request: Serve) -> Serving:
@@ -49,10 +51,11 @@ def serve(engine: Bindings, request: Serve) -> Serving:
     thread.start()
     threading.stack_size(0)
     _wait_until_listening(request.host, port, ended)
+    is_guarded = request.client_port is not None and _guard(port, request.client_port)
     baseline_bytes, enforced = data_bytes(), False
     if request.cap_bytes is not None:
         enforced = limit_data(baseline_bytes + request.cap_bytes + _slack_bytes(request.cap_bytes, request.n_threads))
-    return Serving(port=port, caps_enforced=enforced, baseline_bytes=baseline_bytes)
+    return Serving(port=port, caps_enforced=enforced, baseline_bytes=baseline_bytes, is_guarded=is_guarded)
 
 
 def _run(engine: Bindings, request: Serve, port: int, device: int, ended: threading.Event) -> None:
@@ -119,24 +122,30 @@ def _wait_until_listening(host: str, port: int, ended: threading.Event) -> None:
 def is_listening(host: str, port: int) -> bool:
     """Tell whether this process listens there, by the system's table: a connection would take the server's one place
     in the queue."""
-    table = Path("/proc/net/tcp")
-    if sys.platform.startswith("linux") and table.exists():
-        lines = table.read_text(encoding="ascii").splitlines()[1:]
-        fields = [line.split() for line in lines]
-        listening = {row[9] for row in fields if row[3] == LISTENING and int(row[1].rpartition(":")[2], 16) == port}
+    if sys.platform.startswith("linux") and TABLE.exists():
         # another process may have been quicker to take the port that was free a moment ago
-        return not listening.isdisjoint(_own_sockets())
+        return not _inodes(port, LISTENING).isdisjoint(own_sockets())
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         return probe.connect_ex((host, port)) == 0
 
 
-def _own_sockets() -> set[str]:
-    """Return the inodes of this process's sockets."""
-    links = set()
-    for entry in Path("/proc/self/fd").iterdir():
-        with suppress(OSError):  # closed by now
-            links.add(str(entry.readlink()))
-    return {link.removeprefix("socket:[").removesuffix("]") for link in links if link.startswith("socket:[")}
+def _inodes(port: int, state: str) -> set[str]:
+    """Return the inodes of sockets of this machine that have a port of ours and are in this state."""
+    rows = [line.split() for line in TABLE.read_text(encoding="ascii").splitlines()[1:]]
+    return {row[9] for row in rows if row[3] == state and int(row[1].rpartition(":")[2], 16) == port}
+
+
+def _guard(port: int, client_port: int) -> bool:
+    """Close the server's door to all but `client_port`; False where this system cannot."""
+    if not TABLE.exists():
+        return False
+    own = own_sockets()
+    doors = [own[inode] for inode in _inodes(port, LISTENING) if inode in own]
+    if not doors or not all(admit_only(door, client_port) for door in doors):
+        return False
+    if _inodes(port, CONNECTED):
+        raise failure("busy", f"Somebody connected to port {port} before its door was closed; start again.")
+    return True
 
 
 def _slack_bytes(cap_bytes: int, n_threads: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import secrets
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,8 +15,12 @@ from engine.worker.devices import CPU_ID, ResolvedDevices
 from engine.worker.diagnosis import FreeMemory, allocation_failure
 from engine.worker.log import EngineLog
 from engine.worker.outcome import EndOfRequest, failure
+from engine.worker.projector_memory import PROJECTOR, exact_parts, loaded_bytes
+from engine.worker.stop import StopRequest
 
 AUTO_FLASH_ATTENTION = -1
+NODES_AT_ONCE = 32
+"""About a layer of a projector: a stop need not wait for more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,10 +42,16 @@ class Adapters:
 
 @dataclass(frozen=True, slots=True)
 class Projector:
-    """A loaded projector, with the binding that it is freed through."""
+    """A loaded projector, with the binding that it is freed through. `marker`: what stands for an image in a text.
+
+    `kept` is what the engine calls back.
+    """
 
     library: Any
     handle: int
+    path: Path
+    marker: str
+    kept: Any
 
     def free(self) -> None:
         self.library.mtmd_free(self.handle)
@@ -63,8 +74,10 @@ class Beside:
 class SideFileLoader:
     """Loads files beside a model that has its weights."""
 
-    def __init__(self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory) -> None:
-        self._engine, self._devices, self._log, self._free = engine, devices, log, free
+    def __init__(
+        self, engine: Bindings, devices: ResolvedDevices, log: EngineLog, free: FreeMemory, stop: StopRequest
+    ) -> None:
+        self._engine, self._devices, self._log, self._free, self._stop = engine, devices, log, free, stop
 
     def load(self, load: Load, model: int, placed: tuple[Part, ...]) -> Beside:
         """Load what the request names; `placed` is what was allocated before.
@@ -91,15 +104,13 @@ class SideFileLoader:
         self, model: int, file: ProjectorFile, n_threads: int, placed: tuple[Part, ...]
     ) -> tuple[Projector, tuple[Part, ...]]:
         self._make_sure_of_room(file, placed)
-        library = _projector_library()
-        library.mtmd_log_set(self._engine.log_callback, ctypes.c_void_p(0))
-        parameters = library.mtmd_context_params_default()
-        parameters.use_gpu = file.device != CPU_ID
-        parameters.device = self._devices.by_id[file.device] if file.device != CPU_ID else None
-        parameters.n_threads = n_threads
-        parameters.print_timings = False
-        parameters.flash_attn_type = AUTO_FLASH_ATTENTION
-        parameters.warmup = True
+        library = projector_library()
+        library.mtmd_log_set(self._engine.projector_log_callback, ctypes.c_void_p(0))
+        parameters = projector_parameters(library, self._devices, file, n_threads)
+        # text of a conversation cannot hold it by chance or on purpose
+        marker = f"<__media_{secrets.token_hex(16)}__>"
+        parameters.media_marker = marker.encode()
+        parameters.cb_eval = watch = self._watch()
         buffers = self._log.facts.buffers
         logged_before = len(buffers)
         handle = library.mtmd_init_from_file(file.path.encode(), model, parameters)
@@ -107,7 +118,11 @@ class SideFileLoader:
         del buffers[logged_before:]
         if not handle:
             raise self._refusal(file.path, "llama.cpp cannot load it as this model's projector")
-        weights = Part(device=file.device, buffer_type="projector", weights_bytes=self._log.facts.projector_bytes)
+        exact = exact_parts(self._devices, file, loaded_bytes(library, int(handle)))
+        projector = Projector(library, int(handle), Path(file.path), marker, watch)
+        if exact is not None:
+            return projector, exact
+        weights = Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=self._log.facts.projector_bytes)
         computing = (
             Part(
                 device=self._devices.id_of_buffer_name(each.buffer_type),
@@ -116,7 +131,20 @@ class SideFileLoader:
             )
             for each in logged
         )
-        return Projector(library, int(handle)), (weights, *computing)
+        return projector, (weights, *computing)
+
+    def _watch(self) -> Any:
+        """Return what the engine asks between the nodes of a projector's graph: a stop ends an image in its middle."""
+        nodes = 0
+
+        def on_node(_tensor: object, asks: bool, _data: object) -> bool:
+            nonlocal nodes
+            if not asks:
+                return not self._stop.requested
+            nodes += 1
+            return nodes % NODES_AT_ONCE == 0
+
+        return self._engine.low.ggml_backend_sched_eval_callback(on_node)
 
     def _adapter(self, model: int, file: AdapterFile, placed: tuple[Part, ...]) -> Any:
         failed_before = len(self._log.facts.failed)
@@ -155,7 +183,19 @@ class SideFileLoader:
         return failure("model_file", f"{Path(path).name}: {what}: {reason}.")
 
 
-def _projector_library() -> Any:
+def projector_parameters(library: Any, devices: ResolvedDevices, file: ProjectorFile, n_threads: int) -> Any:
+    """Return how a projector is loaded: on its device, with what an image of its usual size takes."""
+    parameters = library.mtmd_context_params_default()
+    parameters.use_gpu = file.device != CPU_ID
+    parameters.device = devices.by_id[file.device] if file.device != CPU_ID else None
+    parameters.n_threads = n_threads
+    parameters.print_timings = False
+    parameters.flash_attn_type = AUTO_FLASH_ATTENTION
+    parameters.warmup = True
+    return parameters
+
+
+def projector_library() -> Any:
     """Return the binding of libmtmd, which builds may leave out."""
     try:
         from llama_cpp import mtmd_cpp

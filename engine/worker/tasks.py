@@ -6,6 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from engine.protocol.messages import Answer, LastWord, Message, Reading
+from engine.worker.media import ImagePart
+from engine.worker.media_reader import MediaReader
 from engine.worker.outcome import failure
 from engine.worker.slots import Slot, Slots
 
@@ -32,18 +34,39 @@ class Task:
 class SequenceTask(Task, ABC):
     """A request that has a sequence read and goes on by the logits of its end, in a batch with others.
 
-    `tokens` is all that its slot is to hold; what the slot does not hold yet is read.
+    `tokens` is all that its slot is to hold; what the slot does not hold yet is read, images among it by `media`.
+    `marks`: after how many of them a checkpoint is of use, where the memory needs such.
     """
 
-    def __init__(self, request: int, tokens: list[int]) -> None:
+    def __init__(self, request: int, tokens: list[int], media: MediaReader, marks: Sequence[int] = ()) -> None:
         super().__init__(request)
         self.tokens = tokens
+        self.media = media
+        self.marks = marks
         self.slot: Slot | None = None
 
     @property
     def missing(self) -> int:
         """How many tokens are still to be read."""
         return len(self.tokens) - (0 if self.slot is None else len(self.slot.tokens))
+
+    @property
+    def readable(self) -> int:
+        """How many tokens are to be read until the next image."""
+        if self.slot is None or not self.media.prompt.parts:
+            return self.missing
+        held = len(self.slot.tokens)
+        return next((place for place, token in enumerate(self.tokens[held:]) if token < 0), self.missing)
+
+    @property
+    def next_part(self) -> ImagePart | None:
+        """The part of an image that is to be read next; None where tokens are."""
+        if self.slot is None or not self.missing or self.readable:
+            return None
+        return self.media.prompt.parts[self.tokens[len(self.slot.tokens)]]
+
+    def free(self) -> None:
+        self.media.free()
 
     def begin(self) -> None:
         """Note that `slot` is there; what it holds is not read again."""

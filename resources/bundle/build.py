@@ -23,12 +23,22 @@ DIST = ROOT / "dist"
 WORK = ROOT / "build" / "bundle"
 NAME = "layerdeck"
 CLI = "layerdeck-cli"
+STRIPPED = (
+    "libpython*.so*",
+    "python3.*/lib-dynload/*.so",
+    "cryptography/hazmat/bindings/*.so",
+    "yaml/*.so",
+    "zeroconf/**/*.so",
+)
+"""Libraries in the bundle that some makers ship with all their symbols."""
 
 
 def main() -> int:
     """Build all of it; return the exit code."""
     version = metadata.version(NAME)
     folder = _freeze()
+    if sys.platform != "linux":
+        return _finish_elsewhere(folder)
     saved_bytes = link_copies(folder / "_internal")
     _strip(folder / "_internal")
     # One program under two names: it looks at the one it was called by.
@@ -36,7 +46,7 @@ def main() -> int:
     shutil.copy2(ROOT / "LICENSE", folder)
     shutil.copyfile(ROOT / "resources" / "bundle" / "menu.sh", folder / "add-to-menu")
     (folder / "add-to-menu").chmod(0o755)
-    write_notices(folder)
+    write_notices(folder, folder)
     write_share(folder / "share")
     archive = _pack(folder, DIST / f"{NAME}-{version}-linux-{os.uname().machine}.tar.gz")
     package = write_package(folder, DIST, version, WORK)
@@ -45,6 +55,18 @@ def main() -> int:
     sys.stdout.write(f"{table}\nCopies that became links: {saved_bytes / 1e6:.1f} MB\n")
     for path in (folder, archive, package):
         sys.stdout.write(f"{path.relative_to(ROOT)}\n")
+    return 0
+
+
+def _finish_elsewhere(folder: Path) -> int:
+    """Add the licences where macOS and Windows have them, for `resources/macos` and `resources/windows` to go on.
+
+    Not run yet, as those are not.
+    """
+    notices = DIST / "Layerdeck.app" / "Contents" / "Resources" if sys.platform == "darwin" else folder
+    write_notices(folder, notices)
+    shutil.copy2(ROOT / "LICENSE", notices)
+    (DIST / "contents.txt").write_text(size_table(folder), encoding="utf-8")
     return 0
 
 
@@ -59,17 +81,21 @@ def _freeze() -> Path:
             *("--distpath", str(DIST), "--workpath", str(WORK), str(spec)),
         ],
         cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        # What stands there already is the engine that goes into the bundle.
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])},
         check=True,
     )
     return folder
 
 
 def _strip(internal: Path) -> None:
-    """Take the symbols out of Python's own library, which some systems ship with all of them: 15 MB."""
-    for library in internal.glob("libpython*.so*"):
-        if not library.is_symlink() and shutil.which("strip"):
-            subprocess.run(["strip", "--strip-unneeded", str(library)], check=True)
+    """Take the symbols out of libraries that are as a compiler left them: 25 MB.
+
+    Those that a wheel's maker has put together anew (numpy's) may break, and Qt's stay as they came.
+    """
+    libraries = [library for pattern in STRIPPED for library in internal.glob(pattern) if not library.is_symlink()]
+    if libraries and shutil.which("strip"):
+        subprocess.run(["strip", "--strip-unneeded", *map(str, libraries)], check=True)
 
 
 def _pack(folder: Path, archive: Path) -> Path:

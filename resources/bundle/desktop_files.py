@@ -23,7 +23,8 @@ def write_share(folder: Path) -> None:
     picture = RESOURCES / "layerdeck.svg"
     _copy(picture, icons / "scalable" / "apps" / "layerdeck.svg")
     _copy(picture, icons / "scalable" / "mimetypes" / "application-x-gguf.svg")
-    _draw_icons(picture, icons)
+    for size_px in ICON_SIZES_PX:
+        draw_icon(picture, size_px, icons / f"{size_px}x{size_px}" / "apps" / "layerdeck.png")
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -31,20 +32,18 @@ def _copy(source: Path, target: Path) -> None:
     shutil.copyfile(source, target)
 
 
-def _draw_icons(picture: Path, icons: Path) -> None:
+def draw_icon(picture: Path, size_px: int, target: Path) -> None:
+    """Draw an SVG as a square picture of the kind that the name of `target` says (png, ico)."""
     os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
     from PySide6.QtCore import Qt
     from PySide6.QtGui import QImage, QPainter
     from PySide6.QtSvg import QSvgRenderer
 
-    renderer = QSvgRenderer(str(picture))
-    for size_px in ICON_SIZES_PX:
-        image = QImage(size_px, size_px, QImage.Format.Format_ARGB32_Premultiplied)
-        image.fill(Qt.GlobalColor.transparent)
-        painter = QPainter(image)
-        renderer.render(painter)
-        painter.end()
-        target = icons / f"{size_px}x{size_px}" / "apps" / "layerdeck.png"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        if not image.save(str(target)):
-            raise OSError(f"{target} cannot be written")
+    image = QImage(size_px, size_px, QImage.Format.Format_ARGB32_Premultiplied)
+    image.fill(Qt.GlobalColor.transparent)
+    painter = QPainter(image)
+    QSvgRenderer(str(picture)).render(painter)
+    painter.end()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not image.save(str(target)):
+        raise OSError(f"{target} cannot be written")

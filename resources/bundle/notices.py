@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import sys
 from importlib import metadata
 from pathlib import Path
 
@@ -16,14 +17,14 @@ same version: nothing of them is part of the program's own executable.
 LICENSE_WORDS = ("licen", "copying", "notice", "authors")
 
 
-def write_notices(folder: Path) -> None:
-    """Write `THIRD-PARTY-NOTICES.txt` into the bundle at `folder`."""
+def write_notices(folder: Path, target: Path) -> None:
+    """Write `THIRD-PARTY-NOTICES.txt` about the bundle at `folder` into the folder `target`."""
     parts = ["Third-party notices of Layerdeck", QT_NOTE]
     for distribution in sorted(_distributions(folder), key=lambda each: each.name.lower()):
         parts.append(_section(distribution.name, distribution.version, _license_texts(distribution)))
     for package in sorted(_system_packages(folder)):
         parts.append(_section(package, "", [_system_license(package)]))
-    (folder / "THIRD-PARTY-NOTICES.txt").write_text("\n\n".join(parts), encoding="utf-8")
+    (target / "THIRD-PARTY-NOTICES.txt").write_text("\n\n".join(parts), encoding="utf-8")
 
 
 def _section(name: str, version: str, texts: list[str]) -> str:
@@ -46,7 +47,8 @@ def _frozen_packages(folder: Path) -> set[str]:
     """Return the top-level names of the pure modules, which lie inside the executable."""
     from PyInstaller.archive.readers import CArchiveReader
 
-    archive = CArchiveReader(str(folder / "layerdeck"))
+    program = folder / ("layerdeck.exe" if sys.platform == "win32" else "layerdeck")
+    archive = CArchiveReader(str(program))
     modules = archive.open_embedded_archive("PYZ.pyz").toc
     return {name.partition(".")[0] for name in modules}
 

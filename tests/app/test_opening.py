@@ -6,14 +6,18 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app import paths
+from app.gui import serve_later_starts
 from app.notices import Notice
 from app.opening import Opening, Wishes
 from app.settings import Settings
+from app.single_instance import FirstInstance
 from app.theme import Theme
 from app.wiring import WindowParts
 from tests.support.patience import DEADLINE_S
@@ -51,6 +55,11 @@ NOT_BEFORE_THE_PICTURE = (
     "ziamath",
 )
 """Packages and modules that take long to import, or that only what comes later needs."""
+SECOND = (
+    "import sys; from pathlib import Path; from PySide6.QtCore import QCoreApplication;"
+    "from app.single_instance import hand_over; QCoreApplication([]);"
+    "print(hand_over(sys.argv[1], [Path(sys.argv[2])]))"
+)
 PAINTED = """
 import sys
 from PySide6.QtCore import QEvent, QObject, QTimer
@@ -126,3 +135,32 @@ def test_a_window_that_is_never_painted_is_made_whole_too(qtbot: QtBot, qapp: QA
     with qtbot.waitSignal(opening.opened) as opened:
         opening.show()
     opened.args[0].main.close()
+
+
+def test_files_of_a_start_that_comes_before_the_window_is_whole_are_opened_in_it(
+    qtbot: QtBot, qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("app.paths.instance_name", lambda: f"layerdeck-test-{abs(hash(tmp_path))}")
+    opening = open_window(qapp, tmp_path, Wishes())
+    serve_later_starts(qapp, opening)
+    first = qapp.findChild(FirstInstance)
+    assert first is not None
+    second = subprocess.Popen(
+        [sys.executable, "-c", SECOND, paths.instance_name(), str(tmp_path / "early.gguf")],
+        cwd=ROOT,
+        stdout=subprocess.PIPE,
+    )
+    qtbot.waitUntil(lambda: second.poll() is not None)
+    assert second.communicate()[0].strip() == b"True"
+    told: list[Notice] = []
+
+    def listen(window: WindowParts) -> None:
+        window.desk.notices.given.connect(told.append)
+
+    opening.opened.connect(listen)
+    with qtbot.waitSignal(opening.opened):
+        opening.show()
+    qtbot.waitUntil(lambda: any("early.gguf" in notice.text for notice in told))
+    opening.picture.main.close()
+    first.close()
+    first.setParent(None)

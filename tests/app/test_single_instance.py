@@ -10,10 +10,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from PySide6.QtCore import QDir
+from PySide6.QtCore import QCoreApplication, QDir, QEvent
+from PySide6.QtGui import QFileOpenEvent
+from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
-from app.single_instance import FirstInstance
+from app.single_instance import FirstInstance, OpenEvents
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND = (
@@ -85,3 +87,14 @@ def test_the_socket_of_a_killed_window_is_taken_over(qtbot: QtBot, name: str) ->
         second = start_second(name, "/model.gguf")
     assert second.communicate()[0] == "True\n"
     instance.close()
+
+
+def test_a_file_that_the_system_opens_arrives_once(qtbot: QtBot, qapp: QApplication) -> None:
+    events = OpenEvents(qapp)
+    asked: list[list[Path]] = []
+    events.asked.connect(asked.append)
+    QCoreApplication.sendEvent(qapp, QFileOpenEvent("/models/ä model.gguf"))
+    QCoreApplication.sendEvent(qapp, QEvent(QEvent.Type.ApplicationActivate))
+    assert asked == [[Path("/models/ä model.gguf")]]
+    qapp.removeEventFilter(events)
+    events.setParent(None)

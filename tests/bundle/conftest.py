@@ -1,20 +1,25 @@
-"""The bundle that these tests use: made by `python3 make.py bundle`, they say so where it is not there."""
+"""The bundle that these tests use: made by `python3 make.py bundle`, they say so where it is not there.
+
+With LAYERDECK_TESTED_BUNDLE in the environment it is the one in that folder, as after unpacking a tarball elsewhere.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-DIST = Path(__file__).resolve().parents[2] / "dist"
+from tests.support.selection import BUNDLE_VARIABLE
 
 
 @pytest.fixture(scope="session")
 def dist() -> Path:
     """Return the folder with what was made."""
-    if not (DIST / "layerdeck" / "layerdeck").exists():
+    bundle = Path(os.environ[BUNDLE_VARIABLE])
+    if not (bundle / "layerdeck").exists():
         pytest.fail("There is no bundle: `python3 make.py bundle` makes it.")
-    return DIST
+    return bundle.parent
 
 
 @pytest.fixture

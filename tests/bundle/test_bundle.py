@@ -77,6 +77,9 @@ def test_the_window_opens_and_a_second_start_hands_its_file_over(
     first = psutil.Popen(program, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         wait_until(lambda: "Layerdeck" in titles(desktop), first)
+        # Its mark is written when everything behind the first picture is there, and it has time to answer.
+        marks = Path(environment["HOME"]) / ".local" / "share" / "layerdeck" / "running"
+        wait_until(lambda: any(marks.glob("*.json")), first)
         model = write_tiny_llama(tmp_path / "handed-over.gguf", n_layers=2)
         second = subprocess.run([*program, str(model)], env=environment, timeout=DEADLINE_S, check=False)
         assert second.returncode == 0

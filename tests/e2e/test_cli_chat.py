@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -18,11 +17,14 @@ from app.paths import APPLICATION
 from engine.chats.message import Message
 from engine.chats.presets import Preset, write_presets
 from engine.chats.store import ChatStore
-from tests.support.command_line import ROOT, run_here
+from tests.support.command_line import ROOT, program, run_here
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
+from tests.support.pictures import picture
+from tests.support.side_models import write_tiny_projector
 
-PROGRAM = (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())", "chat")
+pytestmark = pytest.mark.program
+
 Event = dict[str, Any]
 
 
@@ -46,7 +48,7 @@ class Home:
     def run(self, *words: str | Path, lines: str = "") -> subprocess.CompletedProcess[str]:
         """Run `chat` to its end with these lines as its input."""
         return subprocess.run(
-            [*PROGRAM, *map(str, words)],
+            [*program(), "chat", *map(str, words)],
             cwd=ROOT,
             env=self.environment,
             input=lines,
@@ -65,7 +67,7 @@ class Home:
     def start(self, *words: str | Path) -> Iterator[subprocess.Popen[str]]:
         """Start `chat` with pipes; what is left of it at the end of the block is killed."""
         with subprocess.Popen(
-            [*PROGRAM, *map(str, words), "--json"],
+            [*program(), "chat", *map(str, words), "--json"],
             cwd=ROOT,
             env=self.environment,
             stdin=subprocess.PIPE,
@@ -202,6 +204,19 @@ def test_a_file_goes_with_the_first_question(home: Home, model: Path, tmp_path: 
     path = home.path(of(events, "conversation")[0]["id"])
     assert [[each.text for each in message.attachments] for message in path] == [["print(1)"], [], [], []]
     assert of(events, "done")[0]["prompt_tokens"] > len("File: a.py print(1) One")
+
+
+def test_an_attached_image_goes_to_a_model_that_sees(home: Home, model: Path, tmp_path: Path) -> None:
+    image, projector = tmp_path / "a.png", write_tiny_projector(tmp_path / "mmproj.gguf")
+    image.write_bytes(picture())
+    words = (model, "--threads", "1", "--ctx", "256", "--max-tokens", "4", "--attach", image, "--prompt", "What?")
+    events = home.events(*words, "--mmproj", projector)
+    conversation = of(events, "conversation")[0]["id"]
+    assert [each.kind for each in home.path(conversation)[0].attachments] == ["image"]
+    assert of(events, "done")[0]["prompt_tokens"] == len("What?") + 4 + 4, "four of the template, four of the image"
+    refused = home.run(*words, "--json")
+    assert refused.returncode == 2
+    assert "name its projector with --mmproj" in refused.stdout + refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -33,6 +33,8 @@ from tests.support.models import write_tiny_llama
 from tests.support.orders import worker_device
 from tests.support.patience import DEADLINE_S
 
+pytestmark = pytest.mark.program
+
 N_LAYERS = 8
 HOST = make_host("host", 8 * GIB, 8 * GIB)
 MODEL_STAGES = ["allocate", "read", "context", "warm_up", "token"]

@@ -19,6 +19,8 @@ from tests.support.command_line import Event, RunningCommand, all_gone, run_cli,
 from tests.support.models import write_tiny_encoder, write_tiny_llama
 from tests.support.unknown_graphs import LOOPED_ARCHITECTURE, LOOPED_METADATA, know_no_graphs
 
+pytestmark = pytest.mark.program
+
 RUNS = [
     {"device": "RPC0", "layers": "0-3"},
     {"device": "CPU", "layers": "4-5"},

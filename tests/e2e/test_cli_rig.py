@@ -14,6 +14,8 @@ from engine.devices.endpoint import GreetingStatus, greet, parse_endpoint
 from engine.units import MIB
 from tests.support.command_line import RunningCommand, all_gone, run_cli, start_cli
 
+pytestmark = pytest.mark.program
+
 LAB = ("rig", "lab", "--workers", "32MiB,48MiB")
 
 

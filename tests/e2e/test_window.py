@@ -71,9 +71,9 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "tell me"
     assert window.ask("last_answer")
     assert window.ask("last_note") == "The engine ended in the middle of this answer: Last load says how."
-    window.click("chat.reload_button")
+    window.click("chat.lost_banner.button")
     window.wait_for("the model again", lambda: window.ask("state") == "READY")
-    assert not window.ask("visible", "chat.reload_button")
+    assert not window.ask("visible", "chat.lost_banner.button")
     ask_model(window, "")
     window.wait_for("the answer", lambda: "tok/s" in window.ask("last_note"))
     assert window.ask("bugs") == []
@@ -87,7 +87,7 @@ def test_a_lost_model_comes_back_by_itself_once_where_that_is_wanted(window: Win
     window.wait_for("another", lambda: window.ask("state") == "READY" and bool(set(engines(window)) - {first}))
     (second,) = set(engines(window)) - {first}
     second.kill()
-    window.wait_for("the offer", lambda: bool(window.ask("visible", "chat.reload_button")))
+    window.wait_for("the offer", lambda: bool(window.ask("visible", "chat.lost_banner.button")))
     assert window.ask("state") == "EMPTY"
 
 

@@ -30,6 +30,9 @@ from resources.loader import handbook
 
 SIZE = QSize(1280, 860)
 DEADLINE_S = 300.0
+LOOK_MS = 50
+STILL_LOOKS = 6
+"""So many pictures in a row that are the same: nothing moves any more, and live graphs have a new sample each second."""
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:
@@ -38,12 +41,26 @@ def wait_for(what: str, condition: Callable[[], bool]) -> None:
     while not condition():
         if time.monotonic() > ends_s:
             raise SystemExit(f"{what} did not come")
-        QTest.qWait(50)
-    QTest.qWait(300)
+        QTest.qWait(LOOK_MS)
+
+
+def wait_until_still(widget: QWidget) -> None:
+    """Let the window live until what is seen of `widget` changes no more."""
+    seen: list[QImage] = []
+
+    def is_still() -> bool:
+        image = widget.grab().toImage()
+        if seen and image != seen[-1]:
+            seen.clear()
+        seen.append(image)
+        return len(seen) > STILL_LOOKS
+
+    wait_for(f"a picture of {widget.objectName() or type(widget).__name__} that stays", is_still)
 
 
 def save(widget: QWidget, name: str, part: QRect | None = None) -> None:
     """Save how `widget` looks as a picture of the handbook."""
+    wait_until_still(widget)
     image = (widget.grab() if part is None else widget.grab(part)).toImage()
     image = image.convertToFormat(QImage.Format.Format_RGB888)
     path = handbook() / "pictures" / f"{name}.png"
@@ -57,8 +74,13 @@ def part_of(main: QWidget, widget: QWidget) -> QRect:
 
 
 def dialog_of(main: QWidget) -> QDialog:
-    QTest.qWait(500)
-    return next(each for each in main.findChildren(QDialog) if each.isVisible())
+    """Return the dialog that is open, once it is."""
+
+    def visible() -> list[QDialog]:
+        return [each for each in main.findChildren(QDialog) if each.isVisible()]
+
+    wait_for("the dialog", lambda: bool(visible()))
+    return visible()[0]
 
 
 def is_probed(window: WindowParts) -> bool:
@@ -70,7 +92,6 @@ def take_pictures(window: WindowParts) -> None:
     """Go through the window as the handbook does."""
     main, desk = window.main, window.desk
     wait_for("the first page", main.editor.isVisible)
-    QTest.qWait(2000)
     save(main, "start")
     desk.opener.try_demo()
     wait_for("the proposal", lambda: desk.document.edit is not None and len(desk.rig.live.rig.devices) == 3)
@@ -86,13 +107,11 @@ def take_pictures(window: WindowParts) -> None:
     wait_for("its end", lambda: desk.loading.state is ModelState.READY)
     save(main, "window")
     window.actions["arrange_chat"].trigger()
-    QTest.qWait(800)
     save(main, "chat")
     window.actions["arrange_both"].trigger()
     edit = desk.document.edit
     assert edit is not None
     desk.document.set_layout(single_device(edit.layout.n_layers, "RPC0"), "all on one")
-    QTest.qWait(1000)
     desk.loader.load()
     wait_for("the question", main.load_question.isVisible)
     wait_for("its proposal", main.load_question.proposal_button.isVisible)
@@ -105,7 +124,7 @@ def take_pictures(window: WindowParts) -> None:
     desk.library.keeper.add_folder(Path(os.environ["HOME"]) / "models")
     window.actions["library"].trigger()
     wait_for("the library", lambda: bool(window.library_presenter.page.view.visible_titles()))
-    QTest.qWait(3000)
+    wait_for("its forecasts", lambda: all(row.fit is not None for row in desk.library.shown.shelf.models))
     save(main, "library")
 
 

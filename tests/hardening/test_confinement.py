@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from engine.confinement import landlock_version
+from engine.confinement import code_folders, device_folders, landlock_version, make_driver_caches
 
 needs_landlock = pytest.mark.skipif(not landlock_version(), reason="this system has no Landlock")
 
@@ -69,3 +69,30 @@ def test_a_child_opens_what_it_was_told_and_nothing_else(tmp_path: Path) -> None
     )
     assert done.stdout == "done\n", done.stderr
     assert (own.read_text(), other.read_text()) == ("own", "other")
+
+
+def test_folders_of_drivers_are_made_for_the_backends_that_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("CUDA_CACHE_PATH", raising=False)
+    make_driver_caches(["CPU", "RPC"])
+    assert not list(tmp_path.iterdir())
+    make_driver_caches(["CUDA"])
+    assert [path.name for path in tmp_path.iterdir()] == [".nv"]
+    assert tmp_path / ".nv" in device_folders()
+
+
+def test_what_the_environment_names_for_a_driver_is_within_reach(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept, libraries, pipes = tmp_path / "kept", tmp_path / "libraries", tmp_path / "pipes"
+    monkeypatch.setenv("CUDA_CACHE_PATH", str(kept))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(pipes))
+    monkeypatch.setenv("LD_LIBRARY_PATH", f":{libraries}")
+    make_driver_caches(["CUDA"])
+    assert kept.is_dir()
+    assert {kept, pipes} <= set(device_folders())
+    assert libraries in code_folders()
+    assert Path() not in code_folders()

@@ -21,10 +21,20 @@ import pytest
 
 from app.cli import main
 from tests.support.patience import DEADLINE_S
+from tests.support.selection import BUNDLE_VARIABLE
 
 ROOT = Path(__file__).resolve().parents[2]
 ENDINGS = ("done", "loaded", "out_of_memory", "failed", "crashed", "cancelled")
-_PROGRAM = (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())")
+
+
+def program() -> tuple[str, ...]:
+    """Return how the command line is started."""
+    bundle = os.environ.get(BUNDLE_VARIABLE)
+    if bundle:
+        return (str(Path(bundle, "layerdeck-cli")),)
+    return (sys.executable, "-c", "import sys; from app.cli import main; sys.exit(main())")
+
+
 _SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
 
 Event = dict[str, Any]
@@ -79,7 +89,7 @@ def check_endings(events: Sequence[Event]) -> None:
 def run_cli(*words: str | Path, env: dict[str, str] | None = None, stdout: Any = subprocess.PIPE) -> Answer:
     """Run a command as a process of its own, to its end."""
     done = subprocess.run(
-        [*_PROGRAM, *map(str, words)],
+        [*program(), *map(str, words)],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=stdout, stderr=subprocess.PIPE, timeout=DEADLINE_S,
         env={**os.environ, **(env or {})}, check=False,
     )  # fmt: skip
@@ -105,7 +115,7 @@ def run_here(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
 def spawn_cli(*words: str | Path) -> subprocess.Popen[bytes]:
     """Start a command with pipes for its output, for the caller to read, wait for and close."""
     return subprocess.Popen(
-        [*_PROGRAM, *map(str, words)],
+        [*program(), *map(str, words)],
         cwd=ROOT, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip
 

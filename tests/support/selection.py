@@ -16,6 +16,8 @@ T = TypeVar("T")
 EXHAUSTIVE = "exhaustive"
 SHARE = 4
 """One in so many cases is looked at in the everyday run."""
+BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
+"""Names the folder of a bundle, whose command line is then the one that tests start as a process of its own."""
 FILES_WORTH_WORKERS = 3
 """A run of fewer test files than this is over before a second worker has begun."""
 

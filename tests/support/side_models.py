@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import gguf
 import numpy as np
@@ -12,6 +13,7 @@ import numpy.typing as npt
 from engine.gguf.model_file import ModelFile
 
 Matrices = Mapping[str, npt.NDArray[np.float32]]
+ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]
 IMAGE_PX, PATCH_PX = 16, 8
 
 
@@ -48,47 +50,67 @@ def write_adapter(path: Path, architecture: str, matrices: Matrices, *, rank: in
     return path
 
 
-def write_tiny_projector(path: Path, *, n_embd: int = 64, n_layers: int = 2, seed: int = 2) -> Path:
-    """Write a projector of LLaVA's kind for images of 16 x 16 pixels and models that are `n_embd` wide."""
+def write_tiny_projector(
+    path: Path,
+    *,
+    n_embd: int = 64,
+    n_layers: int = 2,
+    seed: int = 2,
+    kind: ProjectorKind = "mlp",
+    image_px: int = IMAGE_PX,
+) -> Path:
+    """Write a projector with random weights for models that are `n_embd` wide.
+
+    `kind`: "mlp" as LLaVA has it; "gemma3", whose images are read at once; "qwen2vl_merger", for models with M-RoPE,
+    whose images have as many tokens as they are large. The first two make all images `image_px` wide and high.
+    """
     generator = np.random.default_rng(seed)
     width, n_ff = 32, 64
-    n_patches = (IMAGE_PX // PATCH_PX) ** 2
+    n_patches = (image_px // PATCH_PX) ** 2
 
     def matrix(*shape: int) -> npt.NDArray[np.float32]:
         return generator.standard_normal(shape, np.float32)
 
+    def layer(name: str, rows: int, columns: int) -> dict[str, npt.NDArray[np.float32]]:
+        return {f"{name}.weight": matrix(rows, columns), f"{name}.bias": matrix(rows)}
+
+    def norm(name: str) -> dict[str, npt.NDArray[np.float32]]:
+        return {f"{name}.weight": matrix(width), f"{name}.bias": matrix(width)}
+
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", "mlp")
+    writer.add_string("clip.projector_type", kind)
     writer.add_bool("clip.use_gelu", True)
     for key, number in {
         "embedding_length": width, "attention.head_count": 2, "feed_forward_length": n_ff, "block_count": n_layers,
-        "projection_dim": n_embd, "image_size": IMAGE_PX, "patch_size": PATCH_PX,
+        "projection_dim": n_embd, "image_size": image_px, "patch_size": PATCH_PX,
     }.items():  # fmt: skip
         writer.add_uint32(f"clip.vision.{key}", number)
+    if kind == "gemma3":
+        writer.add_uint32("clip.vision.projector.scale_factor", 2)
     writer.add_float32("clip.vision.attention.layer_norm_epsilon", 1e-5)
     writer.add_array("clip.vision.image_mean", [0.5, 0.5, 0.5])
     writer.add_array("clip.vision.image_std", [0.5, 0.5, 0.5])
-    matrices = {
-        "v.class_embd": matrix(width),
-        "v.patch_embd.weight": matrix(width, 3, PATCH_PX, PATCH_PX),
-        "v.position_embd.weight": matrix(n_patches + 1, width),
-        **{f"v.pre_ln.{part}": matrix(width) for part in ("weight", "bias")},
-        "mm.0.weight": matrix(n_embd, width), "mm.0.bias": matrix(n_embd),
-        "mm.2.weight": matrix(n_embd, n_embd), "mm.2.bias": matrix(n_embd),
-    }  # fmt: skip
-    for layer in range(n_layers):
+    matrices = {"v.patch_embd.weight": matrix(width, 3, PATCH_PX, PATCH_PX)}
+    match kind:
+        case "mlp":
+            matrices |= {"v.class_embd": matrix(width), "v.position_embd.weight": matrix(n_patches + 1, width)}
+            matrices |= norm("v.pre_ln") | layer("mm.0", n_embd, width) | layer("mm.2", n_embd, n_embd)
+        case "gemma3":
+            matrices |= {"v.position_embd.weight": matrix(n_patches, width)} | norm("v.post_ln")
+            matrices |= {"mm.input_projection.weight": matrix(width, n_embd), "mm.soft_emb_norm.weight": matrix(width)}
+        case "qwen2vl_merger":
+            matrices |= {"v.patch_embd.weight.1": matrix(width, 3, PATCH_PX, PATCH_PX)} | norm("v.post_ln")
+            matrices |= layer("mm.0", 4 * width, 4 * width) | layer("mm.2", n_embd, 4 * width)
+    for number in range(n_layers):
         for name, rows, columns in (
             *((f"attn_{part}", width, width) for part in ("q", "k", "v", "out")),
             ("ffn_up", n_ff, width),
             ("ffn_down", width, n_ff),
         ):
-            matrices[f"v.blk.{layer}.{name}.weight"] = matrix(rows, columns)
-            matrices[f"v.blk.{layer}.{name}.bias"] = matrix(rows)
-        for norm in ("ln1", "ln2"):
-            for part in ("weight", "bias"):
-                matrices[f"v.blk.{layer}.{norm}.{part}"] = matrix(width)
+            matrices |= layer(f"v.blk.{number}.{name}", rows, columns)
+        matrices |= norm(f"v.blk.{number}.ln1") | norm(f"v.blk.{number}.ln2")
     _finish(writer, matrices)
     return path
 

@@ -101,8 +101,8 @@ def _engine_for(stand_ins: str, engine: Engine) -> Engine | None:
     if stand_ins == "rpc":
         return Engine(engine.python)
     if stand_ins == "sim":
-        return None if engine.simdev is None else replace(engine, vulkan=False)
-    return Engine(engine.python, vulkan=True) if engine.vulkan else None
+        return None if engine.simdev is None else replace(engine, card=None)
+    return Engine(engine.python, card=stand_ins) if engine.card == stand_ins else None
 
 
 def build_stand_ins(source: Path, folder: Path) -> tuple[Path, Path]:

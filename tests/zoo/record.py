@@ -15,11 +15,14 @@ as bytes per buffer type.  Devices are stand-ins, of three kinds:
          any size load for real on them, memory-mapped
 ``vulkan``  one Vulkan device of the machine three times: an engine built with
        Vulkan, and a driver such as Mesa's llvmpipe, which needs no card
+``cuda``  one NVIDIA card as three devices, which share its memory: an engine
+       built with CUDA
 
     record.py cases MODEL.gguf...            show the cases chosen for a model
     record.py run -o truth/ MODEL.gguf...    write truth/<stem>.json
     record.py run --simdev ./libsimdev.so -o truth-sim/ MODEL.gguf...
     record.py run --vulkan -o truth-vulkan/ MODEL.gguf...
+    record.py run --cuda -o truth-cuda/ MODEL.gguf...
 
 RPC devices have no op-offload hook, so host weights are never copied to them
 for large batches; both kinds report async and events, which turns pipeline
@@ -58,6 +61,13 @@ CPU_PATTERN_EXPERTS = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 TYPES = {"f32": 0, "f16": 1, "q4_0": 2, "q4_1": 3, "q5_0": 6, "q5_1": 7, "q8_0": 8, "iq4_nl": 20, "bf16": 30}
 SPLITS = {"none": 0, "layer": 1, "row": 2, "tensor": 3}
 FLASH = {"auto": -1, "off": 0, "on": 1}
+
+CARDS = {"vulkan": b"Vulkan", "cuda": b"CUDA"}
+"""How the names of a backend's devices begin."""
+THREE_OF = {
+    "vulkan": {"GGML_VK_VISIBLE_DEVICES": ",".join("0" * STAND_INS)},
+    "cuda": {"CUDA_VISIBLE_DEVICES": "0", "GGML_CUDA_DEVICES": str(STAND_INS)},
+}
 
 DEFAULTS: dict[str, Any] = {
     "device_order": [0],  # stand-in numbers in the order given to llama.cpp; [] = CPU only
@@ -369,7 +379,7 @@ def load_library(folder: Path, name: str) -> ctypes.CDLL:
 class Library:
     """The llama.cpp shared libraries with the RPC stand-ins registered."""
 
-    def __init__(self, endpoints: Sequence[str], simdev: str | None, *, vulkan: bool = False) -> None:
+    def __init__(self, endpoints: Sequence[str], simdev: str | None, *, card: str | None = None) -> None:
         import llama_cpp
         from llama_cpp import llama_cpp as low
 
@@ -411,12 +421,13 @@ class Library:
             registry = make(STAND_INS, SIMULATED_BYTES)
             register(registry)
             self.stand_ins = [device_get(registry, number) for number in range(STAND_INS)]
-        if vulkan:
+        if card:
             count = bind(ggml, "ggml_backend_dev_count", size)
             each = bind(ggml, "ggml_backend_dev_get", pointer, size)
             name = bind(base, "ggml_backend_dev_name", ctypes.c_char_p, pointer)
             devices = [each(number) for number in range(count())]
-            self.stand_ins = [device for device in devices if name(device).startswith(b"Vulkan")]
+            self.stand_ins = [device for device in devices if name(device).startswith(CARDS[card])]
+        self.maps_real_loads = bool(simdev) or card == "cuda"
         self.simulated_bytes = bind(ctypes.CDLL(simdev), "simdev_bytes", size, size, ctypes.c_int) if simdev else None
         for endpoint in endpoints:
             registry = add_server(endpoint.encode())
@@ -458,7 +469,7 @@ class Library:
         parameters.n_gpu_layers = options["n_gpu_layers"]
         parameters.split_mode = SPLITS[options["split_mode"]]
         parameters.no_alloc = not real
-        parameters.load_mode = LOAD_MODE_MMAP if real and self.simulated_bytes else LOAD_MODE_NONE
+        parameters.load_mode = LOAD_MODE_MMAP if real and self.maps_real_loads else LOAD_MODE_NONE
         if options["tensor_split"]:
             split = (ctypes.c_float * self.low.llama_max_devices())(*options["tensor_split"])
             keep.append(split)
@@ -625,7 +636,7 @@ def _wait_for(port: int) -> None:
 @dataclass(frozen=True)
 class Engine:
     """Which engine is asked: the interpreter that has it, and the compiled `simdev.c` and `nopopulate.c`, if any;
-    `vulkan`: on the first Vulkan device, three times.
+    `card`: the backend, "vulkan" or "cuda", whose first device of the machine is used three times.
 
     Without `preload` the children have what this process was started with.
     """
@@ -633,18 +644,17 @@ class Engine:
     python: Path
     simdev: Path | None = None
     preload: Path | None = None
-    vulkan: bool = False
+    card: str | None = None
 
     @property
     def kind(self) -> str:
         """What the stand-ins are called in records."""
-        return "vulkan" if self.vulkan else "rpc" if self.simdev is None else "sim"
+        return self.card or ("rpc" if self.simdev is None else "sim")
 
     def environment(self) -> dict[str, str]:
         """Return what the children are started with."""
         preload = {} if self.preload is None else {"LD_PRELOAD": str(self.preload)}
-        visible = {"GGML_VK_VISIBLE_DEVICES": ",".join("0" * STAND_INS)} if self.vulkan else {}
-        return {**os.environ, **preload, **visible}
+        return {**os.environ, **preload, **(THREE_OF[self.card] if self.card else {})}
 
 
 def measure_cases(path: Path, cases: Sequence[dict[str, Any]], engine: Engine, *, real: bool) -> list[dict[str, Any]]:
@@ -673,7 +683,7 @@ def _run_worker(
             "endpoints": endpoints,
             "real": real,
             "simdev": simdev,
-            "vulkan": engine.vulkan,
+            "card": engine.card,
         }
     )
     child = subprocess.Popen(
@@ -702,7 +712,7 @@ def _run_worker(
 def work() -> None:
     """Measure the cases given on standard input (child process entry)."""
     request = json.load(sys.stdin)
-    library = Library(request["endpoints"], request["simdev"], vulkan=request["vulkan"])
+    library = Library(request["endpoints"], request["simdev"], card=request["card"])
     for case in request["cases"]:
         result = library.measure(Path(request["path"]), case, real=request["real"])
         print(RESULT_MARK + json.dumps(result), flush=True)
@@ -773,7 +783,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         command.add_argument(
             "--simdev", type=Path, help="path of the compiled simdev.c; without it RPC stand-ins are used"
         )
-        command.add_argument("--vulkan", action="store_true", help="use the machine's first Vulkan device three times")
+        for card in CARDS:
+            words = f"use the machine's first {card} device three times"
+            command.add_argument(f"--{card}", action="store_const", dest="card", const=card, help=words)
         command.add_argument("--layouts", action="store_true", help="the cases with CPU entries and the like")
         command.add_argument("--like", metavar="NAME", help="the cases of a model of the zoo with as many layers")
         command.add_argument("--only", help="regular expression on case names")
@@ -795,7 +807,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             tiny=options.tiny,
             real_only=options.real_only,
             wanted=options.only,
-            engine=Engine(Path(sys.executable), options.simdev, vulkan=options.vulkan),
+            engine=Engine(Path(sys.executable), options.simdev, card=options.card),
             layouts=options.layouts,
             like=options.like,
         )

@@ -6,24 +6,31 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QFrame, QHBoxLayout, QToolButton, QVBoxLayout, QWidget
+from PySide6.QtCore import Qt, Signal
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QToolButton, QVBoxLayout, QWidget
 
+from engine.language import tr
+from widgets.chat.gallery import Gallery
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.common.wrap_layout import WrapLayout
 
 CHIP_WIDTH_PX = 260
+PICTURE_PX = 32
 
 
 @dataclass(frozen=True, slots=True)
 class AttachedFile:
-    """A file. `detail`: size and tokens, or that it is being read; `is_bad`: it is too large for the context."""
+    """A file. `detail`: size and tokens, or that it is being read; `is_bad`: it is too large for the context.
+
+    `picture`: of an image, its name in the gallery.
+    """
 
     id: str
     name: str
     detail: str
     is_bad: bool = False
+    picture: str = ""
 
 
 class AttachmentRow(QWidget):
@@ -31,8 +38,11 @@ class AttachmentRow(QWidget):
 
     removed = Signal(str)
 
-    def __init__(self, parent: QWidget | None = None) -> None:
+    def __init__(self, gallery: Gallery, parent: QWidget | None = None) -> None:
         super().__init__(parent)
+        self._gallery = gallery
+        self._pictures: dict[str, QLabel] = {}
+        gallery.arrived.connect(self._show_picture)
         self._files: tuple[AttachedFile, ...] = ()
         self._chips = QWidget()
         self._flow = WrapLayout(self._chips, spacing=6)
@@ -56,6 +66,7 @@ class AttachmentRow(QWidget):
             return
         self._files = tuple(files)
         self.remove_buttons.clear()
+        self._pictures.clear()
         while (item := self._flow.takeAt(0)) is not None:
             chip = item.widget()
             if chip is not None:
@@ -73,8 +84,8 @@ class AttachmentRow(QWidget):
     def _make_chip(self, file: AttachedFile) -> QFrame:
         chip = QFrame()
         chip.setProperty("role", "card")
-        chip.setMaximumWidth(CHIP_WIDTH_PX)
-        chip.setAccessibleName(f"Attached: {file.name}, {file.detail}")
+        chip.setMaximumWidth(CHIP_WIDTH_PX + (2 * PICTURE_PX if file.picture else 0))
+        chip.setAccessibleName(tr("Attached: {name}, {detail}", name=file.name, detail=file.detail))
         name = ElidedLabel(file.name)
         name.setMaximumWidth(CHIP_WIDTH_PX // 2)
         detail = plain_label(file.detail, "dim")
@@ -83,16 +94,35 @@ class AttachmentRow(QWidget):
         button = QToolButton()
         button.setText("×")
         button.setProperty("role", "quiet")
-        button.setToolTip("Leave this file out")
-        button.setAccessibleName(f"Leave {file.name} out")
+        button.setToolTip(tr("Leave this file out"))
+        button.setAccessibleName(tr("Leave {name} out", name=file.name))
         button.clicked.connect(partial(self.removed.emit, file.id))
         self.remove_buttons[file.id] = button
         row = QHBoxLayout(chip)
         row.setContentsMargins(8, 2, 2, 2)
         row.setSpacing(6)
+        if file.picture:
+            row.addWidget(self._make_picture(file.picture))
         for widget in (name, detail, button):
             row.addWidget(widget)
         return chip
+
+    def _make_picture(self, picture: str) -> QLabel:
+        label = self._pictures[picture] = QLabel()
+        label.setFixedSize(PICTURE_PX, PICTURE_PX)
+        label.setAlignment(Qt.AlignmentFlag.AlignCenter)
+        self._show_picture(picture)
+        self._gallery.ask(picture)
+        return label
+
+    def _show_picture(self, picture: str) -> None:
+        label, found = self._pictures.get(picture), self._gallery.pictures.get(picture)
+        if label is not None and found is not None:
+            side = PICTURE_PX
+            fitting = found.scaled(
+                side, side, Qt.AspectRatioMode.KeepAspectRatio, Qt.TransformationMode.SmoothTransformation
+            )
+            label.setPixmap(fitting)
 
     def _refresh(self) -> None:
         self._chips.setVisible(bool(self._files))

@@ -6,7 +6,10 @@ from PySide6.QtCore import QEvent, QRectF, Qt, Signal
 from PySide6.QtGui import QColor, QEnterEvent, QFocusEvent, QKeyEvent, QPainter, QPaintEvent
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 
+from engine.language import tr
 from widgets.chat.edit_box import EditBox
+from widgets.chat.gallery import Gallery
+from widgets.chat.image_strip import ImageStrip
 from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.chat.thinking import ThinkingBox
@@ -27,7 +30,9 @@ class Bubble(QWidget):
     link_opened = Signal(str)
     save_requested = Signal(str, str)
 
-    def __init__(self, typesetter: Typesetter, message: ShownMessage, parent: QWidget | None = None) -> None:
+    def __init__(
+        self, typesetter: Typesetter, gallery: Gallery, message: ShownMessage, parent: QWidget | None = None
+    ) -> None:
         super().__init__(parent)
         self.message = message
         self._typesetter = typesetter
@@ -35,6 +40,7 @@ class Bubble(QWidget):
         self.head = MessageHead(self)
         self.thinking = ThinkingBox(typesetter, self)
         self.view = MarkdownView(typesetter, self)
+        self.images = ImageStrip(gallery, self)
         self.edit_box: EditBox | None = None
         self._is_pointed_at = False
         self._files = plain_label("", "dim", wrap=True)
@@ -71,11 +77,12 @@ class Bubble(QWidget):
         if message.thinking != self.thinking.text:
             self.thinking.set_text(message.thinking)
         self.message = message
-        self.setAccessibleName(f"Message of {message.speaker}")
-        self.view.setAccessibleName(f"Words of {message.speaker}")
+        self.setAccessibleName(tr("Message of {speaker}", speaker=message.speaker))
+        self.view.setAccessibleName(tr("Words of {speaker}", speaker=message.speaker))
         self.head.show_message(message)
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
-        self._files.setText(f"With {message.files}" if message.files else "")
+        self._files.setText(tr("With {files}", files=message.files) if message.files else "")
+        self.images.show_images(message.images)
         set_role(self._note, "error" if message.is_error else "dim")
         self._note.setText(message.note)
         if not message.is_open:
@@ -88,7 +95,7 @@ class Bubble(QWidget):
             self.thinking.append(thinking)
         if text:
             if self.thinking.text and not self.view.text:
-                self.thinking.show_note("Thoughts", is_open=False)
+                self.thinking.show_note(tr("Thoughts"), is_open=False)
             self.view.live.append(text)
 
     def fit(self, width: int) -> int:
@@ -103,6 +110,11 @@ class Bubble(QWidget):
             self.thinking.move(INSET_PX, top)
             top += height + GAP_PX
         top += self._fit_label(self._files, top, width)
+        self.images.setVisible(bool(self.images.images))
+        if self.images.images:
+            height = self.images.fit(width - 2 * INSET_PX)
+            self.images.move(INSET_PX, top)
+            top += height + GAP_PX
         if self.edit_box is not None:
             height = self.edit_box.sizeHint().height()
             self.edit_box.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)

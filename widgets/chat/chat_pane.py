@@ -10,37 +10,35 @@ from collections.abc import Sequence
 from PySide6.QtCore import QEvent, QObject, Qt, QTimer, Signal
 from PySide6.QtGui import QDragEnterEvent, QDropEvent, QKeyEvent, QTextCursor
 from PySide6.QtWidgets import (
-    QFrame,
     QHBoxLayout,
-    QProgressBar,
     QPushButton,
     QStackedWidget,
-    QToolButton,
     QVBoxLayout,
     QWidget,
 )
 
 from engine.chats.templates import TEMPLATES
+from engine.language import tr
 from widgets.chat.attachment_row import AttachedFile, AttachmentRow
-from widgets.chat.context_meter import ContextMeter, ContextPart
+from widgets.chat.banner import Banner
+from widgets.chat.chat_heading import ChatHeading, flat_button
+from widgets.chat.context_meter import ContextPart
 from widgets.chat.message_list import MessageList
 from widgets.chat.overflow_banner import OverflowBanner
 from widgets.chat.prompt_edit import PromptEdit, files_of
+from widgets.chat.reading_row import ReadingRow
 from widgets.chat.sample_questions import SampleQuestions
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
-from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.markdown.typesetter import Typesetter
 
-CONTEXT_FULL = "The context is full. Begin a new conversation, or load with a larger context."
-MODEL_LOST = "The model's engine ended. What was said stays here."
-UNTITLED = "New conversation"
+CONTEXT_FULL = tr("The context is full. Begin a new conversation, or load with a larger context.")
+MODEL_LOST = tr("The model's engine ended. What was said stays here.")
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
-MIN_TITLE_PX = 42
 
 
 class ChatPane(QWidget):
@@ -48,6 +46,8 @@ class ChatPane(QWidget):
 
     send_requested = Signal(str)
     files_given = Signal(object)  # tuple[Path, ...]
+    image_given = Signal(bytes)
+    """An image without a file: it was pasted."""
     attach_requested = Signal()
     file_removed = Signal(str)
     stop_requested = Signal()
@@ -64,7 +64,7 @@ class ChatPane(QWidget):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready = False
-        self._reason = "Load a model to chat."
+        self._reason = tr("Load a model to chat.")
         self._context_full = False
         self._lost = False
         self._is_answering = False
@@ -82,34 +82,22 @@ class ChatPane(QWidget):
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
         self.prompt_edit = PromptEdit()
-        self.attachments = AttachmentRow()
+        self.attachments = AttachmentRow(self.message_list.gallery)
         self.sample_questions = SampleQuestions()
-        self.attach_button = _flat_button("Attach…", "Let files go with the question: text, code, PDF")
-        self.send_button = QPushButton("Send")
-        self.stop_button = QPushButton("Stop")
-        self.new_button = _flat_button("New", "Begin a new conversation")
-        self.list_button = _flat_button("☰", "Show or hide the list of conversations")
-        self.settings_button = _flat_button("Settings", "System prompt, preset and samplers of this conversation")
-        self.settings_button.setCheckable(True)
-        self.undo_button = QPushButton("Undo")
-        self.banner_new_button = QPushButton("New conversation")
-        self.reload_button = QPushButton("Reload")
-        self.title_label = ElidedLabel(UNTITLED, "strong")
-        self.context_meter = ContextMeter()
-        self.progress = QProgressBar()
-        self.progress.setTextVisible(False)
-        self.progress.setAccessibleName("How much of the question has been read")
-        self._progress_label = plain_label("", "dim")
+        self.attach_button = flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"))
+        self.send_button = QPushButton(tr("Send"))
+        self.stop_button = QPushButton(tr("Stop"))
+        self.heading = ChatHeading()
+        self.context_meter = self.heading.context_meter
+        self.reading = ReadingRow()
         self._status_label = plain_label("", "dim", wrap=True)
-        self._full_banner = _make_banner(CONTEXT_FULL, self.banner_new_button)
-        self._lost_banner = _make_banner(MODEL_LOST, self.reload_button)
+        self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
+        self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
         self.overflow_banner = OverflowBanner()
-        self._undo_banner = _make_banner("A turn was deleted.", self.undo_button)
-        self._undo_banner.hide()
+        self._undo_banner = Banner(tr("A turn was deleted."), tr("Undo"))
         self.setAcceptDrops(True)
         self._build()
         self._connect()
-        self.show_reading(None)
         self._refresh()
 
     # ------------------------------------------------------------------ what is told
@@ -124,7 +112,7 @@ class ChatPane(QWidget):
 
     def show_title(self, title: str) -> None:
         """Name the conversation."""
-        self.title_label.setText(title or UNTITLED)
+        self.heading.show_title(title)
 
     def show_draft(self, text: str) -> None:
         """Put what was typed in this conversation before into the input."""
@@ -174,16 +162,14 @@ class ChatPane(QWidget):
             self.show_reading(None)
         self._refresh()
 
-    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
-        """Show how many of `total` tokens the conversation takes, by part; None: not known."""
-        self.context_meter.show_parts(parts, total)
+    def show_context(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+        """Show how many of `total` tokens the conversation takes, by part; None: not known. `reserve`: kept free for
+        the answer."""
+        self.context_meter.show_parts(parts, total, reserve)
 
     def show_reading(self, share: float | None, words: str = "") -> None:
         """Show how much of a long question has been read, 0 to 1; None: nothing is being read."""
-        for widget in (self.progress, self._progress_label):
-            widget.setVisible(share is not None)
-        self.progress.setValue(round(100 * (share or 0.0)))
-        self._progress_label.setText(words)
+        self.reading.show_share(share, words)
 
     def set_context_full(self, full: bool) -> None:
         """Show or hide the words for a full context; nothing can be sent while it is full."""
@@ -274,7 +260,7 @@ class ChatPane(QWidget):
 
     def _send(self, text: str) -> None:
         self._is_answering = True
-        self.settings_button.setChecked(False)
+        self.heading.settings_button.setChecked(False)
         self.offer_undo(False)
         self._refresh()
         self.message_list.scroll_to_end()
@@ -305,27 +291,15 @@ class ChatPane(QWidget):
         self.stop_button.setVisible(answering)
         self.send_button.setVisible(not answering)
         self.send_button.setEnabled(self._can_send() and self._has_words())
-        self._full_banner.setVisible(self._context_full and not answering)
-        self._lost_banner.setVisible(self._lost and not self._ready)
-        self.reload_button.setEnabled(not self._reason.endswith("…"))
+        self.full_banner.setVisible(self._context_full and not answering)
+        self.lost_banner.setVisible(self._lost and not self._ready)
+        self.lost_banner.button.setEnabled(not self._reason.endswith("…"))
         self.sample_questions.show_while(not answering and not self.message_list.has_messages)
         self._status_label.setText(self._remark if self._ready else self._reason)
         self._status_label.setVisible(bool(self._status_label.text()))
 
     def _build(self) -> None:
         self.send_button.setProperty("role", "primary")
-        heading = QHBoxLayout()
-        heading.setContentsMargins(0, 0, 0, 0)
-        heading.setSpacing(4)
-        heading.addWidget(self.list_button)
-        self.title_label.setMinimumWidth(MIN_TITLE_PX)
-        heading.addWidget(self.title_label, 1)
-        heading.addWidget(self.context_meter)
-        heading.addWidget(self.settings_button)
-        heading.addWidget(self.new_button)
-        reading = QHBoxLayout()
-        reading.addWidget(self.progress, 1)
-        reading.addWidget(self._progress_label)
         buttons = QHBoxLayout()
         buttons.addWidget(self.attach_button)
         buttons.addWidget(self._status_label, 1)
@@ -337,12 +311,12 @@ class ChatPane(QWidget):
         column = QVBoxLayout(below)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(MARGIN_PX)
-        column.addLayout(reading)
         for widget in (
+            self.reading,
             self._undo_banner,
-            self._full_banner,
+            self.full_banner,
             self.overflow_banner,
-            self._lost_banner,
+            self.lost_banner,
             self.sample_questions,
             self.attachments,
             self.prompt_edit,
@@ -357,7 +331,7 @@ class ChatPane(QWidget):
         layout = QVBoxLayout(self)
         layout.setContentsMargins(MARGIN_PX, 0, MARGIN_PX, MARGIN_PX)
         layout.setSpacing(MARGIN_PX)
-        layout.addLayout(heading)
+        layout.addWidget(self.heading)
         layout.addWidget(self._middle, 1)
         layout.addLayout(middle)
 
@@ -366,36 +340,18 @@ class ChatPane(QWidget):
         self.prompt_edit.textChanged.connect(self._on_typed)
         self.prompt_edit.installEventFilter(self)
         self.prompt_edit.files_given.connect(self.files_given)
+        self.prompt_edit.image_given.connect(self.image_given)
         self.attach_button.clicked.connect(self.attach_requested.emit)
         self.attachments.removed.connect(self.file_removed)
         self.sample_questions.chosen.connect(self._on_sample_chosen)
         self.send_button.clicked.connect(self._on_submit)
         self.stop_button.clicked.connect(self.stop_requested.emit)
-        for button in (self.new_button, self.banner_new_button):
+        for button in (self.heading.new_button, self.full_banner.button):
             button.clicked.connect(self.new_requested.emit)
-        self.list_button.clicked.connect(self.list_toggled.emit)
-        self.settings_button.toggled.connect(self._on_settings)
-        self.reload_button.clicked.connect(self.reload_requested.emit)
-        self.undo_button.clicked.connect(self.undo_requested.emit)
+        self.heading.list_button.clicked.connect(self.list_toggled.emit)
+        self.heading.settings_button.toggled.connect(self._on_settings)
+        self.lost_banner.button.clicked.connect(self.reload_requested.emit)
+        self._undo_banner.button.clicked.connect(self.undo_requested.emit)
         self.message_list.acted.connect(self.acted)
         self.message_list.link_opened.connect(self.link_opened)
         self.message_list.save_requested.connect(self.save_requested)
-
-
-def _flat_button(text: str, name: str) -> QToolButton:
-    button = QToolButton()
-    button.setText(text)
-    button.setToolTip(name)
-    button.setAccessibleName(name)
-    button.setProperty("role", "compact")
-    return button
-
-
-def _make_banner(text: str, button: QPushButton) -> QFrame:
-    banner = QFrame()
-    banner.setProperty("role", "card")
-    row = QHBoxLayout(banner)
-    row.setContentsMargins(12, 8, 8, 8)
-    row.addWidget(plain_label(text, wrap=True), 1)
-    row.addWidget(button)
-    return banner

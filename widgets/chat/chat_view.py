@@ -15,6 +15,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr
 from widgets.chat.conversation_list import ConversationList
 from widgets.common.elided_label import ElidedLabel
 
@@ -37,16 +38,16 @@ class ChatView(QWidget):
         self.beside = QStackedWidget()
         self._left_label = ElidedLabel("", "strong")
         self.beside_box = QComboBox()
-        self.beside_box.setAccessibleName("Model at the right")
+        self.beside_box.setAccessibleName(tr("Model at the right"))
         self.close_button = QToolButton()
         self.close_button.setText("×")
         self.close_button.setProperty("role", "quiet")
-        self.close_button.setToolTip("Show one conversation only")
-        self.close_button.setAccessibleName("Show one conversation only")
+        self.close_button.setToolTip(tr("Show one conversation only"))
+        self.close_button.setAccessibleName(tr("Show one conversation only"))
         self._left = _column((self._left_label,), self.panes)
         self._right = _column((self.beside_box, self.close_button), self.beside)
         self._splitter = QSplitter(Qt.Orientation.Horizontal)
-        self._splitter.setAccessibleName("Conversations and chat")
+        self._splitter.setAccessibleName(tr("Conversations and chat"))
         self._splitter.addWidget(self.conversations)
         self._splitter.addWidget(self._left)
         self._splitter.addWidget(self._right)

@@ -5,17 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from PySide6.QtCore import QRectF, QSize
-from PySide6.QtGui import QColor, QPainter, QPaintEvent
+from PySide6.QtCore import QRectF, QSize, Qt
+from PySide6.QtGui import QBrush, QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from engine.language import tr
 from widgets.common.counts import format_count
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, ui_font
 from widgets.common.tool_tips import plain_tool_tip
 
 BAR_PX = 4
 FULL_SHARE = 0.95
+RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,9 +39,11 @@ class ContextMeter(QWidget):
         self._counted: tuple[ContextPart, ...] | None = None
         self._parts: tuple[ContextPart, ...] = ()
         self._total: int | None = None
+        self._reserve = 0
         self._pending = 0
         self._text = ""
         self._font = ui_font(12)
+        keep_left_to_right(self)
         self.setSizePolicy(QSizePolicy.Policy.Maximum, QSizePolicy.Policy.Fixed)
         self.hide()
 
@@ -51,9 +56,12 @@ class ContextMeter(QWidget):
         self._palette = palette
         self.update()
 
-    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None) -> None:
-        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total."""
-        self._counted, self._total = None if parts is None else tuple(parts), total
+    def show_parts(self, parts: Sequence[ContextPart] | None, total: int | None, reserve: int = 0) -> None:
+        """Show how many of `total` tokens the parts take; None: nobody counted them. Hidden without a total.
+
+        `reserve`: what is kept free for the answer.
+        """
+        self._counted, self._total, self._reserve = None if parts is None else tuple(parts), total, reserve
         self._show()
 
     def show_pending(self, tokens: int) -> None:
@@ -64,13 +72,17 @@ class ContextMeter(QWidget):
     def _show(self) -> None:
         parts, total = self._counted, self._total
         if self._pending:
-            parts = (*(parts or ()), ContextPart("attachments of the next question", self._pending, "experts"))
+            parts = (*(parts or ()), ContextPart(tr("attachments of the next question"), self._pending, "experts"))
         self._parts = parts or ()
         used = "–" if parts is None else format_count(sum(part.tokens for part in self._parts))
         self._text = "" if total is None else f"{used} / {format_count(total)}"
-        lines = [f"{part.label}: {format_count(part.tokens)} tokens" for part in self._parts]
-        self.setToolTip(plain_tool_tip("\n".join(["Tokens of the context that the conversation takes", *lines])))
-        self.setAccessibleName(f"Context: {self._text}")
+        lines = [
+            tr("{label}: {tokens} tokens", label=part.label, tokens=format_count(part.tokens)) for part in self._parts
+        ]
+        if self._reserve:
+            lines.append(tr("kept free for the answer: {reserve} tokens", reserve=format_count(self._reserve)))
+        self.setToolTip(plain_tool_tip("\n".join([tr("Tokens of the context that the conversation takes"), *lines])))
+        self.setAccessibleName(tr("Context: {text}", text=self._text))
         self.setVisible(total is not None)
         self.updateGeometry()
         self.update()
@@ -86,6 +98,7 @@ class ContextMeter(QWidget):
         if not self._total:
             return
         painter = QPainter(self)
+        painter.setLayoutDirection(self.layoutDirection())
         palette = self._palette
         painter.setFont(self._font)
         painter.setPen(QColor(palette.dim))
@@ -100,4 +113,6 @@ class ContextMeter(QWidget):
             colour = palette.bad if used > self._total * FULL_SHARE else getattr(palette, part.colour)
             painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QColor(colour))
             left += width
+        width = min(self._reserve / self._total * bar.width(), bar.width() - left)
+        painter.fillRect(QRectF(left, bar.top(), width, BAR_PX), QBrush(QColor(palette.dim), RESERVE_PATTERN))
         painter.end()

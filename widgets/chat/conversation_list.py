@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
@@ -85,19 +86,19 @@ class ConversationList(QWidget):
         self._hits: tuple[ListedHit, ...] | None = None
         self._current = ""
         self._is_filling = False
-        self.new_button = QPushButton("New conversation")
+        self.new_button = QPushButton(tr("New conversation"))
         self.search_edit = QLineEdit()
-        self.search_edit.setPlaceholderText("Search conversations…")
-        self.search_edit.setAccessibleName("Search all conversations")
+        self.search_edit.setPlaceholderText(tr("Search conversations…"))
+        self.search_edit.setAccessibleName(tr("Search all conversations"))
         self.search_edit.setClearButtonEnabled(True)
         self.list_widget = QListWidget()
-        self.list_widget.setAccessibleName("Conversations")
+        self.list_widget.setAccessibleName(tr("Conversations"))
         self.list_widget.setProperty("role", "chats")
         self.list_widget.setUniformItemSizes(False)
         self.list_widget.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list_widget.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.list_widget.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
-        self.undo_button = QPushButton("Undo")
+        self.undo_button = QPushButton(tr("Undo"))
         self._undo_label = plain_label("", wrap=True)
         self._undo_bar = QFrame()
         self._undo_bar.setProperty("role", "card")
@@ -146,7 +147,7 @@ class ConversationList(QWidget):
 
     def offer_undo(self, title: str) -> None:
         """Offer the way back from a deletion; empty: no more."""
-        self._undo_label.setText(f"“{title}” was deleted.")
+        self._undo_label.setText(tr("“{title}” was deleted.", title=title))
         self._undo_bar.setVisible(bool(title))
 
     def folders(self) -> list[str]:
@@ -162,7 +163,7 @@ class ConversationList(QWidget):
             for hit in self._hits:
                 self._add(hit.chat, f"{hit.title}\n{hit.snippet}" if hit.message else hit.title, hit.message)
             if not self._hits:
-                self._add_heading("Nothing was found.")
+                self._add_heading(tr("Nothing was found."))
         else:
             loose = [chat for chat in self._chats if not chat.folder]
             for chat in loose:
@@ -182,7 +183,7 @@ class ConversationList(QWidget):
             font = item.font()
             font.setBold(True)
             item.setFont(font)
-            item.setToolTip(plain_tool_tip(f"{chat.title}\npinned"))
+            item.setToolTip(plain_tool_tip(tr("{title}\npinned", title=chat.title)))
 
     def _add(self, chat: str, text: str, message: str = "") -> QListWidgetItem:
         item = QListWidgetItem(text, self.list_widget)
@@ -251,16 +252,16 @@ class ConversationList(QWidget):
         menu = QMenu(self)
         if chat is None:
             return menu
-        menu.addAction("Rename", lambda: self.list_widget.editItem(item))
-        menu.addAction("Unpin" if chat.pinned else "Pin", lambda: self.pin_toggled.emit(chat.id))
-        folders = menu.addMenu("Move to folder")
+        menu.addAction(tr("Rename"), lambda: self.list_widget.editItem(item))
+        menu.addAction(tr("Unpin") if chat.pinned else tr("Pin"), lambda: self.pin_toggled.emit(chat.id))
+        folders = menu.addMenu(tr("Move to folder"))
         for folder in self.folders():
             name = folder.replace("&", "&&")
             folders.addAction(name, partial(self._move, chat.id, folder))
-        folders.addAction("New folder…", lambda: self.folder_requested.emit(chat.id))
+        folders.addAction(tr("New folder…"), lambda: self.folder_requested.emit(chat.id))
         if chat.folder:
-            folders.addAction("No folder", lambda: self.moved.emit(ChatChange(chat.id, "")))
-        menu.addAction("Export…", lambda: self.export_requested.emit(chat.id))
+            folders.addAction(tr("No folder"), lambda: self.moved.emit(ChatChange(chat.id, "")))
+        menu.addAction(tr("Export…"), lambda: self.export_requested.emit(chat.id))
         menu.addSeparator()
-        menu.addAction("Delete", lambda: self.delete_requested.emit(chat.id))
+        menu.addAction(tr("Delete"), lambda: self.delete_requested.emit(chat.id))
         return menu

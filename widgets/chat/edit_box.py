@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.chat.prompt_edit import PromptEdit
 
 
@@ -19,13 +20,13 @@ class EditBox(QWidget):
     def __init__(self, text: str, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.edit = PromptEdit()
-        self.edit.setAccessibleName("The question, changed")
+        self.edit.setAccessibleName(tr("The question, changed"))
         self.edit.setPlainText(text)
         self.edit.submitted.connect(self._on_send)
         self.edit.textChanged.connect(self.height_changed)
-        self.send_button = QPushButton("Send as a branch")
+        self.send_button = QPushButton(tr("Send as a branch"))
         self.send_button.setProperty("role", "primary")
-        self.cancel_button = QPushButton("Cancel")
+        self.cancel_button = QPushButton(tr("Cancel"))
         self.send_button.clicked.connect(self._on_send)
         self.cancel_button.clicked.connect(self.cancelled.emit)
         buttons = QHBoxLayout()

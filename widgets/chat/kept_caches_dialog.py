@@ -13,14 +13,16 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr, tr_count
 from engine.units import GIB, format_bytes
 from widgets.common.roles import plain_label
 
 WIDTH_PX = 460
 MOST_GIB = 10_000.0
-PURPOSE = (
-    "What a model has computed for a conversation is kept on this disk: after a restart, an unload or another layout "
-    "it goes on without being read again. What was used longest ago goes first."
+PURPOSE = tr(
+    "What a model has computed for a conversation is kept on this disk: after a restart, an "
+    "unload or another layout it goes on without being read again. What was used longest ago "
+    "goes first."
 )
 
 
@@ -32,21 +34,21 @@ class KeptCachesDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Kept caches")
+        self.setWindowTitle(tr("Kept caches"))
         self.setMinimumWidth(WIDTH_PX)
-        self.use_label = plain_label("Counting…", "strong")
+        self.use_label = plain_label(tr("Counting…"), "strong")
         self.limit_box = QDoubleSpinBox()
-        self.limit_box.setAccessibleName("The most that is kept, in GiB")
+        self.limit_box.setAccessibleName(tr("The most that is kept, in GiB"))
         self.limit_box.setRange(0.0, MOST_GIB)
         self.limit_box.setDecimals(1)
         self.limit_box.setSuffix(" GiB")
-        self.limit_box.setSpecialValueText("Keep nothing")
+        self.limit_box.setSpecialValueText(tr("Keep nothing"))
         self.limit_box.setKeyboardTracking(False)
-        self.empty_button = QPushButton("Remove all")
+        self.empty_button = QPushButton(tr("Remove all"))
         self.empty_button.setAutoDefault(False)
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         limit = QHBoxLayout()
-        limit.addWidget(plain_label("At most"))
+        limit.addWidget(plain_label(tr("At most")))
         limit.addWidget(self.limit_box)
         limit.addStretch(1)
         limit.addWidget(self.empty_button)
@@ -63,10 +65,16 @@ class KeptCachesDialog(QDialog):
     def show_use(self, size_bytes: int, n_conversations: int) -> None:
         """Show how much is kept."""
         if n_conversations:
-            plural = "" if n_conversations == 1 else "s"
-            self.use_label.setText(f"{format_bytes(size_bytes)} of {n_conversations} conversation{plural}")
+            self.use_label.setText(
+                tr_count(
+                    "{size} of {count} conversation",
+                    "{size} of {count} conversations",
+                    n_conversations,
+                    size=format_bytes(size_bytes),
+                )
+            )
         else:
-            self.use_label.setText("Nothing is kept.")
+            self.use_label.setText(tr("Nothing is kept."))
         self.empty_button.setEnabled(n_conversations > 0)
 
     def show_limit(self, limit_bytes: int) -> None:

@@ -6,19 +6,21 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
+from engine.language import tr
 from widgets.chat.shown import ShownMessage
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 
 HEAD_HEIGHT_PX = 26
 _WORDS: dict[str, tuple[str, str]] = {
-    "copy": ("Copy", "Copy this message as Markdown"),
-    "edit": ("Edit", "Change this question and send it again, as a branch"),
-    "regenerate": ("Again", "Write another version of this answer"),
-    "continue": ("Continue", "Go on where this answer ended"),
-    "pin": ("Pin", "Have this stay in the context when it is full, or no more"),
-    "branch": ("Branch", "Go on from here in a new conversation"),
-    "delete": ("Delete", "Delete this question with its answers"),
+    "copy": (tr("Copy"), tr("Copy this message as Markdown")),
+    "edit": (tr("Edit"), tr("Change this question and send it again, as a branch")),
+    "regenerate": (tr("Again"), tr("Write another version of this answer")),
+    "continue": (tr("Continue"), tr("Go on where this answer ended")),
+    "tokens": (tr("Tokens"), tr("How probable each token of this answer was, and what else there was")),
+    "pin": (tr("Pin"), tr("Have this stay in the context when it is full, or no more")),
+    "branch": (tr("Branch"), tr("Go on from here in a new conversation")),
+    "delete": (tr("Delete"), tr("Delete this question with its answers")),
 }
 
 
@@ -33,8 +35,8 @@ class MessageHead(QWidget):
         super().__init__(parent)
         self.setFixedHeight(HEAD_HEIGHT_PX)
         self._speaker = ElidedLabel("", "dim")
-        self.older_button = _button("‹", "The version before this one")
-        self.newer_button = _button("›", "The version after this one")
+        self.older_button = _button("‹", tr("The version before this one"))
+        self.newer_button = _button("›", tr("The version after this one"))
         self._versions = plain_label("", "dim")
         self.buttons = {kind: _button(*words) for kind, words in _WORDS.items()}
         row = QHBoxLayout(self)
@@ -54,8 +56,10 @@ class MessageHead(QWidget):
 
     def show_message(self, message: ShownMessage) -> None:
         """Show what there is to say of `message`."""
-        self._speaker.setText(f"{message.speaker} · pinned" if message.is_pinned else message.speaker)
-        self.buttons["pin"].setText("Unpin" if message.is_pinned else "Pin")
+        self._speaker.setText(
+            tr("{speaker} · pinned", speaker=message.speaker) if message.is_pinned else message.speaker
+        )
+        self.buttons["pin"].setText(tr("Unpin") if message.is_pinned else tr("Pin"))
         many = message.versions > 1
         for widget in (self.older_button, self._versions, self.newer_button):
             widget.setVisible(many)
@@ -67,6 +71,8 @@ class MessageHead(QWidget):
             offered |= {"branch", "delete"} | ({"edit", "pin"} if message.role == "user" else {"regenerate"})
             if message.can_continue:
                 offered.add("continue")
+            if message.has_choices:
+                offered.add("tokens")
         self._offered = offered
         self._refresh()
 

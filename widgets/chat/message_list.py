@@ -11,7 +11,9 @@ from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QAbstractScrollArea, QApplication, QWidget
 
+from engine.language import tr
 from widgets.chat.bubble import Bubble
+from widgets.chat.gallery import Gallery
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.markdown.typesetter import Typesetter
 
@@ -35,7 +37,9 @@ class MessageList(QAbstractScrollArea):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._typesetter = typesetter
-        self.setAccessibleName("Conversation")
+        self.gallery = Gallery(self)
+        """The small pictures of images; somebody else brings them."""
+        self.setAccessibleName(tr("Conversation"))
         self.setFrameShape(QAbstractScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.viewport().setAutoFillBackground(False)
@@ -233,7 +237,7 @@ class MessageList(QAbstractScrollArea):
     # ------------------------------------------------------------------ bubbles
 
     def _make(self, message: ShownMessage) -> Bubble:
-        bubble = Bubble(self._typesetter, self._whole(message), self.viewport())
+        bubble = Bubble(self._typesetter, self.gallery, self._whole(message), self.viewport())
         bubble.acted.connect(self.acted)
         bubble.link_opened.connect(self.link_opened)
         bubble.save_requested.connect(self.save_requested)

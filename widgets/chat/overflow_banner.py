@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 
 
@@ -18,8 +19,8 @@ class OverflowBanner(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self.label = plain_label("", wrap=True)
-        self.leave_out_button = QPushButton("Leave out the oldest")
-        self.cancel_button = QPushButton("Do not ask")
+        self.leave_out_button = QPushButton(tr("Leave out the oldest"))
+        self.cancel_button = QPushButton(tr("Do not ask"))
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 8, 8, 8)
         row.addWidget(self.label, 1)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QMimeData, Qt, Signal
-from PySide6.QtGui import QKeyEvent, QResizeEvent
+from PySide6.QtCore import QBuffer, QMimeData, Qt, Signal
+from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
 
+from engine.language import tr
+
 MAX_LINES = 6
+IMAGE_TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "image/gif")
 MODEL_ENDING = ".gguf"
 
 
@@ -18,31 +21,52 @@ def files_of(source: QMimeData) -> tuple[Path, ...]:
     return () if any(file.suffix.lower() == MODEL_ENDING for file in files) else files
 
 
+def image_of(source: QMimeData) -> bytes:
+    """Return the image file in a clipboard or a drop, as it was put there; empty where there is none.
+
+    It is not decoded here. What only another program of this kind can give out, as pixels, is written as a PNG.
+    """
+    for kind in IMAGE_TYPES:
+        if source.hasFormat(kind) and (data := bytes(source.data(kind).data())):
+            return data
+    image = source.imageData() if source.hasImage() else None
+    if not isinstance(image, QImage) or image.isNull():
+        return b""
+    written = QBuffer()
+    written.open(QBuffer.OpenModeFlag.WriteOnly)
+    image.save(written, "PNG")  # type: ignore[call-overload]  # the stub wants bytes, which the call refuses
+    return bytes(written.data().data())
+
+
 class PromptEdit(QPlainTextEdit):
     """Plain text that asks to be submitted; it never clears itself."""
 
     submitted = Signal()
     files_given = Signal(object)  # tuple[Path, ...]
     """Files were dropped here or pasted."""
+    image_given = Signal(bytes)
+    """An image without a file was pasted or dropped."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setPlaceholderText("Ask something…")
-        self.setAccessibleName("Message to the model")
+        self.setPlaceholderText(tr("Ask something…"))
+        self.setAccessibleName(tr("Message to the model"))
         self.setTabChangesFocus(True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.textChanged.connect(self._fit_height)
         self._fit_height()
 
     def canInsertFromMimeData(self, source: QMimeData) -> bool:
-        """Take text and files."""
-        return bool(files_of(source)) or super().canInsertFromMimeData(source)
+        """Take text, files and images."""
+        return bool(files_of(source)) or source.hasImage() or super().canInsertFromMimeData(source)
 
     def insertFromMimeData(self, source: QMimeData) -> None:
         """Text goes where the cursor is, files go with the question."""
         files = files_of(source)
         if files:
             self.files_given.emit(files)
+        elif not source.hasText() and (image := image_of(source)):
+            self.image_given.emit(image)
         else:
             super().insertFromMimeData(source)
 

@@ -9,6 +9,7 @@ from textwrap import fill
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QPushButton, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 
@@ -24,7 +25,7 @@ class SampleQuestions(QWidget):
         super().__init__(parent)
         self.buttons: tuple[QPushButton, ...] = ()
         self._layout = WrapLayout(self)
-        self._label = plain_label("Try:", "dim")
+        self._label = plain_label(tr("Try:"), "dim")
         self._layout.addWidget(self._label)
         self.hide()
 

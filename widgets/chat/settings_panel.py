@@ -17,7 +17,8 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
-from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingSetting
+from engine.language import tr
+from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
 from widgets.chat.sampling_field import SamplingField, lines_height
 from widgets.chat.template_field import TemplateField
 from widgets.common.elided_label import ElidedLabel
@@ -25,7 +26,7 @@ from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.common.wrap_layout import WrapLayout
 
-NO_PRESET = "No preset"
+NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
 SYSTEM_LINES = 4
 
@@ -47,6 +48,16 @@ class SettingChange:
     text: str | None
 
 
+_TITLES: dict[SamplingGroup, str] = {
+    "Answer": tr("Answer"),
+    "Repetition": tr("Repetition"),
+    "Choice": tr("Choice"),
+    "Temperature": tr("Temperature"),
+    "Mirostat": "Mirostat",
+    "Shape": tr("Shape"),
+}
+
+
 class SettingsPanel(QScrollArea):
     """Shows values and tells what is changed; whoever owns the conversation checks them."""
 
@@ -62,15 +73,15 @@ class SettingsPanel(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QScrollArea.Shape.NoFrame)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName("Settings of this conversation")
+        self.setAccessibleName(tr("Settings of this conversation"))
         self.system_edit = QPlainTextEdit()
         self.system_edit.setTabChangesFocus(True)
-        self.system_edit.setAccessibleName("System prompt")
+        self.system_edit.setAccessibleName(tr("System prompt"))
         self.preset_box = QComboBox()
-        self.preset_box.setAccessibleName("Preset")
-        self.preset_box.setAccessibleDescription("Preset")
-        self.save_button = QPushButton("Save as preset…")
-        self.delete_button = QPushButton("Delete preset")
+        self.preset_box.setAccessibleName(tr("Preset"))
+        self.preset_box.setAccessibleDescription(tr("Preset"))
+        self.save_button = QPushButton(tr("Save as preset…"))
+        self.delete_button = QPushButton(tr("Delete preset"))
         self.template_field = TemplateField(templates)
         self.fault_label = plain_label("", "error", wrap=True)
         self.fault_label.hide()
@@ -94,7 +105,7 @@ class SettingsPanel(QScrollArea):
         self._is_showing = True
         if self.system_edit.toPlainText() != text:
             self.system_edit.setPlainText(text)
-        self.system_edit.setPlaceholderText(inherited or "None")
+        self.system_edit.setPlaceholderText(inherited or tr("None"))
         self._is_showing = False
 
     def show_presets(self, names: Sequence[str], chosen: str) -> None:
@@ -135,7 +146,7 @@ class SettingsPanel(QScrollArea):
         column = QVBoxLayout(content)
         column.setContentsMargins(4, 4, 12, 12)
         column.setSpacing(8)
-        column.addWidget(plain_label("System prompt", "strong"))
+        column.addWidget(plain_label(tr("System prompt"), "strong"))
         around = QWidget()
         around.setFixedHeight(lines_height(self, SYSTEM_LINES))
         inside = QVBoxLayout(around)
@@ -146,11 +157,11 @@ class SettingsPanel(QScrollArea):
         presets.addWidget(self.preset_box)
         presets.addWidget(self.save_button)
         presets.addWidget(self.delete_button)
-        column.addWidget(plain_label("Preset", "strong"))
+        column.addWidget(plain_label(tr("Preset"), "strong"))
         column.addLayout(presets)
         column.addWidget(self.fault_label)
         for group in SAMPLING_GROUPS:
-            column.addWidget(plain_label(group, "strong"))
+            column.addWidget(plain_label(_TITLES[group], "strong"))
             grid = QGridLayout()
             grid.setHorizontalSpacing(8)
             grid.setVerticalSpacing(4)
@@ -159,7 +170,7 @@ class SettingsPanel(QScrollArea):
             for row, setting in enumerate(each for each in SAMPLING if each.group == group):
                 self._add_row(grid, row, setting)
             column.addLayout(grid)
-        column.addWidget(plain_label("Chat template", "strong"))
+        column.addWidget(plain_label(tr("Chat template"), "strong"))
         column.addWidget(self.template_field)
         column.addStretch(1)
         self.setWidget(content)
@@ -171,8 +182,8 @@ class SettingsPanel(QScrollArea):
         reset = self._resets[key] = QToolButton()
         reset.setText("×")
         reset.setProperty("role", "quiet")
-        reset.setToolTip("Leave this to preset and model")
-        reset.setAccessibleName(f"Leave {setting.label} to preset and model")
+        reset.setToolTip(tr("Leave this to preset and model"))
+        reset.setAccessibleName(tr("Leave {label} to preset and model", label=setting.label))
         label = plain_label(setting.label)
         label.setToolTip(plain_tool_tip(f"{setting.help}\n{setting.kind.allowed}"))
         field.committed.connect(lambda text: self.value_changed.emit(SettingChange(key, text)))

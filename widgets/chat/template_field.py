@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtWidgets import QComboBox, QPlainTextEdit, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.chat.sampling_field import lines_height
 
-OF_MODEL, OTHER = "The model's own", "Another one"
+OF_MODEL, OTHER = tr("The model's own"), tr("Another one")
 EDIT_DELAY_MS = 800
 EDIT_LINES = 6
 
@@ -24,12 +25,12 @@ class TemplateField(QWidget):
         super().__init__(parent)
         self._known = dict(known)
         self.choice_box = QComboBox()
-        self.choice_box.setAccessibleName("Chat template")
-        self.choice_box.setAccessibleDescription("Chat template")
+        self.choice_box.setAccessibleName(tr("Chat template"))
+        self.choice_box.setAccessibleDescription(tr("Chat template"))
         for name in (OF_MODEL, *self._known, OTHER):
             self.choice_box.addItem(name)
         self.text_edit = QPlainTextEdit()
-        self.text_edit.setAccessibleName("Text of the chat template (Jinja)")
+        self.text_edit.setAccessibleName(tr("Text of the chat template (Jinja)"))
         self.text_edit.setTabChangesFocus(True)
         self.text_edit.setFixedHeight(lines_height(self, EDIT_LINES))
         self._is_showing = False

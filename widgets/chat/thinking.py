@@ -6,6 +6,7 @@ from PySide6.QtCore import QRectF, Signal
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QToolButton, QWidget
 
+from engine.language import tr
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
@@ -28,12 +29,12 @@ class ThinkingBox(QWidget):
         self.fold_button.setCheckable(True)
         self.fold_button.toggled.connect(self._on_toggled)
         self.now_button = QToolButton(self)
-        self.now_button.setText("Answer now")
-        self.now_button.setToolTip("End the thinking here and answer with what there is")
+        self.now_button.setText(tr("Answer now"))
+        self.now_button.setToolTip(tr("End the thinking here and answer with what there is"))
         self.now_button.setProperty("role", "quiet")
         self.now_button.clicked.connect(self.answer_now_requested.emit)
         self.view = MarkdownView(typesetter, self)
-        self.view.setAccessibleName("What was thought")
+        self.view.setAccessibleName(tr("What was thought"))
         self.view.hide()
         self.view.height_changed.connect(self._on_view_height)
         self._note = ""
@@ -102,8 +103,8 @@ class ThinkingBox(QWidget):
 
     def _refresh(self) -> None:
         arrow = "▾" if self.is_unfolded else "▸"
-        words = f"{arrow} {self._note or 'Thinking…'}"
+        words = f"{arrow} {self._note or tr('Thinking…')}"
         if self.fold_button.text() != words:
             self.fold_button.setText(words)
-            self.fold_button.setAccessibleName(f"Thoughts: {self._note or 'thinking'}")
+            self.fold_button.setAccessibleName(tr("Thoughts: {note}", note=self._note or tr("thinking")))
             self.fold_button.resize(self.fold_button.sizeHint().width(), ROW_PX)

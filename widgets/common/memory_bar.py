@@ -8,6 +8,8 @@ from typing import Literal
 from PySide6.QtCore import QPointF, QRectF, Qt
 from PySide6.QtGui import QPainter, QPen, QPolygonF
 
+from engine.language import tr
+from engine.memory.estimate import grade_words
 from engine.plan.report import DeviceRow
 from engine.units import GIB, MIB, format_bytes
 from widgets.common.painting import colour, mix, paint_hatch
@@ -54,10 +56,10 @@ def row_parts(row: DeviceRow) -> tuple[BarPart, ...]:
     """Return the segments of `row`, in the order of the bar, without empty ones."""
     alone_bytes = row.compute_bytes - row.pipeline_bytes
     parts = (
-        BarPart("weights", "weights", row.weights_bytes),
-        BarPart("kv", "KV", row.kv_cache_bytes + row.recurrent_bytes),
-        BarPart("compute", "compute", alone_bytes + row.output_bytes + row.overhead_bytes),
-        BarPart("pipeline", "pipeline", row.pipeline_bytes),
+        BarPart("weights", tr("weights"), row.weights_bytes),
+        BarPart("kv", tr("KV"), row.kv_cache_bytes + row.recurrent_bytes),
+        BarPart("compute", tr("compute"), alone_bytes + row.output_bytes + row.overhead_bytes),
+        BarPart("pipeline", tr("pipeline"), row.pipeline_bytes),
     )
     return tuple(part for part in parts if part.size_bytes > 0)
 
@@ -95,15 +97,15 @@ def bar_of_row(row: DeviceRow, room: DeviceRow | None = None) -> MemoryBar:
 def room_text(bar: MemoryBar) -> str:
     """Return "free 4.10 GiB" or "short 312.0 MiB", after the margin. A device that holds nothing is never short."""
     if bar.shortfall_bytes > 0 and bar.parts:
-        return f"short {format_bytes(bar.shortfall_bytes)}"
-    return f"free {format_bytes(max(-bar.shortfall_bytes, 0))}"
+        return tr("short {size}", size=format_bytes(bar.shortfall_bytes))
+    return tr("free {size}", size=format_bytes(max(-bar.shortfall_bytes, 0)))
 
 
 def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
     """Return "weights 16.9 · KV 1.4 · compute 1.2 GiB" and shorter forms of it, longest first; () when empty."""
     named = [(part.label, part.size_bytes) for part in bar.parts]
     if bar.mapped_bytes > 0:
-        named.append(("mapped", bar.mapped_bytes))
+        named.append((tr("mapped"), bar.mapped_bytes))
     if not named:
         return ()
     factor, unit = (GIB, "GiB") if max(size for _, size in named) >= GIB else (MIB, "MiB")
@@ -113,7 +115,7 @@ def parts_texts(bar: MemoryBar) -> tuple[str, ...]:
         return f"{separator.join(values)} {unit}"
 
     full = [name for name, _ in named]
-    letters = [name if name == "KV" else name[0] for name in full]
+    letters = [name if len(name) == 2 else name[0] for name in full]
     return join(full, " · "), join(letters, " · "), join(letters, " ")
 
 
@@ -123,27 +125,33 @@ def bar_tooltip(row: DeviceRow, room: DeviceRow | None = None) -> str:
     lines = [
         (label, size)
         for label, size in (
-            ("weights", row.weights_bytes),
-            ("mapped from the file, reclaimable", row.mapped_bytes),
-            ("KV cache", row.kv_cache_bytes),
-            ("recurrent state", row.recurrent_bytes),
-            ("compute buffer", row.compute_bytes),
-            ("of that, copies for a pipeline", row.pipeline_bytes),
-            ("output buffer", row.output_bytes),
-            ("overhead", row.overhead_bytes),
+            (tr("weights"), row.weights_bytes),
+            (tr("mapped from the file, reclaimable"), row.mapped_bytes),
+            (tr("KV cache"), row.kv_cache_bytes),
+            (tr("recurrent state"), row.recurrent_bytes),
+            (tr("compute buffer"), row.compute_bytes),
+            (tr("of that, copies for a pipeline"), row.pipeline_bytes),
+            (tr("output buffer"), row.output_bytes),
+            (tr("overhead"), row.overhead_bytes),
         )
         if size
     ]
     shortfall_bytes = shortfall_within(row, room)
-    text = [f"{row.id}: {row.grade.value}"]
+    text = [f"{row.id}: {grade_words(row.grade)}"]
     text += [f"{label}: {format_bytes(size)}" for label, size in lines]
-    text.append(f"in all: {format_bytes(row.need_bytes)}, and a margin of {format_bytes(row.margin_bytes)}")
-    free = "unknown, planned with the total" if room.free_bytes is None else format_bytes(room.free_bytes)
-    text.append(f"free: {free}; total: {format_bytes(room.total_bytes)}")
+    text.append(
+        tr(
+            "in all: {need}, and a margin of {margin}",
+            need=format_bytes(row.need_bytes),
+            margin=format_bytes(row.margin_bytes),
+        )
+    )
+    free = tr("unknown, planned with the total") if room.free_bytes is None else format_bytes(room.free_bytes)
+    text.append(tr("free: {free}; total: {total}", free=free, total=format_bytes(room.total_bytes)))
     if room.free_bytes is not None and available_bytes(room) < room.free_bytes:
-        text.append(f"cap: {format_bytes(available_bytes(room))}")
+        text.append(tr("cap: {available}", available=format_bytes(available_bytes(room))))
     if row.need_bytes and shortfall_bytes > 0:
-        text.append(f"missing: {format_bytes(shortfall_bytes)}")
+        text.append(tr("missing: {shortfall}", shortfall=format_bytes(shortfall_bytes)))
     return "\n".join(text)
 
 

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from PySide6.QtCore import QLineF, QRectF
+from PySide6.QtCore import QLineF, QRectF, Qt
 from PySide6.QtGui import QColor, QPainter, QPen
+from PySide6.QtWidgets import QWidget
+
+
+def keep_left_to_right(widget: QWidget) -> None:
+    """Leave what `widget` paints as it is where windows are laid out from right to left.
+
+    Layers in their order, bars, graphs and names of models with figures are read like numbers and axes everywhere.
+    """
+    widget.setLayoutDirection(Qt.LayoutDirection.LeftToRight)
 
 
 @lru_cache(maxsize=256)

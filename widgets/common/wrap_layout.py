@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from PySide6.QtCore import QPoint, QRect, QSize, Qt
-from PySide6.QtWidgets import QLayout, QLayoutItem, QWidget
+from PySide6.QtWidgets import QLayout, QLayoutItem, QStyle, QWidget
 
 
 class WrapLayout(QLayout):
@@ -58,7 +58,8 @@ class WrapLayout(QLayout):
             for item in items:
                 width = min(_narrowest(item) + (max(spare, 0) if _expands(item) else 0), item.maximumSize().width())
                 size = QSize(min(width, rect.width()), item.sizeHint().height())
-                item.setGeometry(QRect(QPoint(left, top + (height - size.height()) // 2), size))
+                place = QRect(QPoint(left, top + (height - size.height()) // 2), size)
+                item.setGeometry(QStyle.visualRect(self.parentWidget().layoutDirection(), rect, place))
                 left += size.width() + self.spacing()
             top += height + self.spacing()
 

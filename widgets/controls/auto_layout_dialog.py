@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.devices.device import Device
+from engine.language import tr
 from engine.settings.context_settings import KV_TYPES
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
@@ -43,32 +44,32 @@ class AutoLayoutDialog(QDialog):
 
     def __init__(self, strategies: Sequence[StrategyWords], parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Automatic layout")
+        self.setWindowTitle(tr("Automatic layout"))
         self._strategies = {words.name: words for words in strategies}
         self._wishes = AutoWishes()
         self._devices: tuple[Device, ...] = ()
         self._filling = False
         self.strategy_box = QComboBox()
-        self.strategy_box.setAccessibleName("Strategy")
-        self.strategy_box.setAccessibleDescription("Strategy")
+        self.strategy_box.setAccessibleName(tr("Strategy"))
+        self.strategy_box.setAccessibleDescription(tr("Strategy"))
         for words in strategies:
             self.strategy_box.addItem(words.title, words.name)
         self.purpose_label = plain_label("", "dim", wrap=True)
         self.device_list = QListWidget()
-        self.device_list.setAccessibleName("Devices that may be used")
+        self.device_list.setAccessibleName(tr("Devices that may be used"))
         self.device_list.setSpacing(_ROW_GAP_PX)
         self.device_list.setDragDropMode(QListWidget.DragDropMode.InternalMove)
-        self.up_button = QPushButton("Earlier")
-        self.down_button = QPushButton("Later")
+        self.up_button = QPushButton(tr("Earlier"))
+        self.down_button = QPushButton(tr("Later"))
         self.order_label = plain_label("", "dim", wrap=True)
-        self.split_box = QCheckBox("Use several devices even where one is enough")
+        self.split_box = QCheckBox(tr("Use several devices even where one is enough"))
         self.type_boxes = {name: QCheckBox(name) for name in KV_TYPES}
-        self.types_title = plain_label("KV cache types that may be used", "dim")
+        self.types_title = plain_label(tr("KV cache types that may be used"), "dim")
         self.pins_label = plain_label("", "dim", wrap=True)
-        self.release_button = QPushButton("Release All")
+        self.release_button = QPushButton(tr("Release All"))
         self.explanation_label = plain_label("", "dim", wrap=True)
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
-        self.find_button = QPushButton("Find Layout")
+        self.find_button = QPushButton(tr("Find Layout"))
         self._lay_out()
         self._connect()
 
@@ -77,7 +78,7 @@ class AutoLayoutDialog(QDialog):
         column.setSpacing(8)
         column.addWidget(self.strategy_box)
         column.addWidget(self.purpose_label)
-        column.addWidget(plain_label("Devices that may be used", "dim"))
+        column.addWidget(plain_label(tr("Devices that may be used"), "dim"))
         column.addWidget(self.device_list)
         moves = QHBoxLayout()
         moves.addWidget(self.order_label, 1)
@@ -140,7 +141,7 @@ class AutoLayoutDialog(QDialog):
 
     def set_pins_text(self, text: str) -> None:
         """Say what is pinned; "" where nothing is."""
-        self.pins_label.setText(text or "No layers are pinned: choose some in the editor and press P.")
+        self.pins_label.setText(text or tr("No layers are pinned: choose some in the editor and press P."))
         self.release_button.setEnabled(bool(text))
 
     def set_ready(self, ready: bool) -> None:
@@ -187,11 +188,11 @@ class AutoLayoutDialog(QDialog):
         words = self._strategies[str(self.strategy_box.currentData())]
         self.purpose_label.setText(f"{words.purpose}.")
         order = (
-            "They are filled in this order."
+            tr("They are filled in this order.")
             if words.uses_order
-            else "Their order matters to the strategy One after Another."
+            else tr("Their order matters to the strategy One after Another.")
         )
-        self.order_label.setText(order if self._devices else "There are none besides the CPU.")
+        self.order_label.setText(order if self._devices else tr("There are none besides the CPU."))
         self.types_title.setVisible(words.uses_kv_types)
         for box in self.type_boxes.values():
             box.setVisible(words.uses_kv_types)
@@ -233,5 +234,5 @@ class AutoLayoutDialog(QDialog):
 
 
 def _line(device: Device) -> str:
-    margin = f", keeps {format_bytes(device.margin_bytes)} free" if device.margin_bytes else ""
+    margin = tr(", keeps {margin} free", margin=format_bytes(device.margin_bytes)) if device.margin_bytes else ""
     return f"{device.id}  {device.name}  ({format_bytes(device.total_bytes)}{margin})"

@@ -9,6 +9,7 @@ import msgspec
 from PySide6.QtCore import QObject, Qt, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLabel, QMenu, QToolButton, QWidget
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import (
     AUTO_CONTEXT,
@@ -27,7 +28,7 @@ from widgets.controls.number_boxes import is_typed_in, show_number
 from widgets.controls.token_spin_box import TokenSpinBox
 
 PRESETS = (2048, 4096, 8192, 16384, 32768, 65536, 131072)
-AUTO_PRESET = "Auto: as long as is sensible and fits"
+AUTO_PRESET = tr("Auto: as long as is sensible and fits")
 
 
 class ContextEditor(QObject):
@@ -46,20 +47,20 @@ class ContextEditor(QObject):
         self._n_ctx_train: int | None = None
         self._shown_n_ctx = 0
         self.n_ctx_box = TokenSpinBox()
-        self.n_ctx_box.setAccessibleName("Context length in tokens")
-        self.presets_button = _compact_button("▾", "Context length presets")
+        self.n_ctx_box.setAccessibleName(tr("Context length in tokens"))
+        self.presets_button = _compact_button("▾", tr("Context length presets"))
         self.presets_button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         self.presets_button.setMenu(QMenu(self.presets_button))
-        self.type_k_box = _choices("Type of the K cache", KV_TYPES)
-        self.type_v_box = _choices("Type of the V cache", KV_TYPES)
-        self.flash_box = _choices("Flash attention", FLASH_ATTENTION_MODES)
-        self.all_button = _compact_button("⋯", "All settings of the next load")
-        self.all_button.setToolTip("All settings of the next load, and what was decided")
-        self.context_label = plain_label("Context", "dim")
+        self.type_k_box = _choices(tr("Type of the K cache"), KV_TYPES)
+        self.type_v_box = _choices(tr("Type of the V cache"), KV_TYPES)
+        self.flash_box = _choices(tr("Flash attention"), FLASH_ATTENTION_MODES)
+        self.all_button = _compact_button("⋯", tr("All settings of the next load"))
+        self.all_button.setToolTip(tr("All settings of the next load, and what was decided"))
+        self.context_label = plain_label(tr("Context"), "dim")
         self.groups = (
             _group(self.context_label, self.n_ctx_box, self.presets_button),
             _group(plain_label("KV", "dim"), self.type_k_box, self.type_v_box),
-            _group(plain_label("Flash attn", "dim"), self.flash_box, self.all_button),
+            _group(plain_label(tr("Flash attn"), "dim"), self.flash_box, self.all_button),
         )
         self.n_ctx_box.valueChanged.connect(self._on_edited)
         for box in (self.type_k_box, self.type_v_box, self.flash_box):
@@ -93,8 +94,12 @@ class ContextEditor(QObject):
     def _label(self) -> str:
         """Name the box; with several requests at a time it says how many have that context each."""
         count = self._settings.n_seq_max
-        name = "Context" if count == 1 or self._settings.kv_unified else f"Context, {format_count(count)} \u00d7"
-        return f"{name} · auto" if self._settings.n_ctx == AUTO_CONTEXT else name
+        name = (
+            tr("Context")
+            if count == 1 or self._settings.kv_unified
+            else tr("Context, {count} ×", count=format_count(count))
+        )
+        return tr("{name} · auto", name=name) if self._settings.n_ctx == AUTO_CONTEXT else name
 
     def _used_n_ctx(self) -> int:
         """Return what one request has."""
@@ -137,7 +142,7 @@ class ContextEditor(QObject):
             if trained is None or preset < trained:
                 self._add_preset(menu, preset, "")
         if trained is not None:
-            self._add_preset(menu, trained, "  (trained for)")
+            self._add_preset(menu, trained, tr("  (trained for)"))
 
     def _add_preset(self, menu: QMenu, n_ctx: int, suffix: str) -> None:
         def choose() -> None:
@@ -150,13 +155,20 @@ class ContextEditor(QObject):
     def _show_hints(self) -> None:
         trained, settings = self._n_ctx_train, self._settings
         if trained is None:
-            hint = "Context length in tokens"
+            hint = tr("Context length in tokens")
         elif settings.n_ctx_each > trained:
-            hint = f"Longer than the {format_count(trained)} tokens that the model was trained for: answers may degrade"
+            hint = tr(
+                "Longer than the {trained} tokens that the model was trained for: answers may degrade",
+                trained=format_count(trained),
+            )
         else:
-            hint = f"Context length in tokens, trained for {format_count(trained)}"
+            hint = tr("Context length in tokens, trained for {trained}", trained=format_count(trained))
         if settings.n_seq_max > 1 and settings.n_ctx != AUTO_CONTEXT and not settings.kv_unified:
-            hint += f"\nFor each of {settings.n_seq_max} requests at a time: {format_count(settings.n_ctx)} in all"
+            hint += tr(
+                "\nFor each of {n_seq_max} requests at a time: {n_ctx} in all",
+                n_seq_max=settings.n_seq_max,
+                n_ctx=format_count(settings.n_ctx),
+            )
         self._tell(self.n_ctx_box, "n_ctx", hint)
         for box, setting in (
             (self.type_k_box, "type_k"),

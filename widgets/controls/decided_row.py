@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
@@ -42,7 +43,7 @@ class DecidedRows:
         self._grid.addWidget(name, row, 0)
         self._grid.addWidget(_beside(controls), row, 1)
         line = self._lines[setting] = plain_label("", "dim", wrap=True)
-        line.setAccessibleName(f"{label}: what is used and why")
+        line.setAccessibleName(tr("{label}: what is used and why", label=label))
         line.setMinimumHeight(TWO_LINES_PX)
         self._grid.addWidget(line, row, 2)
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.states import LoadState
@@ -24,12 +25,12 @@ class _Offer:
 
 
 _OFFERS = {
-    LoadState.NO_MODEL: _Offer("Load", False, False, False, "Open a model first"),
-    LoadState.IDLE: _Offer("Load", True, False, False, "Load the model as laid out"),
-    LoadState.LOADING: _Offer("Load", False, True, False, ""),
-    LoadState.LOADED: _Offer("Loaded", False, False, True, "The model is loaded as shown"),
-    LoadState.EDITED: _Offer("Reload", True, False, True, "Replace what is loaded by what is shown"),
-    LoadState.BUSY: _Offer("Load", False, False, False, "One moment"),
+    LoadState.NO_MODEL: _Offer(tr("Load"), False, False, False, tr("Open a model first")),
+    LoadState.IDLE: _Offer(tr("Load"), True, False, False, tr("Load the model as laid out")),
+    LoadState.LOADING: _Offer(tr("Load"), False, True, False, ""),
+    LoadState.LOADED: _Offer(tr("Loaded"), False, False, True, tr("The model is loaded as shown")),
+    LoadState.EDITED: _Offer(tr("Reload"), True, False, True, tr("Replace what is loaded by what is shown")),
+    LoadState.BUSY: _Offer(tr("Load"), False, False, False, tr("One moment")),
 }
 
 
@@ -42,14 +43,14 @@ class LoadButtons(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.load_button = QPushButton("Load")
+        self.load_button = QPushButton(tr("Load"))
         self.load_button.setProperty("role", "good")
-        self.cancel_button = QPushButton("Cancel")
+        self.cancel_button = QPushButton(tr("Cancel"))
         self.cancel_button.setProperty("role", "primary")
-        self.unload_button = QPushButton("Unload")
+        self.unload_button = QPushButton(tr("Unload"))
         self.progress = QProgressBar()
         self.progress.setTextVisible(False)
-        self.progress.setAccessibleName("Load progress")
+        self.progress.setAccessibleName(tr("Load progress"))
         keep = self.progress.sizePolicy()
         keep.setRetainSizeWhenHidden(True)
         self.progress.setSizePolicy(keep)

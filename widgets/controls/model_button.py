@@ -6,6 +6,7 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QHBoxLayout, QPushButton, QSizePolicy, QWidget
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
@@ -15,7 +16,7 @@ MAX_WIDTH_PX = 380
 MARGIN_PX = 12
 MIN_DETAIL_PX = 100
 ARROW_PX = 32
-NO_MODEL = "Open a model"
+NO_MODEL = tr("Open a model")
 
 
 class ModelButton(QPushButton):
@@ -48,7 +49,7 @@ class ModelButton(QPushButton):
         self._detail.setText(detail)
         self._fit()
         self.setToolTip(plain_tool_tip(f"{name}\n{detail}".strip()))
-        self.setAccessibleName(f"Model: {name or 'none'} {detail}".strip())
+        self.setAccessibleName(tr("Model: {name} {detail}", name=name or tr("none"), detail=detail).strip())
 
     def resizeEvent(self, event: QResizeEvent) -> None:
         """The name comes first: the detail shows only where there is room for both."""

@@ -9,9 +9,10 @@ import msgspec
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QDialog, QFrame, QGridLayout, QScrollArea, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import ContextSettings, KvType
-from engine.settings.table import GROUPS, SETTINGS
+from engine.settings.table import GROUPS, SETTINGS, Group
 from widgets.common.roles import plain_label
 from widgets.controls.decided_row import DecidedRows
 from widgets.controls.setting_controls import SettingControl, make_control
@@ -22,6 +23,8 @@ WIDTH_PX = 880
 HEIGHT_PX = 720
 NO_REFUSALS: Mapping[str, Mapping[KvType, str]] = {}
 
+_TITLES: dict[Group, str] = {"Context": tr("Context"), "Batches": tr("Batches"), "Computing": tr("Computing")}
+
 
 class SettingsDialog(QDialog):
     """A row for each setting of the table. Stays open beside the window; every change counts at once, and can be undone
@@ -31,7 +34,7 @@ class SettingsDialog(QDialog):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self.setWindowTitle("Settings of the next load")
+        self.setWindowTitle(tr("Settings of the next load"))
         self._settings = ContextSettings()
         self._decided: Mapping[str, Decision] = {}
         self.controls: dict[str, SettingControl] = {setting.key: make_control(setting) for setting in SETTINGS}
@@ -51,17 +54,17 @@ class SettingsDialog(QDialog):
         grid = QGridLayout()
         rows = DecidedRows(grid)
         for group in GROUPS:
-            rows.add_title(group)
+            rows.add_title(_TITLES[group])
             for setting in SETTINGS:
                 if setting.group == group:
                     rows.add(setting.key, setting.label, *self.controls[setting.key].widgets, hint=setting.help)
-        rows.add_title("Beside the model")
+        rows.add_title(tr("Beside the model"))
         column.addLayout(grid)
         column.addWidget(self.side_files)
         column.addWidget(self.loaded_label)
         column.addStretch(1)
         area = QScrollArea()
-        area.setAccessibleName("All settings")
+        area.setAccessibleName(tr("All settings"))
         area.setWidgetResizable(True)
         area.setFrameShape(QFrame.Shape.NoFrame)
         area.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QSizePolicy, QSlider, QSpinBox, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
 from widgets.controls.number_boxes import show_number
@@ -40,7 +41,7 @@ class ShareEditor(QFrame):
         self._members: dict[str, _Member] = {}
         self._shares: tuple[tuple[str, float], ...] = ()
         self._row = WrapLayout(spacing=16)
-        self._row.addWidget(plain_label("Shares", "title"))
+        self._row.addWidget(plain_label(tr("Shares"), "title"))
         around = QHBoxLayout(self)
         around.setContentsMargins(16, 8, 16, 8)
         around.addLayout(self._row)
@@ -96,14 +97,14 @@ class _Member(QWidget):
         self.slider = QSlider(Qt.Orientation.Horizontal)
         self.slider.setRange(0, WHOLE)
         self.slider.setFixedWidth(SLIDER_WIDTH_PX)
-        self.slider.setAccessibleName(f"Share of {device}")
+        self.slider.setAccessibleName(tr("Share of {device}", device=device))
         self.number = QSpinBox()
         self.number.setRange(0, WHOLE)
         self.number.setSuffix(" %")
         self.number.setFixedWidth(NUMBER_WIDTH_PX)
         self.number.setAlignment(Qt.AlignmentFlag.AlignCenter)
         self.number.setKeyboardTracking(False)
-        self.number.setAccessibleName(f"Share of {device} in per cent")
+        self.number.setAccessibleName(tr("Share of {device} in per cent", device=device))
         row = QHBoxLayout(self)
         row.setContentsMargins(0, 0, 0, 0)
         row.setSpacing(8)

@@ -9,6 +9,7 @@ from pathlib import Path
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QComboBox, QDoubleSpinBox, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO
 from widgets.common.elided_label import ElidedLabel
@@ -43,24 +44,24 @@ class SideFileForm(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._names = SideFileNames()
-        self.projector_label = ElidedLabel("none", "")
-        self.choose_button = _button("Choose…")
-        self.remove_button = _button("Remove")
+        self.projector_label = ElidedLabel(tr("none"), "")
+        self.choose_button = _button(tr("Choose…"))
+        self.remove_button = _button(tr("Remove"))
         self.device_box = QComboBox()
-        self.device_box.setAccessibleName("Device of the projector")
-        self.add_button = _button("Add…")
+        self.device_box.setAccessibleName(tr("Device of the projector"))
+        self.add_button = _button(tr("Add…"))
         self.adapter_rows: list[AdapterRow] = []
         self._adapters = QVBoxLayout()
         self._adapters.setSpacing(4)
-        self._none_label = plain_label("none", "")
+        self._none_label = plain_label(tr("none"), "")
         self.projector_line, self.adapters_line = (plain_label("", "dim", wrap=True) for _ in range(2))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(8)
         buttons = (self.device_box, self.remove_button, self.choose_button)
-        column.addLayout(_line("Projector", self.projector_label, *buttons))
+        column.addLayout(_line(tr("Projector"), self.projector_label, *buttons))
         column.addWidget(self.projector_line)
-        column.addLayout(_line("LoRA adapters", self._none_label, self.add_button))
+        column.addLayout(_line(tr("LoRA adapters"), self._none_label, self.add_button))
         column.addLayout(self._adapters)
         column.addWidget(self.adapters_line)
         self.choose_button.clicked.connect(self.projector_requested)
@@ -77,14 +78,14 @@ class SideFileForm(QWidget):
             decided = (decisions or {}).get(setting)
             line.setText("" if decided is None else decided_text(decided))
             line.setVisible(decided is not None)
-        self.projector_label.setText(Path(names.projector).name if names.projector else "none")
+        self.projector_label.setText(Path(names.projector).name if names.projector else tr("none"))
         self.projector_label.setToolTip(plain_tool_tip(names.projector))
         for widget in (self.device_box, self.remove_button):
             widget.setVisible(bool(names.projector))
         self.device_box.clear()
         self.device_box.addItems([AUTO, *devices])
         self.device_box.setCurrentText(names.device or AUTO)
-        self._none_label.setText("" if names.adapters else "none")
+        self._none_label.setText("" if names.adapters else tr("none"))
         if [each.path for each in names.adapters] != [each.path for each in self._names.adapters]:
             self._rebuild(len(names.adapters))
         for row, adapter in zip(self.adapter_rows, names.adapters, strict=True):
@@ -121,7 +122,7 @@ class AdapterRow(QWidget):
         self.scale_box.setSingleStep(SCALE_STEP)
         self.scale_box.setKeyboardTracking(False)
         self.scale_box.setAlignment(Qt.AlignmentFlag.AlignCenter)
-        self.remove_button = _button("Remove")
+        self.remove_button = _button(tr("Remove"))
         row = QHBoxLayout(self)
         row.setContentsMargins(16, 0, 0, 0)
         row.setSpacing(8)
@@ -137,7 +138,7 @@ class AdapterRow(QWidget):
         name = Path(adapter.path).name
         self.name_label.setText(name)
         self.name_label.setToolTip(plain_tool_tip(adapter.path))
-        self.scale_box.setAccessibleName(f"What {name} counts")
+        self.scale_box.setAccessibleName(tr("What {name} counts", name=name))
         blocked = self.scale_box.blockSignals(True)
         self.scale_box.setValue(adapter.scale)
         self.scale_box.blockSignals(blocked)

@@ -7,16 +7,17 @@ from collections.abc import Mapping
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QButtonGroup, QHBoxLayout, QToolButton, QWidget
 
+from engine.language import tr
 from engine.layout.layout import SplitMode
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.controls.metrics import CONTROL_HEIGHT_PX
 from widgets.controls.states import SplitModeChoice
 
 LABELS: Mapping[SplitMode, tuple[str, str]] = {
-    "layer": ("Layer", "Whole layers go to devices, one after the other"),
-    "tensor": ("Tensor", "Every layer is spread over the devices"),
-    "row": ("Row", "The rows of matrices are spread over the devices"),
-    "none": ("One device", "The whole model on one device"),
+    "layer": (tr("Layer"), tr("Whole layers go to devices, one after the other")),
+    "tensor": (tr("Tensor"), tr("Every layer is spread over the devices")),
+    "row": (tr("Row"), tr("The rows of matrices are spread over the devices")),
+    "none": (tr("One device"), tr("The whole model on one device")),
 }
 
 

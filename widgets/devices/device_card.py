@@ -8,12 +8,14 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QMenu, QToolButton, QVBoxLayo
 
 from engine.devices.device import Device
 from engine.devices.margins import is_on_this_machine, margin_words
+from engine.language import tr
 from engine.plan.report import DeviceRow
 from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
 from engine.units import format_bytes, format_share
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.holdings import holdings_text
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label, set_role
 from widgets.common.tool_tips import plain_tool_tip
@@ -44,6 +46,7 @@ class DeviceCard(QFrame):
     def __init__(self, device: Device, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.setObjectName(f"device-{device.id}")
+        keep_left_to_right(self)
         self.setProperty("role", "panel")
         self.setMinimumWidth(MIN_WIDTH)
         self._id_label = plain_label("", "strong")
@@ -107,7 +110,9 @@ class DeviceCard(QFrame):
         self._id_label.setText(device.id)
         self._name_label.setText(device_subtitle(device))
         self.plot.set_limit(device.cap_bytes)
-        self.setAccessibleName(f"Device {device.id}, {device_subtitle(device)}")
+        self.setAccessibleName(
+            tr("Device {id}, {device_subtitle}", id=device.id, device_subtitle=device_subtitle(device))
+        )
         self._show_total()
         self._show_tool_tip()
 
@@ -117,7 +122,7 @@ class DeviceCard(QFrame):
         total_bytes = device_total_bytes(self._device, sample)
         used_bytes = sample.used_bytes
         self._used_label.setText(NO_READING if used_bytes is None else format_share(used_bytes, total_bytes))
-        self._used_label.setToolTip("" if used_bytes is None else f"{format_bytes(used_bytes)} used")
+        self._used_label.setToolTip("" if used_bytes is None else tr("{used} used", used=format_bytes(used_bytes)))
         self._show_status()
         self.plot.add_sample(sample, total_bytes)
         self._show_total()
@@ -146,11 +151,11 @@ class DeviceCard(QFrame):
     def context_menu(self) -> QMenu:
         """Return the menu of this device; the caller shows it."""
         menu = QMenu(self)
-        limits = QAction("Cap and margin…", menu)
+        limits = QAction(tr("Cap and margin…"), menu)
         limits.triggered.connect(self._on_limits)
         menu.addAction(limits)
         if self._device.is_rpc:
-            remove = QAction(f"Remove {self._device.id} from the rig", menu)
+            remove = QAction(tr("Remove {id} from the rig", id=self._device.id), menu)
             remove.triggered.connect(self._on_remove)
             menu.addAction(remove)
         return menu
@@ -176,8 +181,8 @@ class DeviceCard(QFrame):
         self.customContextMenuRequested.connect(self._on_context_menu)
         self.menu_button.setText("⋯")
         self.menu_button.setProperty("role", "quiet")
-        self.menu_button.setToolTip("Cap and margin")
-        self.menu_button.setAccessibleName("Device options")
+        self.menu_button.setToolTip(tr("Cap and margin"))
+        self.menu_button.setAccessibleName(tr("Device options"))
         self.menu_button.clicked.connect(self._on_menu_button)
 
     def _show_status(self) -> None:
@@ -190,7 +195,7 @@ class DeviceCard(QFrame):
     def _show_total(self) -> None:
         text = f"/ {format_bytes(device_total_bytes(self._device, self._last))}"
         if self._device.cap_bytes is not None and self._device.cap_bytes < self._device.total_bytes:
-            text += f" (cap {format_bytes(self._device.cap_bytes)})"
+            text += tr(" (cap {cap})", cap=format_bytes(self._device.cap_bytes))
         self._total_label.setText(text)
 
     def _show_tool_tip(self) -> None:

@@ -9,7 +9,9 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from engine.language import tr
 from engine.units import format_bytes, format_share
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import elide, text_width, ui_font
 from widgets.common.tool_tips import plain_tool_tip
@@ -28,10 +30,11 @@ class DeviceLine(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._palette = DARK
+        keep_left_to_right(self)
         self._cards: tuple[DeviceCard, ...] = ()
         self._font, self._bold = ui_font(12), ui_font(12, bold=True)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
-        self.setAccessibleName("Devices")
+        self.setAccessibleName(tr("Devices"))
 
     def apply_palette(self, palette: Palette) -> None:
         """Use the colours of `palette`."""
@@ -52,6 +55,7 @@ class DeviceLine(QWidget):
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         painter = QPainter(self)
+        painter.setLayoutDirection(self.layoutDirection())
         left = 4.0
         # What is wrong is never what does not fit.
         for card in sorted(self._cards, key=lambda card: not card.alert.words):

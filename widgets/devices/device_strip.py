@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.devices.device import Device
+from engine.language import tr
 from engine.plan.report import DeviceRow
 from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
@@ -60,7 +61,7 @@ class DeviceStrip(QWidget):
         self._row.addWidget(self.add_button)
         self._scroll = QScrollArea()
         self._scroll.setWidgetResizable(True)
-        self._scroll.setAccessibleName("Devices")
+        self._scroll.setAccessibleName(tr("Devices"))
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)  # its cards have buttons, and bring themselves into sight
         self._scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         self._scroll.setVerticalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -181,13 +182,13 @@ class DeviceStrip(QWidget):
     def _make_add_button(self) -> QToolButton:
         button = QToolButton()
         button.setText("+")
-        button.setAccessibleName("Add devices")
-        button.setToolTip("Add a remote worker or a lab rig")
+        button.setAccessibleName(tr("Add devices"))
+        button.setToolTip(tr("Add a remote worker or a lab rig"))
         button.setPopupMode(QToolButton.ToolButtonPopupMode.InstantPopup)
         button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Expanding)
         menu = QMenu(button)
-        menu.addAction("Remote worker…", self.add_remote_requested.emit)
-        menu.addAction("Lab rig…", self.add_lab_requested.emit)
+        menu.addAction(tr("Remote worker…"), self.add_remote_requested.emit)
+        menu.addAction(tr("Lab rig…"), self.add_lab_requested.emit)
         button.setMenu(menu)
         return button
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.language import tr
 from engine.units import format_bytes, parse_size
 
 
@@ -22,13 +23,13 @@ def parse_limits(device: str, cap: str, margin: str, total_bytes: int) -> Device
     Raises:
         ValueError: with a sentence that names the field and the accepted form.
     """
-    cap_bytes = _size("Cap", cap) if cap.strip() else None
-    margin_bytes = _size("Margin", margin) if margin.strip() else 0
+    cap_bytes = _size(tr("Cap"), cap) if cap.strip() else None
+    margin_bytes = _size(tr("Margin"), margin) if margin.strip() else 0
     if cap_bytes == 0:
-        raise ValueError("A cap of 0 leaves nothing to plan with; leave the field empty for no cap")
+        raise ValueError(tr("A cap of 0 leaves nothing to plan with; leave the field empty for no cap"))
     room_bytes = total_bytes if cap_bytes is None else min(cap_bytes, total_bytes)
     if room_bytes and margin_bytes >= room_bytes:
-        raise ValueError(f"The margin leaves nothing of {format_bytes(room_bytes)}; make it smaller")
+        raise ValueError(tr("The margin leaves nothing of {size}; make it smaller", size=format_bytes(room_bytes)))
     return DeviceLimits(device, cap_bytes, margin_bytes)
 
 

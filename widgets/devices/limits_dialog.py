@@ -7,6 +7,7 @@ from PySide6.QtWidgets import QDialog, QDialogButtonBox, QFormLayout, QLineEdit,
 
 from engine.devices.device import Device
 from engine.devices.margins import margin_words
+from engine.language import tr
 from engine.units import GIB, KIB, MIB, format_bytes
 from widgets.common.roles import plain_label
 from widgets.devices.limits import DeviceLimits, parse_limits
@@ -21,19 +22,19 @@ class LimitsDialog(QDialog):
     def __init__(self, device: Device, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._device = device
-        self.setWindowTitle(f"Limits of {device.id}")
+        self.setWindowTitle(tr("Limits of {id}", id=device.id))
         self.cap_edit = QLineEdit("" if device.cap_bytes is None else editable_size(device.cap_bytes))
-        self.cap_edit.setPlaceholderText(f"none: up to {format_bytes(device.total_bytes)}")
+        self.cap_edit.setPlaceholderText(tr("none: up to {total}", total=format_bytes(device.total_bytes)))
         self.margin_edit = QLineEdit(editable_size(device.margin_bytes))
         self.error_label = plain_label("", "error", wrap=True)
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Ok | QDialogButtonBox.StandardButton.Cancel)
         buttons.accepted.connect(self.accept)
         buttons.rejected.connect(self.reject)
         form = QFormLayout()
-        form.addRow("Never plan more than", self.cap_edit)
-        form.addRow("Leave free", self.margin_edit)
+        form.addRow(tr("Never plan more than"), self.cap_edit)
+        form.addRow(tr("Leave free"), self.margin_edit)
         layout = QVBoxLayout(self)
-        layout.addWidget(plain_label("Sizes are written like 512MiB or 1.5GiB.", "dim"))
+        layout.addWidget(plain_label(tr("Sizes are written like 512MiB or 1.5GiB."), "dim"))
         layout.addLayout(form)
         layout.addWidget(plain_label(overhead_text(device), "dim", wrap=True))
         layout.addWidget(plain_label(margin_words(device), "dim", wrap=True))

@@ -10,6 +10,7 @@ from PySide6.QtCore import QRectF, QSize, Qt
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
+from engine.language import tr
 from engine.telemetry.sample import Sample
 from widgets.common.palette import DARK, Palette
 
@@ -42,7 +43,7 @@ class MemoryPlot(pg.GraphicsView):  # type: ignore[misc]
         self.setAttribute(Qt.WidgetAttribute.WA_TransparentForMouseEvents)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         for widget in (self, self.viewport()):
-            widget.setAccessibleName("Memory of the last minutes")
+            widget.setAccessibleName(tr("Memory of the last minutes"))
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
         self.setFixedHeight(40)
         self.apply_palette(DARK)

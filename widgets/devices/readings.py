@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from engine.devices.device import Device
+from engine.language import tr
+from engine.memory.estimate import grade_words
 from engine.plan.report import DeviceRow
 from engine.speed.speeds import Link
 from engine.telemetry.sample import Sample
@@ -35,15 +37,16 @@ def device_subtitle(device: Device) -> str:
     """Return the dim words beside the id."""
     if device.endpoint is None:
         return device.name
-    return device.endpoint if device.name in ("", device.endpoint) else f"{device.name} · {device.endpoint}"
+    words = device.endpoint if device.name in ("", device.endpoint) else f"{device.name} · {device.endpoint}"
+    return words if device.fingerprint is None else f"{words} · encrypted"
 
 
 def status_line(sample: Sample | None) -> str:
     """Return utilisation, temperature and power as far as known, else why there is nothing, else `idle`."""
     if sample is None:
-        return "waiting for a reading"
+        return tr("waiting for a reading")
     if sample.used_bytes is None:
-        return sample.note or "no reading"
+        return sample.note or tr("no reading")
     parts = [
         "" if sample.utilization_percent is None else f"{sample.utilization_percent:.0f} %",
         "" if sample.temperature_c is None else f"{sample.temperature_c:.0f} °C",
@@ -54,22 +57,31 @@ def status_line(sample: Sample | None) -> str:
         return f"{known}  {sample.note}" if sample.note else known
     if sample.note:
         return sample.note
-    return "idle" if not sample.own_bytes else f"{format_bytes(sample.own_bytes)} ours"
+    return tr("idle") if not sample.own_bytes else tr("{own} ours", own=format_bytes(sample.own_bytes))
 
 
 def row_tool_tip(row: DeviceRow) -> str:
     """Return what the current layout needs on the device, by part."""
     parts = (
-        ("weights", row.weights_bytes),
-        ("KV cache", row.kv_cache_bytes + row.recurrent_bytes),
-        ("compute", row.compute_bytes),
-        ("output", row.output_bytes),
-        ("overhead", row.overhead_bytes),
+        (tr("weights"), row.weights_bytes),
+        (tr("KV cache"), row.kv_cache_bytes + row.recurrent_bytes),
+        (tr("compute"), row.compute_bytes),
+        (tr("output"), row.output_bytes),
+        (tr("overhead"), row.overhead_bytes),
     )
     lines = [f"{name} {format_bytes(size_bytes)}" for name, size_bytes in parts if size_bytes]
     if not lines:
-        return "The layout puts nothing here."
-    return "\n".join([f"The layout needs {format_bytes(row.need_bytes)} here ({row.grade.value}):", *lines])
+        return tr("The layout puts nothing here.")
+    return "\n".join(
+        [
+            tr(
+                "The layout needs {need} here ({grade}):",
+                need=format_bytes(row.need_bytes),
+                grade=grade_words(row.grade),
+            ),
+            *lines,
+        ]
+    )
 
 
 def link_words(link: Link | None) -> str:
@@ -79,7 +91,11 @@ def link_words(link: Link | None) -> str:
     per_second = link.bytes_per_second
     rate = f"{per_second / 1e9:.1f} GB/s" if per_second >= 1e9 else f"{per_second / 1e6:.3g} MB/s"
     trip_ms = link.latency_s * 1e3
-    return f"{trip_ms:.0f} ms, {rate}" if trip_ms >= 10 else f"{trip_ms:.2g} ms, {rate}"
+    return (
+        tr("{trip_ms:.0f} ms, {rate}", trip_ms=trip_ms, rate=rate)
+        if trip_ms >= 10
+        else tr("{trip_ms:.2g} ms, {rate}", trip_ms=trip_ms, rate=rate)
+    )
 
 
 def link_text(device: Device, link: Link | None) -> str:
@@ -87,18 +103,21 @@ def link_text(device: Device, link: Link | None) -> str:
     if not device.is_rpc:
         return ""
     if link is None:
-        return "How far away it is was not measured: Devices > Measure Speeds."
+        return tr("How far away it is was not measured: Devices > Measure Speeds.")
     there, rate = link_words(link).split(", ")
-    return f"A question and its answer take {there}; weights go there at {rate}."
+    return tr("A question and its answer take {there}; weights go there at {rate}.", there=there, rate=rate)
 
 
 def faults_text(device: Device) -> str:
     """Return what the engine's check found broken on the device, a line each; empty where nothing is known."""
-    return "\n".join(f"Not used here: {fault.reason}" for fault in device.faults)
+    return "\n".join(tr("Not used here: {reason}", reason=fault.reason) for fault in device.faults)
 
 
 def overhead_text(device: Device) -> str:
     """Return what earlier loads took on the device besides the forecast; empty where none did."""
     if device.overhead_bytes is None:
         return ""
-    return f"Earlier loads took {format_bytes(device.overhead_bytes)} besides the forecast, which is added to it."
+    return tr(
+        "Earlier loads took {overhead} besides the forecast, which is added to it.",
+        overhead=format_bytes(device.overhead_bytes),
+    )

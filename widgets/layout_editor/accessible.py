@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, cast
 from PySide6.QtCore import QObject, QPoint, QRect, QRectF
 from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, QAccessibleObject, QWindow
 
+from engine.language import tr
 from engine.units import format_bytes
 from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.shown import Shown
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from widgets.layout_editor.view import EditorView
 
 _HANDLE_REACH = 9.0
-_MOVE_BOUNDARY = "Ctrl+Left and Ctrl+Right move it by one layer"
-_MOVE_LAYERS = "Ctrl+Up and Ctrl+Down move it to the next device"
+_MOVE_BOUNDARY = tr("Ctrl+Left and Ctrl+Right move it by one layer")
+_MOVE_LAYERS = tr("Ctrl+Up and Ctrl+Down move it to the next device")
 
 
 class Kind(StrEnum):
@@ -122,14 +123,20 @@ def name_of(shown: Shown, place: Place) -> str:
         case Kind.LANE, lane:
             rows = {row.id: row for row in preview.report.rows}
             content = shown.contents[lane]
-            return f"Lane {lane_sentence(content, rows.get(content.device.id))}"
+            return tr("Lane {lane}", lane=lane_sentence(content, rows.get(content.device.id)))
         case Kind.LAYER, index:
             layer = preview.layers[index]
             size = format_bytes(layer.weights_bytes + layer.kv_bytes)
-            return f"layer {index} on {preview.layout.device_of(index)}, {size}"
+            return tr(
+                "layer {index} on {device}, {size}", index=index, device=preview.layout.device_of(index), size=size
+            )
         case Kind.BOUNDARY, index:
-            return f"boundary {boundary_text(preview.layout, index)}"
-    return f"output on {preview.layout.output_device}, {format_bytes(preview.output_weights_bytes)}"
+            return tr("boundary {boundary}", boundary=boundary_text(preview.layout, index))
+    return tr(
+        "output on {output_device}, {output_weights}",
+        output_device=preview.layout.output_device,
+        output_weights=format_bytes(preview.output_weights_bytes),
+    )
 
 
 def rect_of(shown: Shown, place: Place) -> QRectF:

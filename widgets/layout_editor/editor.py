@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QSize, Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QStackedWidget, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
@@ -20,7 +21,7 @@ from widgets.layout_editor.speeds import speed_text, speed_tool_tip
 from widgets.layout_editor.texts import EditState, edit_state, note_lines, summary_text
 from widgets.layout_editor.view import EditorView
 
-EMPTY_TEXT = "Open a model to see its layers"
+EMPTY_TEXT = tr("Open a model to see its layers")
 
 _STATE_SIGNS = {EditState.NOT_LOADED: "○", EditState.EDITED: "◐", EditState.LOADED: "●"}
 
@@ -49,7 +50,7 @@ class LayoutEditor(QFrame):
         self._loaded: LoadedLayout | None = None
         self._state = ElidedLabel(role="dim")
         self._speed = plain_label(role="strong")
-        self._summary = plain_label(role="dim")
+        self._summary = ElidedLabel(role="dim")
         self._view = EditorView()
         self._notes = Notes()
         self._legend = Legend()
@@ -75,7 +76,7 @@ class LayoutEditor(QFrame):
     def _lay_out(self) -> None:
         header = QHBoxLayout()
         header.setSpacing(8)
-        header.addWidget(plain_label("Layout", "title"))
+        header.addWidget(plain_label(tr("Layout"), "title"))
         header.addWidget(self._state, 1)
         header.addWidget(self._speed)
         header.addWidget(self._summary)

@@ -6,6 +6,8 @@ from enum import StrEnum
 
 from PySide6.QtCore import Qt
 
+from engine.language import tr
+
 
 class Command(StrEnum):
     """What a key asks for."""
@@ -26,15 +28,15 @@ class Command(StrEnum):
 
 
 KEYS: dict[str, str] = {
-    "Tab, Shift+Tab": "next or previous boundary, then the output",
-    "Left, Right": "previous or next layer",
-    "Home, End": "first or last layer",
-    "Shift+Left, Shift+Right": "select more or fewer layers",
-    "Space": "select the whole run of the layer",
-    "Ctrl+Left, Ctrl+Right (or Alt)": "move the boundary by one layer",
-    "Ctrl+Up, Ctrl+Down (or Alt)": "move the selected layers, or the output, to the next device",
-    "P": "pin the selected layers, or the output, where they are for automatic layouts; again to let them go",
-    "Escape": "give up a drag; clear the selection",
+    tr("Tab, Shift+Tab"): tr("next or previous boundary, then the output"),
+    tr("Left, Right"): tr("previous or next layer"),
+    tr("Home, End"): tr("first or last layer"),
+    tr("Shift+Left, Shift+Right"): tr("select more or fewer layers"),
+    tr("Space"): tr("select the whole run of the layer"),
+    tr("Ctrl+Left, Ctrl+Right (or Alt)"): tr("move the boundary by one layer"),
+    tr("Ctrl+Up, Ctrl+Down (or Alt)"): tr("move the selected layers, or the output, to the next device"),
+    tr("P"): tr("pin the selected layers, or the output, where they are for automatic layouts; again to let them go"),
+    tr("Escape"): tr("give up a drag; clear the selection"),
 }
 """Keys and what they do, for the help text."""
 

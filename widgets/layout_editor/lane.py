@@ -9,6 +9,8 @@ from PySide6.QtGui import QFont, QPainter, QPainterPath, QPen
 from PySide6.QtWidgets import QGraphicsItem, QStyleOptionGraphicsItem, QWidget
 
 from engine.devices.device import Holding
+from engine.language import tr
+from engine.memory.estimate import grade_words
 from engine.plan.report import DeviceRow
 from widgets.common.memory_bar import OVERFLOW_WIDTH, MemoryBar, bar_of_row, paint_bar, parts_texts, room_text
 from widgets.common.painting import colour, mix
@@ -159,7 +161,7 @@ class LaneItem(QGraphicsItem):
         bar, forecast = self._bars
         top = (place.lanes.pitch - _BAR_HEIGHT - 6 - 2 * _LINE) / 2
         if row is None or bar is None:
-            text = elide("no memory to show", fonts.small, width)
+            text = elide(tr("no memory to show"), fonts.small, width)
             self._text(painter, QRectF(left, top, width, _BAR_HEIGHT), text, fonts.small, palette.dim)
             return
         painter.save()
@@ -168,7 +170,7 @@ class LaneItem(QGraphicsItem):
         if forecast is not None:
             self._paint_forecast(painter, QRectF(left, top + _BAR_HEIGHT + 2, width, 3), forecast, palette)
         line = QRectF(left, top + _BAR_HEIGHT + 5, width, _LINE)
-        grade = row.grade.value
+        grade = grade_words(row.grade)
         grade_width = text_width(grade, fonts.small) + 8
         room_name = palette.bad if is_short(row, values.room) else palette.text
         room = elide(room_text(bar), fonts.body, width - grade_width)

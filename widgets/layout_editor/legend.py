@@ -8,7 +8,8 @@ from PySide6.QtCore import QPointF, QRectF, QSize, Qt
 from PySide6.QtGui import QPainter, QPaintEvent, QPen, QResizeEvent
 from PySide6.QtWidgets import QSizePolicy, QWidget
 
-from widgets.common.painting import colour
+from engine.language import tr
+from widgets.common.painting import colour, keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.text import Fonts, text_width
 
@@ -29,13 +30,13 @@ class LegendEntry:
 def legend_entries(*, experts: bool, pipeline: bool = False) -> tuple[LegendEntry, ...]:
     """Return the entries for a model with or without experts, on devices that run as a pipeline or do not."""
     return (
-        LegendEntry("other programs", "other"),
-        LegendEntry("attention + dense", "weights"),
-        *((LegendEntry("experts", "experts"),) if experts else ()),
-        LegendEntry("KV cache", "kv"),
-        LegendEntry("compute, output", "compute"),
-        *((LegendEntry("copies for a pipeline", "pipeline"),) if pipeline else ()),
-        LegendEntry("limit less margin", "text", dashed=True),
+        LegendEntry(tr("other programs"), "other"),
+        LegendEntry(tr("attention + dense"), "weights"),
+        *((LegendEntry(tr("experts"), "experts"),) if experts else ()),
+        LegendEntry(tr("KV cache"), "kv"),
+        LegendEntry(tr("compute, output"), "compute"),
+        *((LegendEntry(tr("copies for a pipeline"), "pipeline"),) if pipeline else ()),
+        LegendEntry(tr("limit less margin"), "text", dashed=True),
     )
 
 
@@ -45,6 +46,7 @@ class Legend(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._fonts = Fonts()
+        keep_left_to_right(self)
         self._palette = DARK
         self._entries = legend_entries(experts=False)
         self.setSizePolicy(QSizePolicy.Policy.Expanding, QSizePolicy.Policy.Fixed)
@@ -88,6 +90,7 @@ class Legend(QWidget):
     def paintEvent(self, event: QPaintEvent) -> None:
         """Paint swatches and words."""
         painter = QPainter(self)
+        painter.setLayoutDirection(self.layoutDirection())
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         painter.setFont(self._fonts.small)
         for entry, x, y in self._places():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtCore import QRectF, Qt
 
+from engine.language import tr
 from widgets.common.holdings import holdings_text
 from widgets.common.memory_bar import bar_tooltip
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag
@@ -98,7 +99,7 @@ def _numbers_of(shown: Shown, target: Target | None) -> str:
     preview = shown.preview
     match target:
         case HandleTarget(index):
-            return f"{boundary_text(preview.layout, index)}\nDrag to move the boundary."
+            return tr("{boundary}\nDrag to move the boundary.", boundary=boundary_text(preview.layout, index))
         case OutputTarget():
             return output_tooltip(preview)
         case LayerTarget(layer, _) | EmptyTarget(_, int(layer), _):

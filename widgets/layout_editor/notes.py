@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from PySide6.QtWidgets import QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import set_role
 
@@ -35,7 +36,7 @@ class Notes(QWidget):
                 continue
             text, is_bad = lines[index]
             more = len(lines) - _MAX_LINES
-            suffix = f"  (and {more} more)" if more > 0 and index == _MAX_LINES - 1 else ""
+            suffix = tr("  (and {more} more)", more=more) if more > 0 and index == _MAX_LINES - 1 else ""
             set_role(label, "error" if is_bad else "dim")
             label.setText(f"\N{WARNING SIGN} {text}{suffix}" if is_bad else text + suffix)
         self.setVisible(bool(lines))

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import QRectF
 
+from engine.language import tr
 from widgets.layout_editor.shown import LayerTarget, OutputTarget, Shown, Target
 
 
@@ -58,4 +59,4 @@ def pin_text(pins: Pins, target: Target | None) -> str:
             device = pins.output
         case _:
             device = None
-    return f"Pinned to {device}: automatic layouts leave it there." if device else ""
+    return tr("Pinned to {device}: automatic layouts leave it there.", device=device) if device else ""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.devices.device import CPU_ID, Rig
+from engine.language import tr
 from engine.layout.layout import Layout, Override
 from engine.plan.preview import LayerBytes, Preview
 
@@ -50,7 +51,7 @@ def lane_devices(rig: Rig, layout: Layout) -> tuple[LaneDevice, ...]:
     missing = [device_id for device_id in dict.fromkeys(named) if device_id not in known]
     return (
         *(LaneDevice(device.id, device.name) for device in rig.all_devices),
-        *(LaneDevice(device_id, "not on this machine", present=False) for device_id in missing),
+        *(LaneDevice(device_id, tr("not on this machine"), present=False) for device_id in missing),
     )
 
 

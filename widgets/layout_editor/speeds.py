@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
+from engine.language import tr
 from engine.plan.preview import Preview
 from engine.speed.prediction import DeviceTime, rate_text, source_words, speed_words
 from engine.units import format_bytes
 
-NOT_KNOWN = "speed not measured"
-REMEDY = "Devices > Measure Speeds finds it out; each answer teaches it too."
+NOT_KNOWN = tr("speed not measured")
+REMEDY = tr("Devices > Measure Speeds finds it out; each answer teaches it too.")
 
 
 def speed_text(preview: Preview) -> str:
     """Return what is predicted of the edited layout, and beside it what its last answer reached."""
     speed, answered = preview.speed, preview.answered_per_second
-    measured = "" if answered is None else f"{rate_text(answered)} measured"
+    measured = "" if answered is None else tr("{rate} measured", rate=rate_text(answered))
     if speed is None:
         return measured
-    predicted = f"about {rate_text(speed.tokens_per_second)} tokens/s" if speed.is_known else NOT_KNOWN
+    predicted = tr("about {rate} tokens/s", rate=rate_text(speed.tokens_per_second)) if speed.is_known else NOT_KNOWN
     return f"{predicted}, {measured}" if measured else predicted
 
 
@@ -27,21 +28,36 @@ def speed_tool_tip(preview: Preview) -> str:
         return "\n".join(_sending_lines(preview))
     lines = [speed_words(speed)]
     for each in speed.devices:
-        away = f", {milliseconds_text(each.link_s)} of it on the way" if each.link_s >= 0.02 * each.seconds else ""
-        time = f"{milliseconds_text(each.seconds)} a token{away} ({source_words(each.source)})"
-        lines.append(f"{each.id}: {time if each.source != 'guess' else 'not measured'}")
+        away = (
+            tr(", {milliseconds} of it on the way", milliseconds=milliseconds_text(each.link_s))
+            if each.link_s >= 0.02 * each.seconds
+            else ""
+        )
+        time = tr(
+            "{milliseconds} a token{away} ({source})",
+            milliseconds=milliseconds_text(each.seconds),
+            away=away,
+            source=source_words(each.source),
+        )
+        lines.append(f"{each.id}: {time if each.source != 'guess' else tr('not measured')}")
     if any(each.source in ("card", "guess") for each in speed.devices):
         lines.append(REMEDY)
     if preview.answered_per_second is not None:
-        lines.append(f"The last answer of this layout had {rate_text(preview.answered_per_second)} tokens/s.")
+        lines.append(
+            tr("The last answer of this layout had {rate} tokens/s.", rate=rate_text(preview.answered_per_second))
+        )
     return "\n".join([*lines, *_sending_lines(preview)])
 
 
 def _sending_lines(preview: Preview) -> list[str]:
     """Return how long a load sends weights, a line for each worker where that is worth telling."""
     return [
-        f"A load sends {format_bytes(each.size_bytes)} to {each.id}: about {each.seconds:.0f} s, "
-        "less where the worker has kept some of it."
+        tr(
+            "A load sends {size} to {id}: about {seconds:.0f} s, less where the worker has kept some of it.",
+            size=format_bytes(each.size_bytes),
+            id=each.id,
+            seconds=each.seconds,
+        )
         for each in preview.sendings
         if each.seconds >= 1
     ]

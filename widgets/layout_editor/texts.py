@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from enum import StrEnum
 
 from engine.devices.device import Holding
+from engine.language import tr, tr_count
 from engine.layout.layout import Layout
 from engine.plan.preview import LayerBytes, LoadedLayout, Preview
 from engine.plan.report import DeviceRow
@@ -19,9 +20,9 @@ from widgets.layout_editor.placement import LaneContent
 class EditState(StrEnum):
     """How the layout in the editor stands to what is loaded; the value is what people read."""
 
-    NOT_LOADED = "not loaded"
-    LOADED = "loaded"
-    EDITED = "edited, not loaded"
+    NOT_LOADED = tr("not loaded")
+    LOADED = tr("loaded")
+    EDITED = tr("edited, not loaded")
 
 
 def edit_state(preview: Preview, loaded: LoadedLayout | None) -> EditState:
@@ -38,7 +39,7 @@ def range_text(first: int, last: int) -> str:
 
 def layers_text(first: int, last: int) -> str:
     """Return "layer 5" or "layers 5–9"."""
-    return f"layer {first}" if first == last else f"layers {first}–{last}"
+    return tr("layer {first}", first=first) if first == last else tr("layers {first}–{last}", first=first, last=last)
 
 
 def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
@@ -46,7 +47,7 @@ def ranges_text(ranges: Iterable[tuple[int, int]]) -> str:
     spans = tuple(ranges)
     texts = ", ".join(range_text(first, last) for first, last in spans)
     single = len(spans) == 1 and spans[0][0] == spans[0][1]
-    return f"{'layer' if single else 'layers'} {texts}"
+    return tr("layer {first}", first=texts) if single else tr("layers {ranges}", ranges=texts)
 
 
 def lane_texts(content: LaneContent) -> tuple[str, ...]:
@@ -54,43 +55,57 @@ def lane_texts(content: LaneContent) -> tuple[str, ...]:
     if content.ranges:
         layers = ranges_text(content.ranges)
         count = sum(last - first + 1 for first, last in content.ranges)
-        short = f"{count} layers in {len(content.ranges)} runs" if len(content.ranges) > 1 else layers
+        short = (
+            tr("{count} layers in {runs} runs", count=count, runs=len(content.ranges))
+            if len(content.ranges) > 1
+            else layers
+        )
         if content.has_output:
-            return f"{layers} + output", f"{layers}, out", layers, short
+            return tr("{layers} + output", layers=layers), tr("{layers}, out", layers=layers), layers, short
         return layers, short
     if content.has_output:
-        return ("output only",)
+        return (tr("output only"),)
     if content.blocks:
-        return ("parts of layers",)
+        return (tr("parts of layers"),)
     if not content.device.present:
-        return ("empty",)
-    return "empty: drop layers here", "empty: drop here", "empty"
+        return (tr("empty"),)
+    return tr("empty: drop layers here"), tr("empty: drop here"), tr("empty")
 
 
 def layer_tooltip(layer: LayerBytes, layout: Layout) -> str:
     """Return where a layer is and what it weighs, a line each."""
-    lines = [f"layer {layer.index} on {layout.device_of(layer.index)}", f"weights: {format_bytes(layer.weights_bytes)}"]
+    lines = [
+        tr("layer {index} on {device}", index=layer.index, device=layout.device_of(layer.index)),
+        tr("weights: {weights}", weights=format_bytes(layer.weights_bytes)),
+    ]
     for label, size_bytes in (
-        ("attention", layer.attention_bytes),
-        ("dense feed-forward", layer.ffn_bytes),
-        ("experts", layer.expert_bytes),
-        ("other", layer.other_bytes),
+        (tr("attention"), layer.attention_bytes),
+        (tr("dense feed-forward"), layer.ffn_bytes),
+        (tr("experts"), layer.expert_bytes),
+        (tr("other"), layer.other_bytes),
     ):
         if size_bytes:
             lines.append(f"{label}: {format_bytes(size_bytes)}")
-    lines.append(f"KV cache: {format_bytes(layer.kv_bytes)}")
+    lines.append(tr("KV cache: {kv}", kv=format_bytes(layer.kv_bytes)))
     return "\n".join(lines)
 
 
 def output_tooltip(preview: Preview) -> str:
     """Return where the output layer is and what it weighs."""
     size = format_bytes(preview.output_weights_bytes)
-    return f"output layer on {preview.layout.output_device}\nweights: {size}\nDrag it to another lane to move it."
+    return tr(
+        "output layer on {output_device}\nweights: {size}\nDrag it to another lane to move it.",
+        output_device=preview.layout.output_device,
+        size=size,
+    )
 
 
 def embedding_tooltip(preview: Preview) -> str:
     """Return why the token embedding has a place of its own."""
-    return f"token embedding: {format_bytes(preview.token_embedding_bytes)}\nIt is always read by the host."
+    return tr(
+        "token embedding: {token_embedding}\nIt is always read by the host.",
+        token_embedding=format_bytes(preview.token_embedding_bytes),
+    )
 
 
 def boundary_text(layout: Layout, index: int) -> str:
@@ -104,11 +119,11 @@ def focus_text(layout: Layout, focus: Focus | None) -> str:
     """Return what the keyboard has, "" for nothing."""
     match focus:
         case BoundaryFocus(index):
-            return f"boundary {boundary_text(layout, index)}"
+            return tr("boundary {boundary}", boundary=boundary_text(layout, index))
         case LayerFocus():
-            return f"{layers_text(*focus.span)} on {layout.device_of(focus.layer)}"
+            return tr("{layers} on {device}", layers=layers_text(*focus.span), device=layout.device_of(focus.layer))
         case OutputFocus():
-            return f"output on {layout.output_device}"
+            return tr("output on {output_device}", output_device=layout.output_device)
     return ""
 
 
@@ -117,10 +132,10 @@ def summary_text(preview: Preview, selection: Selection) -> str:
     if selection.layers is not None:
         first, last = selection.layers
         size = sum(layer.weights_bytes + layer.kv_bytes for layer in preview.layers[first : last + 1])
-        return f"{layers_text(first, last)} with KV: {format_bytes(size)}"
+        return tr("{layers} with KV: {size}", layers=layers_text(first, last), size=format_bytes(size))
     weights = sum(layer.weights_bytes for layer in preview.layers)
     weights += preview.token_embedding_bytes + preview.output_weights_bytes
-    return f"{len(preview.layers)} layers · {format_bytes(weights)}"
+    return tr("{count} layers · {weights}", count=len(preview.layers), weights=format_bytes(weights))
 
 
 def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
@@ -128,7 +143,11 @@ def measured_texts(row: DeviceRow, forecast: DeviceRow) -> tuple[str, ...]:
     measured, expected = format_bytes(row.need_bytes), format_bytes(forecast.need_bytes)
     if row.need_bytes == 0 and forecast.need_bytes == 0:
         return ()
-    return f"measured {measured}, forecast {expected}", f"{measured}, forecast {expected}", f"measured {measured}"
+    return (
+        tr("measured {measured}, forecast {expected}", measured=measured, expected=expected),
+        tr("{measured}, forecast {expected}", measured=measured, expected=expected),
+        tr("measured {measured}", measured=measured),
+    )
 
 
 def held_texts(holdings: Sequence[Holding]) -> tuple[str, ...]:
@@ -143,29 +162,52 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
     """Return the lines under the lanes, each with whether it is bad: violations with their remedies, notes, advice."""
     lines = [(f"{item.message} {item.remedy}".strip(), True) for item in preview.report.violations]
     if preview.report.probe_only:
-        lines.append((f"Only a probe can tell what this takes: {preview.report.probe_only}", False))
+        lines.append(
+            (tr("Only a probe can tell what this takes: {probe_only}", probe_only=preview.report.probe_only), False)
+        )
     patterns = sum(1 for item in preview.layout.overrides if item.part is None)
     if patterns:
-        noun = "override" if patterns == 1 else "overrides"
-        lines.append((f"{patterns} {noun} by tensor name: counted in the bars, not drawn in the lanes.", False))
+        lines.append(
+            (
+                tr_count(
+                    "{count} override by tensor name: counted in the bars, not drawn in the lanes.",
+                    "{count} overrides by tensor name: counted in the bars, not drawn in the lanes.",
+                    patterns,
+                ),
+                False,
+            )
+        )
     lines += [(f"{item.message} {item.remedy}", False) for item in preview.report.advice]
     return tuple(lines)
 
 
 def lane_sentence(content: LaneContent, row: DeviceRow | None) -> str:
     """Return what a lane holds and how much room it leaves."""
-    holds = lane_texts(content)[0] if not content.is_empty else "empty"
+    holds = lane_texts(content)[0] if not content.is_empty else tr("empty")
     if row is None:
         return f"{content.device.id}: {holds}."
-    return f"{content.device.id}: {holds}, {room_text(bar_of_row(row))} of {format_bytes(available_bytes(row))}."
+    return tr(
+        "{id}: {holds}, {room} of {available}.",
+        id=content.device.id,
+        holds=holds,
+        room=room_text(bar_of_row(row)),
+        available=format_bytes(available_bytes(row)),
+    )
 
 
 def accessible_summary(preview: Preview, lanes: Sequence[LaneContent], state: EditState) -> str:
     """Return the whole picture as sentences."""
     rows = {row.id: row for row in preview.report.rows}
-    sentences = [f"{preview.model_name}, {len(preview.layers)} layers, {state.value}."]
+    sentences = [
+        tr(
+            "{model_name}, {count} layers, {value}.",
+            model_name=preview.model_name,
+            count=len(preview.layers),
+            value=state.value,
+        )
+    ]
     sentences += [lane_sentence(content, rows.get(content.device.id)) for content in lanes]
-    sentences.append(f"Output on {preview.layout.output_device}.")
+    sentences.append(tr("Output on {output_device}.", output_device=preview.layout.output_device))
     sentences += [text for text, _ in note_lines(preview)]
     return " ".join(sentences)
 

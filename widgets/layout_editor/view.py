@@ -15,7 +15,9 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QApplication, QFrame, QGraphicsView, QToolTip, QWidget
 
+from engine.language import tr
 from engine.plan.preview import LoadedLayout, Preview
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.layout_editor import accessible, ruler
@@ -29,7 +31,7 @@ from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import HandleTarget, Shown
 from widgets.layout_editor.texts import accessible_summary, focus_text
 
-_NAME = "Layout editor"
+_NAME = tr("Layout editor")
 _SCROLL_BAR_GAP = 8
 _SCROLL_EDGE = 24
 _SCROLL_STEP = 8
@@ -51,6 +53,7 @@ class EditorView(QGraphicsView):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._scene = EditorScene(self)
+        keep_left_to_right(self)
         self.setScene(self._scene)
         self.interaction = Interaction(QApplication.startDragDistance(), self)
         self.interaction.marks_changed.connect(self._update_marks)

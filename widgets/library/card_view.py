@@ -6,13 +6,14 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QResizeEvent
 from PySide6.QtWidgets import QFormLayout, QScrollArea, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
 from widgets.library.find_values import ShownCard
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
-_READING = "Reading the card…"
+_READING = tr("Reading the card…")
 
 
 class CardView(QScrollArea):
@@ -30,8 +31,8 @@ class CardView(QScrollArea):
         self.text_view.link_opened.connect(self.link_opened.emit)
         self.text_view.save_requested.connect(self.save_requested.emit)
         self.text_view.height_changed.connect(self._fit)
-        self.text_view.setAccessibleName("Text of the model card")
-        self.setAccessibleName("Model card")
+        self.text_view.setAccessibleName(tr("Text of the model card"))
+        self.setAccessibleName(tr("Model card"))
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self._content = QWidget()

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.library.find_values import JobRow
@@ -27,9 +28,9 @@ class DownloadRow(QWidget):
         self.words_label = ElidedLabel("", "dim")
         self.bar = QProgressBar()
         self.bar.setTextVisible(False)
-        self.pause_button = QPushButton("Pause")
-        self.resume_button = QPushButton("Resume")
-        self.remove_button = QPushButton("Remove")
+        self.pause_button = QPushButton(tr("Pause"))
+        self.resume_button = QPushButton(tr("Resume"))
+        self.remove_button = QPushButton(tr("Remove"))
         self.remove_button.setProperty("role", "flat")
         self.pause_button.clicked.connect(lambda: rows.pause_requested.emit(job_id))
         self.resume_button.clicked.connect(self._resume)
@@ -53,10 +54,12 @@ class DownloadRow(QWidget):
         self.bar.setRange(0, 0 if job.fraction is None else _STEPS)
         self.bar.setValue(round((job.fraction or 0.0) * _STEPS))
         self.bar.setVisible(not job.is_done)
-        self.bar.setAccessibleName(f"Progress of {job.title}")
+        self.bar.setAccessibleName(tr("Progress of {title}", title=job.title))
         self.pause_button.setVisible(job.may_pause)
         self.resume_button.setVisible(job.may_resume or job.must_restart)
-        self.resume_button.setText("Begin anew" if job.must_restart else "Retry" if job.is_bad else "Resume")
+        self.resume_button.setText(
+            tr("Begin anew") if job.must_restart else tr("Retry") if job.is_bad else tr("Resume")
+        )
 
     def _resume(self) -> None:
         signal = self._rows.restart_requested if self._restarts else self._rows.resume_requested
@@ -81,10 +84,10 @@ class DownloadRows(QWidget):
         scroll.setWidgetResizable(True)
         scroll.setWidget(self._content)
         scroll.setMaximumHeight(MAX_HEIGHT)
-        scroll.setAccessibleName("Downloads")
+        scroll.setAccessibleName(tr("Downloads"))
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
-        column.addWidget(plain_label("Downloads", "strong"))
+        column.addWidget(plain_label(tr("Downloads"), "strong"))
         column.addWidget(scroll)
         self.hide()
 

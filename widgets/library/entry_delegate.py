@@ -41,6 +41,7 @@ class EntryDelegate(QStyledItemDelegate):
         if not isinstance(words, RowWords):
             return
         painter.save()
+        painter.setLayoutDirection(option.direction)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         self._draw_ground(painter, option)
         line = option.fontMetrics.lineSpacing()

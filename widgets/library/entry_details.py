@@ -19,6 +19,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr
 from engine.library.entry import Quantisation
 from engine.library.listed import Listed
 from engine.library.notes import KeptDocument, tags_of
@@ -49,14 +50,14 @@ class EntryDetails(QScrollArea):
         self._shown_facts: tuple[tuple[str, str], ...] = ()
         self._content = QWidget()
         self.title_label = ElidedLabel("", "title")
-        self.favourite_button = QPushButton("☆ Favourite")
+        self.favourite_button = QPushButton(tr("☆ Favourite"))
         self.fit_badge = QLabel()
         self.fit_label = plain_label("", "dim", wrap=True)
         self.fault_label = plain_label("", "error", wrap=True)
         self.quantisations = QuantisationList()
-        self.open_button = QPushButton("Open")
-        self.projector_box = QCheckBox("with its projector")
-        self.trash_button = QPushButton("Trash…")
+        self.open_button = QPushButton(tr("Open"))
+        self.projector_box = QCheckBox(tr("with its projector"))
+        self.trash_button = QPushButton(tr("Trash…"))
         self.facts = QFormLayout()
         self.places_label = plain_label("", "dim", wrap=True)
         self.side_label = plain_label("", "dim", wrap=True)
@@ -85,7 +86,7 @@ class EntryDetails(QScrollArea):
         if model is None:
             return
         self.title_label.setText(model.entry.title)
-        self.favourite_button.setText("★ Favourite" if model.notes.is_favourite else "☆ Favourite")
+        self.favourite_button.setText(tr("★ Favourite") if model.notes.is_favourite else tr("☆ Favourite"))
         self.quantisations.show_model(model, keep=not is_other)
         self._show_facts(fact_rows(model))
         sides = side_lines(model)
@@ -117,15 +118,15 @@ class EntryDetails(QScrollArea):
         if model is None or each is None:
             return
         words, colour = fit_of(model, each)
-        self.fit_badge.setText(words or "not planned yet")
+        self.fit_badge.setText(words or tr("not planned yet"))
         set_role(self.fit_badge, _BADGES.get(colour, "badge-dim"))
         self.fit_label.setText("" if each.fault else fit_sentence(model.fit_of(each)))
         self.fit_label.setVisible(not each.fault)
-        self.fault_label.setText(f"This file {each.fault}." if each.fault else "")
+        self.fault_label.setText(tr("This file {fault}.", fault=each.fault) if each.fault else "")
         self.fault_label.setVisible(bool(each.fault))
         self.open_button.setEnabled(not each.copy.is_missing and not each.copy.missing)
         self.projector_box.setVisible(model.entry.side_file("projector", each) is not None)
-        self.trash_button.setText("Forget" if each.copy.is_missing else "Trash…")
+        self.trash_button.setText(tr("Forget") if each.copy.is_missing else tr("Trash…"))
         self.places_label.setText("\n".join(place_lines(model, each)))
 
     def _show_facts(self, rows: Sequence[tuple[str, str]]) -> None:
@@ -202,7 +203,7 @@ class EntryDetails(QScrollArea):
     def _build(self) -> None:
         self.setWidgetResizable(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.setAccessibleName("Details of the model")
+        self.setAccessibleName(tr("Details of the model"))
         column = QVBoxLayout(self._content)
         column.setContentsMargins(16, 12, 16, 12)
         column.setSpacing(8)
@@ -211,17 +212,17 @@ class EntryDetails(QScrollArea):
         self.fit_badge.setProperty("role", "badge-dim")
         self.fit_badge.setMinimumHeight(_BADGE_HEIGHT)
         self.places_label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.tags_edit.setPlaceholderText("Tags, with commas between them")
-        self.tags_edit.setAccessibleName("Tags")
-        self.notes_edit.setPlaceholderText("Notes")
-        self.notes_edit.setAccessibleName("Notes")
+        self.tags_edit.setPlaceholderText(tr("Tags, with commas between them"))
+        self.tags_edit.setAccessibleName(tr("Tags"))
+        self.notes_edit.setPlaceholderText(tr("Notes"))
+        self.notes_edit.setAccessibleName(tr("Notes"))
         self.notes_edit.setFixedHeight(_NOTES_HEIGHT)
         self.notes_edit.setTabChangesFocus(True)
         self.facts.setContentsMargins(0, 0, 0, 0)
         self.facts.setHorizontalSpacing(16)
         self.facts.setVerticalSpacing(3)
         self.facts.setFieldGrowthPolicy(QFormLayout.FieldGrowthPolicy.ExpandingFieldsGrow)
-        self._side_heading = plain_label("Beside it", "strong")
+        self._side_heading = plain_label(tr("Beside it"), "strong")
         column.addLayout(_row(self.title_label, self.favourite_button, stretch=0))
         column.addLayout(_row(self.fit_badge))
         for below in (self.fit_label, self.fault_label, self.quantisations):
@@ -229,8 +230,8 @@ class EntryDetails(QScrollArea):
         column.addLayout(_row(self.open_button, self.projector_box, None, self.trash_button))
         column.addLayout(self.facts)
         for widget in (
-            plain_label("Where", "strong"), self.places_label, self._side_heading, self.side_label,
-            plain_label("Yours", "strong"), self.tags_edit, self.notes_edit, self.preset_box,
+            plain_label(tr("Where"), "strong"), self.places_label, self._side_heading, self.side_label,
+            plain_label(tr("Yours"), "strong"), self.tags_edit, self.notes_edit, self.preset_box,
             self.layouts,
         ):  # fmt: skip
             column.addWidget(widget)

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.language import tr
+from engine.library.capabilities import CAPABILITY_WORDS
 from engine.library.entry import Quantisation
 from engine.library.fit import Fit, fit_words, place_words, speed_words
 from engine.library.listed import Listed
+from engine.texts import capitalised
 from engine.units import format_bytes
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
 _COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}
 _SIDE_WORDS = {
-    "projector": "Projector",
-    "draft": "Draft model",
-    "adapter": "LoRA adapter",
-    "imatrix": "Importance matrix",
+    "projector": tr("Projector"),
+    "draft": tr("Draft model"),
+    "adapter": tr("LoRA adapter"),
+    "imatrix": tr("Importance matrix"),
 }
 
 
@@ -34,7 +37,7 @@ class RowWords:
     @property
     def spoken(self) -> str:
         """The same in one line, for screen readers."""
-        favourite = "favourite" if self.is_favourite else ""
+        favourite = tr("favourite") if self.is_favourite else ""
         return ", ".join(
             part for part in (self.title, favourite, self.detail, *self.badges, self.fit, self.speed) if part
         )
@@ -53,7 +56,7 @@ def row_words(model: Listed) -> RowWords:
     return RowWords(
         entry.title,
         " · ".join(part for part in said if part),
-        entry.capabilities + model.notes.tags,
+        (*(CAPABILITY_WORDS[name] for name in entry.capabilities), *model.notes.tags),
         fit,
         colour,
         speed_of(model),
@@ -70,8 +73,8 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
     """Return a few words on how a quantisation fits, and their colour."""
     if quantisation.fault:
         if quantisation.copy.is_missing:
-            return "missing", _BAD
-        return ("incomplete" if quantisation.copy.missing else "cannot be read"), _BAD
+            return tr("missing"), _BAD
+        return (tr("incomplete") if quantisation.copy.missing else tr("cannot be read")), _BAD
     fit = model.fit_of(quantisation)
     return ("", _DIM) if fit is None else (fit_words(fit), _COLOURS[fit.kind])
 
@@ -79,7 +82,7 @@ def fit_of(model: Listed, quantisation: Quantisation) -> tuple[str, str]:
 def speed_of(model: Listed) -> str:
     """Return the measured speed, else the predicted one."""
     if model.notes.measured:
-        return f"{model.notes.measured:.1f} tokens/s measured"
+        return tr("{measured:.1f} tokens/s measured", measured=model.notes.measured)
     return "" if model.fit is None else speed_words(model.fit)
 
 
@@ -99,16 +102,27 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
     facts = model.entry.facts
     if facts is None:
         return ()
-    experts = f"{facts.n_experts}, {facts.n_experts_used or '?'} used per token" if facts.n_experts else ""
+    experts = (
+        tr(
+            "{n_experts}, {n_experts_used} used per token",
+            n_experts=facts.n_experts,
+            n_experts_used=facts.n_experts_used or "?",
+        )
+        if facts.n_experts
+        else ""
+    )
     rows = (
-        ("Architecture", facts.architecture),
-        ("Parameters", parameter_words(facts.n_parameters)),
-        ("Layers", str(facts.n_layers or "")),
-        ("Experts", experts),
-        ("Trained context", f"{facts.n_ctx_train:,} tokens" if facts.n_ctx_train else ""),
-        ("Name in the header", facts.name if facts.name != model.entry.title else ""),
-        ("Licence", facts.license),
-        ("Can", ", ".join(model.entry.capabilities)),
+        (tr("Architecture"), facts.architecture),
+        (tr("Parameters"), parameter_words(facts.n_parameters)),
+        (tr("Layers"), str(facts.n_layers or "")),
+        (tr("Experts"), experts),
+        (
+            tr("Trained context"),
+            tr("{n_ctx_train:,} tokens", n_ctx_train=facts.n_ctx_train) if facts.n_ctx_train else "",
+        ),
+        (tr("Name in the header"), facts.name if facts.name != model.entry.title else ""),
+        (tr("Licence"), facts.license),
+        (tr("Can"), ", ".join(CAPABILITY_WORDS[name] for name in model.entry.capabilities)),
     )
     return tuple(row for row in rows if row[1])
 
@@ -116,12 +130,17 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
 def fit_sentence(fit: Fit | None) -> str:
     """Return what is forecast of a quantisation, in full."""
     if fit is None:
-        return "Not planned yet."
+        return tr("Not planned yet.")
     if not fit.fits:
-        return f"{fit_words(fit).capitalize()}. {fit.reason}".strip()
+        return f"{capitalised(fit_words(fit))}. {fit.reason}".strip()
     speed = speed_words(fit)
-    parts = [place_words(fit), f"context {fit.n_ctx:,} tokens", speed, f"strategy {fit.strategy}"]
-    return f"{fit_words(fit).capitalize()}: {', '.join(part for part in parts if part)}."
+    parts = [
+        place_words(fit),
+        tr("context {n_ctx:,} tokens", n_ctx=fit.n_ctx),
+        speed,
+        tr("strategy {strategy}", strategy=fit.strategy),
+    ]
+    return f"{capitalised(fit_words(fit))}: {', '.join(part for part in parts if part)}."
 
 
 def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
@@ -129,7 +148,7 @@ def place_lines(model: Listed, quantisation: Quantisation) -> tuple[str, ...]:
     lines = []
     for copy in quantisation.copies:
         owner = f"{copy.first.store.label}: " if copy.first.store.label else ""
-        parts = f" and {len(copy.parts) - 1} more parts" if len(copy.parts) > 1 else ""
+        parts = tr(" and {count} more parts", count=len(copy.parts) - 1) if len(copy.parts) > 1 else ""
         lines.append(f"{owner}{copy.path}{parts}")
     return tuple(lines)
 

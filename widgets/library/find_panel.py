@@ -20,7 +20,9 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
@@ -30,10 +32,13 @@ from widgets.library.library_filters import SearchEdit
 from widgets.library.quantisation_list import ROW_HEIGHT
 
 _ORDERS = (
-    ("trending", "Trending"), ("downloads", "Most downloads"), ("likes", "Most likes"), ("updated", "Latest change"),
-)  # fmt: skip
-_CACHE = "Hugging Face cache"
-_TO_CARD, _TO_FILES = "Model card", "Quantisations"
+    ("trending", tr("Trending")),
+    ("downloads", tr("Most downloads")),
+    ("likes", tr("Most likes")),
+    ("updated", tr("Latest change")),
+)
+_CACHE = tr("Hugging Face cache")
+_TO_CARD, _TO_FILES = tr("Model card"), tr("Quantisations")
 
 
 class FindPanel(QWidget):
@@ -52,18 +57,20 @@ class FindPanel(QWidget):
         self._palette = DARK
         self.search_edit = SearchEdit()
         self.order_box = QComboBox()
-        self.search_button = QPushButton("Search")
-        self.more_button = QPushButton("Hub…")
+        self.search_button = QPushButton(tr("Search"))
+        self.more_button = QPushButton(tr("Hub…"))
         self.message_label = plain_label("", "dim", wrap=True)
-        self.results = _table("Repositories", ["Repository", "Weights", "Downloads", "Changed"])
+        self.results = _table(tr("Repositories"), [tr("Repository"), tr("Weights"), tr("Downloads"), tr("Changed")])
         self.repo_label = ElidedLabel("", "title")
         self.card_button = QPushButton(_TO_CARD)
         self._card: QWidget | None = None
         self.why_label = plain_label("", "dim", wrap=True)
-        self.offered = _table("Quantisations on offer", ["Quantisation", "Size", "On this rig", "Predicted"])
+        self.offered = _table(
+            tr("Quantisations on offer"), [tr("Quantisation"), tr("Size"), tr("On this rig"), tr("Predicted")]
+        )
         self._side = QStackedWidget()
         self.folder_box = QComboBox()
-        self.download_button = QPushButton("Download")
+        self.download_button = QPushButton(tr("Download"))
         self.downloads = DownloadRows()
         self._build()
         self._connect()
@@ -102,10 +109,10 @@ class FindPanel(QWidget):
         """Show what a repository offers."""
         self._repo = repo
         self.repo_label.setText("" if repo is None else repo.repo)
-        self.why_label.setText("Choose a repository to see how its models fit." if repo is None else repo.why)
+        self.why_label.setText(tr("Choose a repository to see how its models fit.") if repo is None else repo.why)
         self.offered.clear()
         for each in () if repo is None else repo.rows:
-            label = f"{each.label}  (proposed)" if each.is_best else each.label
+            label = tr("{label}  (proposed)", label=each.label) if each.is_best else each.label
             item = QTreeWidgetItem([label, each.size, each.fit, each.speed])
             item.setToolTip(2, plain_tool_tip(each.sentence))
             item.setSizeHint(0, QSize(0, ROW_HEIGHT))
@@ -131,9 +138,9 @@ class FindPanel(QWidget):
         """Offer these folders beside the cache to download into."""
         chosen = self.folder_box.currentData()
         self.folder_box.clear()
-        self.folder_box.addItem(f"Into the {_CACHE}", None)
+        self.folder_box.addItem(tr("Into the {cache}", cache=_CACHE), None)
         for folder in folders:
-            self.folder_box.addItem(f"Into {folder.name or folder}", folder)
+            self.folder_box.addItem(tr("Into {name}", name=folder.name or folder), folder)
         self.folder_box.setCurrentIndex(max(0, self.folder_box.findData(chosen)))
 
     def _paint(self) -> None:
@@ -176,26 +183,26 @@ class FindPanel(QWidget):
         self.download_button.clicked.connect(self._download)
 
     def _build(self) -> None:
-        self.search_edit.setPlaceholderText("Search, or paste an address: owner/name, owner/name:Q4_K_M, https://…")
+        self.search_edit.setPlaceholderText(tr("Search, or paste an address: owner/name, owner/name:Q4_K_M, https://…"))
         self.search_edit.setClearButtonEnabled(True)
-        self.search_edit.setAccessibleName("Search the hub")
+        self.search_edit.setAccessibleName(tr("Search the hub"))
         self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
         self.order_box.addItems([text for _, text in _ORDERS])
-        self.order_box.setAccessibleName("Order of what is found")
-        self.folder_box.setAccessibleName("Where to")
+        self.order_box.setAccessibleName(tr("Order of what is found"))
+        self.folder_box.setAccessibleName(tr("Where to"))
         self.download_button.setProperty("role", "primary")
         self.card_button.setCheckable(True)
         self.card_button.setProperty("role", "flat")
-        self.card_button.setToolTip("What the repository says of itself")
+        self.card_button.setToolTip(tr("What the repository says of itself"))
         self.more_button.setProperty("role", "flat")
-        self.more_button.setToolTip("Work offline, access token, mirror")
+        self.more_button.setToolTip(tr("Work offline, access token, mirror"))
         heading = QHBoxLayout()
         heading.setSpacing(8)
         heading.addWidget(self.search_edit, 1)
         for widget in (self.order_box, self.search_button, self.more_button):
             heading.addWidget(widget)
         splitter = QSplitter(Qt.Orientation.Horizontal)
-        splitter.setAccessibleName("What is found and what it offers")
+        splitter.setAccessibleName(tr("What is found and what it offers"))
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self.results)
         splitter.addWidget(self._build_side())
@@ -237,6 +244,7 @@ class FindPanel(QWidget):
 
 def _table(name: str, columns: list[str]) -> QTreeWidget:
     table = QTreeWidget()
+    keep_left_to_right(table)
     table.setColumnCount(len(columns))
     table.setHeaderLabels(columns)
     table.setRootIsDecorated(False)

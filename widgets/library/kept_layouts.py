@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.library.notes import KeptDocument
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
@@ -23,12 +24,12 @@ class KeptLayouts(QWidget):
 
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
-        self._heading = plain_label("Layouts", "strong")
+        self._heading = plain_label(tr("Layouts"), "strong")
         self._rows = QVBoxLayout()
         self._rows.setSpacing(4)
         self.name_edit = QLineEdit()
-        self.name_edit.setPlaceholderText("Keep the present layout as…")
-        self.name_edit.setAccessibleName("Name for the present layout")
+        self.name_edit.setPlaceholderText(tr("Keep the present layout as…"))
+        self.name_edit.setAccessibleName(tr("Name for the present layout"))
         self.name_edit.setMaxLength(MAX_NAME)
         self.name_edit.returnPressed.connect(self._keep)
         column = QVBoxLayout(self)
@@ -57,7 +58,7 @@ class KeptLayouts(QWidget):
 
     def _row(self, document: KeptDocument) -> QWidget:
         row = QWidget()
-        use, forget = QPushButton("Open with it"), QPushButton("Forget")
+        use, forget = QPushButton(tr("Open with it")), QPushButton(tr("Forget"))
         forget.setProperty("role", "flat")
         use.clicked.connect(lambda: self.use_requested.emit(document))
         forget.clicked.connect(lambda: self.forget_requested.emit(document))

@@ -8,17 +8,23 @@ from PySide6.QtCore import QSignalBlocker, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QComboBox, QLineEdit, QSizePolicy, QToolButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.library.arranging import ALL, Wanted
-from engine.library.capabilities import CAPABILITIES
+from engine.library.capabilities import CAPABILITY_WORDS
 from engine.units import GIB
 from widgets.common.wrap_layout import WrapLayout
 
 _ORDERS = (
-    ("name", "By name"), ("fit", "By fit"), ("speed", "By speed"), ("used", "Last used"),
-    ("size", "By size"), ("parameters", "By parameters"),
+    ("name", tr("By name")), ("fit", tr("By fit")), ("speed", tr("By speed")), ("used", tr("Last used")),
+    ("size", tr("By size")), ("parameters", tr("By parameters")),
 )  # fmt: skip
-_FITS = (("any", "Any fit"), ("fits", "Fits here"), ("devices", "Fits on devices"))
-_SIZES = ((None, "Any size"), (2 * GIB, "Up to 2 GiB"), (8 * GIB, "Up to 8 GiB"), (24 * GIB, "Up to 24 GiB"))
+_FITS = (("any", tr("Any fit")), ("fits", tr("Fits here")), ("devices", tr("Fits on devices")))
+_SIZES = (
+    (None, tr("Any size")),
+    (2 * GIB, tr("Up to 2 GiB")),
+    (8 * GIB, tr("Up to 8 GiB")),
+    (24 * GIB, tr("Up to 24 GiB")),
+)
 
 
 class SearchEdit(QLineEdit):
@@ -51,9 +57,12 @@ class LibraryFilters(QWidget):
         self.fit_box = QComboBox()
         self.size_box = QComboBox()
         self.tag_box = QComboBox()
-        self.turn_button = _toggle("↓", "Turn the order round")
-        self.favourite_button = _toggle("★", "Favourites only")
-        self.capability_buttons = {name: _toggle(name, f"Only models that can: {name}") for name in CAPABILITIES}
+        self.turn_button = _toggle("↓", tr("Turn the order round"))
+        self.favourite_button = _toggle("★", tr("Favourites only"))
+        self.capability_buttons = {
+            name: _toggle(words, tr("Only models that can: {name}", name=words))
+            for name, words in CAPABILITY_WORDS.items()
+        }
         self._build()
         self.search_edit.textChanged.connect(lambda text: self._change(text=text))
         self.order_box.currentIndexChanged.connect(lambda at: self._change(order=_ORDERS[at][0]))
@@ -72,7 +81,7 @@ class LibraryFilters(QWidget):
             wanted = self.wanted.tag
             with QSignalBlocker(self.tag_box):
                 self.tag_box.clear()
-                self.tag_box.addItems(["Any tag", *tags])
+                self.tag_box.addItems([tr("Any tag"), *tags])
                 self.tag_box.setCurrentIndex(tags.index(wanted) + 1 if wanted in tags else 0)
             if wanted not in ("", *tags):
                 self._change(tag="")
@@ -96,21 +105,21 @@ class LibraryFilters(QWidget):
             self.wanted_changed.emit(wanted)
 
     def _build(self) -> None:
-        self.search_edit.setPlaceholderText("Search names, architectures, folders, tags, notes…")
+        self.search_edit.setPlaceholderText(tr("Search names, architectures, folders, tags, notes…"))
         self.search_edit.setClearButtonEnabled(True)
-        self.search_edit.setAccessibleName("Search the library")
+        self.search_edit.setAccessibleName(tr("Search the library"))
         self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
         for box, options, name in (
-            (self.order_box, _ORDERS, "Order"),
-            (self.fit_box, _FITS, "Fit on this rig"),
-            (self.size_box, _SIZES, "Size"),
+            (self.order_box, _ORDERS, tr("Order")),
+            (self.fit_box, _FITS, tr("Fit on this rig")),
+            (self.size_box, _SIZES, tr("Size")),
         ):
             box.addItems([text for _, text in options])
             box.setAccessibleName(name)
             box.setAccessibleDescription(name)
-        self.tag_box.addItem("Any tag")
-        self.tag_box.setAccessibleName("Tag")
-        self.tag_box.setAccessibleDescription("Tag")
+        self.tag_box.addItem(tr("Any tag"))
+        self.tag_box.setAccessibleName(tr("Tag"))
+        self.tag_box.setAccessibleDescription(tr("Tag"))
         self.tag_box.hide()
         row = WrapLayout(spacing=6)
         for widget in (self.order_box, self.turn_button, self.fit_box, self.size_box, self.tag_box):

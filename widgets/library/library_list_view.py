@@ -6,7 +6,9 @@ from PySide6.QtCore import QItemSelectionModel, QModelIndex, Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QListView, QWidget
 
+from engine.language import tr
 from engine.library.listed import Listed
+from widgets.common.painting import keep_left_to_right
 from widgets.library.entry_delegate import EntryDelegate
 from widgets.library.library_list_model import LibraryListModel
 
@@ -22,6 +24,7 @@ class LibraryListView(QListView):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.rows = LibraryListModel(self)
+        keep_left_to_right(self)
         self.delegate = EntryDelegate(self)
         self.setModel(self.rows)
         self.setItemDelegate(self.delegate)
@@ -29,7 +32,7 @@ class LibraryListView(QListView):
         self.setUniformItemSizes(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
         self.setVerticalScrollMode(QListView.ScrollMode.ScrollPerPixel)
-        self.setAccessibleName("Models")
+        self.setAccessibleName(tr("Models"))
         self.doubleClicked.connect(lambda _index: self.open_requested.emit())
         self._key = ""
 

@@ -18,6 +18,7 @@ from PySide6.QtWidgets import (
     QWidget,
 )
 
+from engine.language import tr, tr_count
 from engine.library.arranging import arrange
 from engine.library.listed import Listed
 from engine.library.starters import Starter
@@ -53,15 +54,15 @@ class LibraryView(QWidget):
         self.count_label = plain_label("", "dim")
         self.progress_label = ElidedLabel("", "dim")
         self.problem_label = plain_label("", "error", wrap=True)
-        self.folder_button = QPushButton("Add folder…")
-        self.folders_button = QPushButton("Folders…")
-        self.duplicates_button = QPushButton("Duplicates…")
-        self.close_button = QPushButton("Close")
-        self.nothing_label = plain_label("Nothing here matches.", "dim")
-        self.clear_button = QPushButton("Show all models")
+        self.folder_button = QPushButton(tr("Add folder…"))
+        self.folders_button = QPushButton(tr("Folders…"))
+        self.duplicates_button = QPushButton(tr("Duplicates…"))
+        self.close_button = QPushButton(tr("Close"))
+        self.nothing_label = plain_label(tr("Nothing here matches."), "dim")
+        self.clear_button = QPushButton(tr("Show all models"))
         self.find_panel = FindPanel()
-        self.models_tab = _tab("Models")
-        self.find_tab = _tab("Find")
+        self.models_tab = _tab(tr("Models"))
+        self.find_tab = _tab(tr("Find"))
         self.pages = QStackedWidget()
         self._tabs = QStackedWidget()
         self._lists = QStackedWidget()
@@ -127,8 +128,10 @@ class LibraryView(QWidget):
         shown = arrange(self._models, self.filters.wanted)
         self.list_view.show_models(shown)
         n_all = len(self._models)
-        models = "1 model" if n_all == 1 else f"{n_all} models"
-        self.count_label.setText(models if len(shown) == n_all else f"{len(shown)} of {models}")
+        models = tr_count("{count} model", "{count} models", n_all)
+        self.count_label.setText(
+            models if len(shown) == n_all else tr("{count} of {models}", count=len(shown), models=models)
+        )
         self._lists.setCurrentIndex(0 if shown or not n_all else 1)
         self.pages.setCurrentIndex(0 if n_all or not self._is_looked else 1)
 
@@ -159,8 +162,8 @@ class LibraryView(QWidget):
     def _build(self) -> None:
         for button in (self.folders_button, self.duplicates_button, self.close_button):
             button.setProperty("role", "flat")
-        self.close_button.setToolTip("Back to the layout (Escape)")
-        self.duplicates_button.setToolTip("Find files that are there twice; files of the same size are read")
+        self.close_button.setToolTip(tr("Back to the layout (Escape)"))
+        self.duplicates_button.setToolTip(tr("Find files that are there twice; files of the same size are read"))
         heading = QHBoxLayout()
         heading.setSpacing(8)
         heading.addWidget(self.models_tab)
@@ -178,7 +181,7 @@ class LibraryView(QWidget):
         self._lists.addWidget(self.list_view)
         self._lists.addWidget(nothing)
         splitter = QSplitter(Qt.Orientation.Horizontal)
-        splitter.setAccessibleName("Models and details")
+        splitter.setAccessibleName(tr("Models and details"))
         splitter.setChildrenCollapsible(False)
         splitter.addWidget(self._lists)
         splitter.addWidget(self.details)

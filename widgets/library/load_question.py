@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QKeyEvent
 from PySide6.QtWidgets import QCheckBox, QFrame, QHBoxLayout, QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
@@ -62,9 +63,9 @@ class LoadQuestionBar(QFrame):
         self.beside_button = QPushButton()
         self.proposal_button = QPushButton()
         self.proposal_button.setProperty("role", "primary")
-        self.cancel_button = QPushButton("Cancel")
-        self.remember_box = QCheckBox("Do not ask again")
-        self.remember_box.setToolTip("Model > Ask before Unloading a Model brings the question back")
+        self.cancel_button = QPushButton(tr("Cancel"))
+        self.remember_box = QCheckBox(tr("Do not ask again"))
+        self.remember_box.setToolTip(tr("Model > Ask before Unloading a Model brings the question back"))
         buttons = QHBoxLayout()
         buttons.setSpacing(8)
         buttons.addWidget(self.remember_box)

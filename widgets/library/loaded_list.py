@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import QEvent, QObject, Qt, Signal
 from PySide6.QtWidgets import QScrollArea, QSizePolicy, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.library.loaded_entry import KeepAliveChoice, LoadedEntry
 from widgets.library.loaded_row import LoadedRow
@@ -35,14 +36,14 @@ class LoadedList(QWidget):
         self._scroll.setWidgetResizable(True)
         self._scroll.setWidget(self._content)
         self._scroll.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self._scroll.setAccessibleName("Loaded models")
+        self._scroll.setAccessibleName(tr("Loaded models"))
         self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus)
         layout = QVBoxLayout(self)
         layout.setContentsMargins(0, 0, 0, 0)
         layout.setSpacing(SPACING)
-        layout.addWidget(plain_label("Loaded", "dim"))
+        layout.addWidget(plain_label(tr("Loaded"), "dim"))
         layout.addWidget(self._scroll)
-        layout.addWidget(plain_label("Recent", "dim"))
+        layout.addWidget(plain_label(tr("Recent"), "dim"))
         self.setSizePolicy(QSizePolicy.Policy.Preferred, QSizePolicy.Policy.Fixed)
         self.hide()
 

@@ -6,6 +6,7 @@ from PySide6.QtCore import QPoint, QSize, Qt, Signal
 from PySide6.QtGui import QActionGroup
 from PySide6.QtWidgets import QGridLayout, QMenu, QPushButton, QSizePolicy, QToolButton, QWidget
 
+from engine.language import tr
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.tool_tips import plain_tool_tip
 from widgets.library.loaded_entry import KEEP_ALIVES, KeepAliveChoice, LoadedEntry
@@ -49,7 +50,9 @@ class LoadedRow(QPushButton):
         self.setToolTip(plain_tool_tip(entry.tool_tip))
         self.setAccessibleName(f"{entry.title}, {entry.detail}, {entry.state}")
         self.end_button.setAccessibleName(f"{entry.end_text} {entry.title}")
-        self.keep_button.setAccessibleName(f"How long {entry.title} stays loaded: {entry.keep_word}")
+        self.keep_button.setAccessibleName(
+            tr("How long {title} stays loaded: {keep_word}", title=entry.title, keep_word=entry.keep_word)
+        )
 
     def keep_menu(self) -> QMenu:
         """Return the menu of keep-alives; the caller shows it."""
@@ -79,7 +82,7 @@ class LoadedRow(QPushButton):
         for button in (self.end_button, self.keep_button):
             button.setProperty("role", "quiet")
             button.setSizePolicy(QSizePolicy.Policy.Fixed, QSizePolicy.Policy.Fixed)
-        self.keep_button.setToolTip("How long it stays loaded")
+        self.keep_button.setToolTip(tr("How long it stays loaded"))
         self.end_button.clicked.connect(lambda: self.end_requested.emit(self._entry.number))
         self.keep_button.clicked.connect(self._show_keep_menu)
         grid = self._grid

@@ -32,6 +32,7 @@ class ModelDelegate(QStyledItemDelegate):
         is_current = bool(index.data(CURRENT_ROLE))
         is_hot = bool(option.state & (QStyle.StateFlag.State_MouseOver | QStyle.StateFlag.State_HasFocus))
         painter.save()
+        painter.setLayoutDirection(option.direction)
         painter.setRenderHint(QPainter.RenderHint.Antialiasing)
         if is_current or is_hot:
             painter.setPen(QColor(self._palette.accent) if is_hot and not is_current else Qt.PenStyle.NoPen)

@@ -8,6 +8,7 @@ from pathlib import Path
 from PySide6.QtCore import QModelIndex, QSortFilterProxyModel, Qt, Signal
 from PySide6.QtWidgets import QHBoxLayout, QLineEdit, QPushButton, QStackedWidget, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.palette import Palette
 from widgets.library.loaded_list import LoadedList
 from widgets.library.model_delegate import ModelDelegate
@@ -38,9 +39,9 @@ class ModelPanel(QWidget):
         self.loaded_list = LoadedList()
         self.list_view = RecentListView()
         self.start_panel = StartPanel()
-        self.open_button = QPushButton("Open…")
-        self.demo_button = QPushButton("Demo model")
-        self.lab_button = QPushButton("Lab rig…")
+        self.open_button = QPushButton(tr("Open…"))
+        self.demo_button = QPushButton(tr("Demo model"))
+        self.lab_button = QPushButton(tr("Lab rig…"))
         self._pages = QStackedWidget()
         self._build()
         self._connect()
@@ -67,19 +68,19 @@ class ModelPanel(QWidget):
         return tuple(str(self._filtered.index(row, 0).data()) for row in range(self._filtered.rowCount()))
 
     def _build(self) -> None:
-        self.search_edit.setPlaceholderText("Search…")
+        self.search_edit.setPlaceholderText(tr("Search…"))
         self.search_edit.setClearButtonEnabled(True)
         self.search_edit.setAcceptDrops(False)  # Dropped files are for the window.
-        self.search_edit.setAccessibleName("Search models")
+        self.search_edit.setAccessibleName(tr("Search models"))
         self.list_view.setModel(self._filtered)
         self.list_view.setItemDelegate(self._delegate)
         self.list_view.setMouseTracking(True)
         self.list_view.setUniformItemSizes(True)
         self.list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list_view.setAccessibleName("Recent models")
-        self.open_button.setToolTip("Open a GGUF file")
-        self.demo_button.setToolTip("Write the demo model, if it is not there yet, and open it")
-        self.lab_button.setToolTip("Start local workers with capped memory that stand for devices")
+        self.list_view.setAccessibleName(tr("Recent models"))
+        self.open_button.setToolTip(tr("Open a GGUF file"))
+        self.demo_button.setToolTip(tr("Write the demo model, if it is not there yet, and open it"))
+        self.lab_button.setToolTip(tr("Start local workers with capped memory that stand for devices"))
         for button in (self.demo_button, self.lab_button):
             button.setProperty("role", "flat")
         self._pages.addWidget(self.list_view)

@@ -8,7 +8,9 @@ from PySide6.QtCore import Signal
 from PySide6.QtGui import QWheelEvent
 from PySide6.QtWidgets import QComboBox, QWidget
 
-_NONE = "No preset"
+from engine.language import tr
+
+_NONE = tr("No preset")
 
 
 class PresetBox(QComboBox):
@@ -21,8 +23,8 @@ class PresetBox(QComboBox):
         super().__init__(parent)
         self._names: tuple[str, ...] = ()
         self._chosen = ""
-        self.setAccessibleName("Preset of its conversations")
-        self.setToolTip("Conversations with this model begin with it; presets are made in the chat's settings")
+        self.setAccessibleName(tr("Preset of its conversations"))
+        self.setToolTip(tr("Conversations with this model begin with it; presets are made in the chat's settings"))
         self.activated.connect(lambda row: self._choose(str(self.itemData(row))))
         self._fill()
 
@@ -57,5 +59,5 @@ class PresetBox(QComboBox):
         for name in self._names:
             self.addItem(name, name)
         if self._chosen and self._chosen not in self._names:
-            self.addItem(f"{self._chosen} (no longer there)", self._chosen)
+            self.addItem(tr("{chosen} (no longer there)", chosen=self._chosen), self._chosen)
         self.setCurrentIndex(max(0, self.findData(self._chosen)))

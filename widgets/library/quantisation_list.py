@@ -6,10 +6,12 @@ from PySide6.QtCore import QSignalBlocker, QSize, Qt, Signal
 from PySide6.QtGui import QColor, QKeyEvent
 from PySide6.QtWidgets import QHeaderView, QTreeWidget, QTreeWidgetItem, QWidget
 
+from engine.language import tr
 from engine.library.entry import Quantisation
 from engine.library.fit import speed_words
 from engine.library.listed import Listed
 from engine.units import format_bytes
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.library.entry_words import fit_of
 
@@ -26,13 +28,14 @@ class QuantisationList(QTreeWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._quantisations: tuple[Quantisation, ...] = ()
+        keep_left_to_right(self)
         self._palette = DARK
         self._colours: list[str] = []
         self.setColumnCount(4)
-        self.setHeaderLabels(["Quantisation", "Size", "On this rig", "Predicted"])
+        self.setHeaderLabels([tr("Quantisation"), tr("Size"), tr("On this rig"), tr("Predicted")])
         self.setRootIsDecorated(False)
         self.setUniformRowHeights(True)
-        self.setAccessibleName("Quantisations")
+        self.setAccessibleName(tr("Quantisations"))
         self.header().setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
         self.header().setStretchLastSection(True)
         self.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
@@ -63,7 +66,7 @@ class QuantisationList(QTreeWidget):
                 speed = "" if fit is None or each.fault else speed_words(fit).removesuffix(" tokens/s")
                 item = QTreeWidgetItem([each.label or "unknown", format_bytes(each.size_bytes), words, speed])
                 item.setSizeHint(0, QSize(0, ROW_HEIGHT))
-                item.setToolTip(3, "Tokens per second, slowest to fastest")
+                item.setToolTip(3, tr("Tokens per second, slowest to fastest"))
                 self._colours.append(colour)
                 self.addTopLevelItem(item)
             labels = [each.label for each in self._quantisations]

@@ -6,6 +6,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QFocusEvent, QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import QListView, QWidget
 
+from widgets.common.painting import keep_left_to_right
+
 
 class RecentListView(QListView):
     """Reports Enter as a click, and a double click as one: opening a model twice takes twice as long."""
@@ -13,6 +15,7 @@ class RecentListView(QListView):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._is_double_click = False
+        keep_left_to_right(self)
 
     def focusInEvent(self, event: QFocusEvent) -> None:
         """Show where the keyboard is: the delegate frames the current row."""

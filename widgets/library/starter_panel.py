@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.library.starters import Starter
 from engine.units import format_bytes
 from widgets.common.roles import plain_label
@@ -28,9 +29,9 @@ class StarterPanel(QWidget):
         self.cards: list[QPushButton] = []
         self._row = QHBoxLayout()
         self._row.setSpacing(12)
-        self.folder_button = QPushButton("Add a folder…")
-        self.open_button = QPushButton("Open a file…")
-        self.demo_button = QPushButton("Try the demo model")
+        self.folder_button = QPushButton(tr("Add a folder…"))
+        self.open_button = QPushButton(tr("Open a file…"))
+        self.demo_button = QPushButton(tr("Try the demo model"))
         self.folder_button.clicked.connect(self.add_folder_requested.emit)
         self.open_button.clicked.connect(self.open_requested.emit)
         self.demo_button.clicked.connect(self.try_demo_requested.emit)
@@ -43,12 +44,14 @@ class StarterPanel(QWidget):
         middle.setMaximumWidth(_WIDTH)
         column = QVBoxLayout(middle)
         column.setSpacing(12)
-        column.addWidget(plain_label("No models yet", "title"))
-        places = "Folders that you add are looked into, and what Hugging Face, LM Studio, Ollama and llama.cpp keep."
+        column.addWidget(plain_label(tr("No models yet"), "title"))
+        places = tr(
+            "Folders that you add are looked into, and what Hugging Face, LM Studio, Ollama and llama.cpp keep."
+        )
         column.addWidget(plain_label(places, "dim", wrap=True))
         column.addLayout(buttons)
         column.addSpacing(12)
-        self._heading = plain_label("Small models that fit this machine", "strong")
+        self._heading = plain_label(tr("Small models that fit this machine"), "strong")
         column.addWidget(self._heading)
         column.addLayout(self._row)
         across = QHBoxLayout()
@@ -74,8 +77,8 @@ class StarterPanel(QWidget):
     def _card(self, starter: Starter) -> QFrame:
         card = QFrame()
         card.setProperty("role", "card")
-        button = QPushButton("Get it")
-        button.setAccessibleName(f"Get {starter.name}")
+        button = QPushButton(tr("Get it"))
+        button.setAccessibleName(tr("Get {name}", name=starter.name))
         button.setToolTip(starter.address)
         button.clicked.connect(lambda: self.starter_chosen.emit(starter))
         self.cards.append(button)
@@ -85,6 +88,6 @@ class StarterPanel(QWidget):
         purpose.setAlignment(Qt.AlignmentFlag.AlignLeft | Qt.AlignmentFlag.AlignTop)
         purpose.setMinimumHeight(PURPOSE_LINES * purpose.fontMetrics().lineSpacing())
         column.addWidget(purpose, 1)
-        column.addWidget(plain_label(f"{format_bytes(starter.size_bytes)} to download", "dim"))
+        column.addWidget(plain_label(tr("{size} to download", size=format_bytes(starter.size_bytes)), "dim"))
         column.addWidget(button)
         return card

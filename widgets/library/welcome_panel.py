@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 
-NOTHING_SENT = "No account, no telemetry. Nothing is asked of the network unless you ask for it."
-_TALKS = "A small model that is here already, on workers that stand for three cards."
-_BABBLES = "A made-up model shows how layers are placed; it babbles. The library offers small ones that answer."
+NOTHING_SENT = tr("No account, no telemetry. Nothing is asked of the network unless you ask for it.")
+_TALKS = tr("A small model that is here already, on workers that stand for three cards.")
+_BABBLES = tr("A made-up model shows how layers are placed; it babbles. The library offers small ones that answer.")
 
 
 class WelcomePanel(QScrollArea):
@@ -26,11 +27,11 @@ class WelcomePanel(QScrollArea):
         self.setWidgetResizable(True)
         self.setFrameShape(QFrame.Shape.NoFrame)
         self.setFocusPolicy(Qt.FocusPolicy.NoFocus)
-        self.setAccessibleName("Welcome")
+        self.setAccessibleName(tr("Welcome"))
         self.talk_button = QPushButton()
         self.talk_button.setProperty("role", "primary")
-        self.open_button = QPushButton("Open a model…")
-        self.library_button = QPushButton("Library…")
+        self.open_button = QPushButton(tr("Open a model…"))
+        self.library_button = QPushButton(tr("Library…"))
         self.talk_button.clicked.connect(self.talk_requested)
         self.open_button.clicked.connect(self.open_requested)
         self.library_button.clicked.connect(self.library_requested)
@@ -51,7 +52,7 @@ class WelcomePanel(QScrollArea):
 
     def show_demo(self, *, speaks: bool) -> None:
         """Say what the first button opens: a model that answers, or the one that is made up."""
-        self.talk_button.setText("Talk to a small model" if speaks else "Try the made-up model")
+        self.talk_button.setText(tr("Talk to a small model") if speaks else tr("Try the made-up model"))
         self._demo.setText(_TALKS if speaks else _BABBLES)
 
     def show_places(self, text: str) -> None:
@@ -68,7 +69,7 @@ class WelcomePanel(QScrollArea):
         column = QVBoxLayout(content)
         column.setContentsMargins(0, 0, 8, 0)
         column.setSpacing(8)
-        column.addWidget(plain_label("Welcome to Layerdeck", "title"))
+        column.addWidget(plain_label(tr("Welcome to Layerdeck"), "title"))
         column.addWidget(self._machine)
         column.addLayout(buttons)
         column.addWidget(self._demo)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from engine.language import tr
 from engine.plan.report import DeviceRow
 from engine.units import format_bytes
 from widgets.common.palette import Palette
@@ -21,17 +22,17 @@ class Column:
 
 
 ALL_COLUMNS = (
-    Column("Weights", lambda row: row.weights_bytes, lambda palette: palette.weights),
-    Column("Mapped", lambda row: row.mapped_bytes, lambda palette: palette.other),
-    Column("KV cache", lambda row: row.kv_cache_bytes, lambda palette: palette.kv),
-    Column("State", lambda row: row.recurrent_bytes, lambda palette: palette.kv),
-    Column("Compute", lambda row: row.compute_bytes, lambda palette: palette.compute),
-    Column("Output", lambda row: row.output_bytes, lambda palette: palette.compute),
-    Column("Overhead", lambda row: row.overhead_bytes, lambda palette: palette.other),
-    Column("Total", lambda row: row.need_bytes),
+    Column(tr("Weights"), lambda row: row.weights_bytes, lambda palette: palette.weights),
+    Column(tr("Mapped"), lambda row: row.mapped_bytes, lambda palette: palette.other),
+    Column(tr("KV cache"), lambda row: row.kv_cache_bytes, lambda palette: palette.kv),
+    Column(tr("State"), lambda row: row.recurrent_bytes, lambda palette: palette.kv),
+    Column(tr("Compute"), lambda row: row.compute_bytes, lambda palette: palette.compute),
+    Column(tr("Output"), lambda row: row.output_bytes, lambda palette: palette.compute),
+    Column(tr("Overhead"), lambda row: row.overhead_bytes, lambda palette: palette.other),
+    Column(tr("Total"), lambda row: row.need_bytes),
 )
-OPTIONAL_TITLES = frozenset({"Mapped", "State", "Overhead"})
-DIFFERENCE_TITLE = "Difference"
+OPTIONAL_TITLES = frozenset({tr("Mapped"), tr("State"), tr("Overhead")})
+DIFFERENCE_TITLE = tr("Difference")
 
 
 @dataclass(frozen=True, slots=True)

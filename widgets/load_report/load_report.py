@@ -9,6 +9,7 @@ from PySide6.QtCore import Qt, Signal
 from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QHBoxLayout, QProgressBar, QPushButton, QScrollArea, QToolButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from engine.session.events import Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label, set_role
@@ -27,7 +28,7 @@ from widgets.load_report.plain_text import ATTEMPTS_TITLE, plain_report
 from widgets.load_report.proposal_list import ProposalList
 from widgets.load_report.report_table import ReportTable
 
-IDLE_SENTENCE = "Nothing was loaded yet."
+IDLE_SENTENCE = tr("Nothing was loaded yet.")
 PROGRESS_STEPS = 1000
 BADGE_HEIGHT_PX = 20
 MIN_DETAILS_HEIGHT_PX = 24
@@ -55,9 +56,9 @@ class LoadReport(QWidget):
         self._attempts_label = plain_label("", "dim", wrap=True)
         self._progress = QProgressBar()
         self._progress.setTextVisible(False)
-        self._progress.setAccessibleName("Load progress")
+        self._progress.setAccessibleName(tr("Load progress"))
         self.copy_button = QToolButton()
-        self.check_button = QPushButton("Check This Machine…")
+        self.check_button = QPushButton(tr("Check This Machine…"))
         self._column = QVBoxLayout()
         self._build()
         self.show_idle()
@@ -142,7 +143,7 @@ class LoadReport(QWidget):
 
     def _show_outcome(self, outcome: Outcome) -> None:
         if len(self._attempts) > 1:
-            tried = f"{len(self._attempts)} layouts were tried."
+            tried = tr("{count} layouts were tried.", count=len(self._attempts))
             outcome = replace(outcome, attempts=self._attempts, sentence=f"{outcome.sentence} {tried}")
         self._show(outcome, outcome.sentence)
 
@@ -202,9 +203,9 @@ class LoadReport(QWidget):
         self._attempts_label.hide()
         for label in (self._sentence, self._detail, self._attempts_label):
             label.setTextInteractionFlags(Qt.TextInteractionFlag.TextSelectableByMouse)
-        self.copy_button.setText("Copy")
+        self.copy_button.setText(tr("Copy"))
         self.copy_button.setProperty("role", "quiet")
-        self.copy_button.setToolTip("Copy the report as text")
+        self.copy_button.setToolTip(tr("Copy the report as text"))
         self.copy_button.clicked.connect(self.copy)
         self.check_button.clicked.connect(self.check_requested)
         heading = QHBoxLayout()
@@ -224,7 +225,7 @@ class LoadReport(QWidget):
         self._column.addStretch(1)
         scroll = QScrollArea()
         scroll.setWidgetResizable(True)
-        scroll.setAccessibleName("Details of the last load")
+        scroll.setAccessibleName(tr("Details of the last load"))
         scroll.setFrameShape(QScrollArea.Shape.NoFrame)
         # The sentence above is never cut for it.
         scroll.setMinimumHeight(MIN_DETAILS_HEIGHT_PX)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from engine.devices.holder import holder_words
+from engine.language import tr
 from engine.plan.report import DeviceRow
 from engine.session.events import STAGE_WORDS, Attempt, Cancelled, Crashed, Failed, Loaded, OutOfMemory, Stage
 from engine.units import format_bytes
@@ -44,16 +45,18 @@ def loaded_outcome(event: Loaded) -> Outcome:
     """Return the words for a load that went well; the sentence says how far the forecast was off."""
     rows = used_rows(event.devices)
     forecast = tuple(row.without_overhead() for row in event.forecast)
-    places = " + ".join(row.id for row in rows) or "no device"
+    places = " + ".join(row.id for row in rows) or tr("no device")
     total = format_bytes(sum(row.need_bytes for row in rows))
     return Outcome(
-        badge="LOADED",
+        badge=tr("LOADED"),
         tone="good",
-        sentence=f"{total} on {places}. {_forecast_words(rows, forecast)}",
+        sentence=tr(
+            "{total} on {places}. {forecast}", total=total, places=places, forecast=_forecast_words(rows, forecast)
+        ),
         detail=_mapped_words(event.devices),
         rows=rows,
         forecast=forecast,
-        rows_title="Measured, with the forecast below",
+        rows_title=tr("Measured, with the forecast below"),
     )
 
 
@@ -66,29 +69,43 @@ def out_of_memory_outcome(
 
     When it happened is in the event's message: memory can also run out while generating.
     """
-    device = device_words(event.device, names)
-    sentence = f"{device} was asked for {format_bytes(event.requested_bytes)}"
-    if event.free_bytes is None:
-        sentence += " and could not give it."
-    else:
-        missing_bytes = event.requested_bytes - event.free_bytes
-        sentence += f" and had {format_bytes(event.free_bytes)} free"
-        sentence += f": {format_bytes(missing_bytes)} missing." if missing_bytes > 0 else ", but not in one piece."
+    sentence = _refusal(event, device_words(event.device, names))
     rows = used_rows(event.allocated)
     return Outcome(
-        badge="OOM",
+        badge=tr("OOM"),
         tone="bad",
         sentence=sentence,
         detail="\n".join(filter(None, (event.message, _holder_sentence(event)))),
         rows=rows,
-        rows_title="Already placed when it failed" if rows else "",
+        rows_title=tr("Already placed when it failed") if rows else "",
         proposals=tuple(proposals) or tuple(map(ProposalWords, event.proposals)),
+    )
+
+
+def _refusal(event: OutOfMemory, device: str) -> str:
+    requested = format_bytes(event.requested_bytes)
+    if event.free_bytes is None:
+        return tr("{device} was asked for {requested} and could not give it.", device=device, requested=requested)
+    free, missing_bytes = format_bytes(event.free_bytes), event.requested_bytes - event.free_bytes
+    if missing_bytes <= 0:
+        return tr(
+            "{device} was asked for {requested} and had {free} free, but not in one piece.",
+            device=device,
+            requested=requested,
+            free=free,
+        )
+    return tr(
+        "{device} was asked for {requested} and had {free} free: {missing} missing.",
+        device=device,
+        requested=requested,
+        free=free,
+        missing=format_bytes(missing_bytes),
     )
 
 
 def _holder_sentence(event: OutOfMemory) -> str:
     held = ", ".join(map(holder_words, event.holders))
-    return f"Memory of {event.device} is held by {held}." if held else ""
+    return tr("Memory of {device} is held by {held}.", device=event.device, held=held) if held else ""
 
 
 def attempt_words(event: Attempt) -> str:
@@ -98,20 +115,23 @@ def attempt_words(event: Attempt) -> str:
 
 def failed_outcome(event: Failed) -> Outcome:
     """Return the words for a load that was refused or went wrong."""
-    return Outcome(badge="FAILED", tone="bad", sentence=event.message)
+    return Outcome(badge=tr("FAILED"), tone="bad", sentence=event.message)
 
 
 def crashed_outcome(event: Crashed) -> Outcome:
     """Return the words for an engine that ended without its last word."""
     return Outcome(
-        badge="CRASHED", tone="bad", sentence=event.message, detail="Nothing is loaded now; load again to go on."
+        badge=tr("CRASHED"),
+        tone="bad",
+        sentence=event.message,
+        detail=tr("Nothing is loaded now; load again to go on."),
     )
 
 
 def cancelled_outcome(event: Cancelled) -> Outcome:
     """Return the words for a load that the person ended."""
-    sentence = f"Cancelled while {STAGE_WORDS[event.stage]}. Nothing is loaded."
-    return Outcome(badge="CANCELLED", tone="dim", sentence=sentence)
+    sentence = tr("Cancelled while {stage}. Nothing is loaded.", stage=STAGE_WORDS[event.stage])
+    return Outcome(badge=tr("CANCELLED"), tone="dim", sentence=sentence)
 
 
 def used_rows(rows: Sequence[DeviceRow]) -> tuple[DeviceRow, ...]:
@@ -134,23 +154,26 @@ def _forecast_words(rows: Sequence[DeviceRow], forecast: Sequence[DeviceRow]) ->
     expected = {row.id: row.need_bytes for row in forecast}
     differences = [(row.id, row.need_bytes - expected[row.id]) for row in rows if row.id in expected]
     if not differences:
-        return "There was no forecast."
+        return tr("There was no forecast.")
     device, worst_bytes = max(differences, key=lambda pair: abs(pair[1]))
     if worst_bytes == 0:
-        return "The forecast was exact."
-    return f"The forecast was off by at most {format_bytes(abs(worst_bytes))} ({device})."
+        return tr("The forecast was exact.")
+    return tr("The forecast was off by at most {size} ({device}).", size=format_bytes(abs(worst_bytes)), device=device)
 
 
 def _mapped_words(rows: Sequence[DeviceRow]) -> str:
     mapped_bytes = sum(row.mapped_bytes for row in rows)
     if not mapped_bytes:
         return ""
-    return f"{format_bytes(mapped_bytes)} of weights are mapped from the file: the system can drop and re-read them."
+    return tr(
+        "{mapped} of weights are mapped from the file: the system can drop and re-read them.",
+        mapped=format_bytes(mapped_bytes),
+    )
 
 
 def progress_words(stage: Stage, device: str | None, fraction: float | None = None) -> str:
     """Return "Reading the weights on RPC0 45 %"."""
     words = STAGE_WORDS[stage]
-    place = "" if device is None else f" on {device}"
+    place = "" if device is None else tr(" on {device}", device=device)
     percent = "" if fraction is None else f" {round(fraction * 100)} %"
     return f"{words[0].upper()}{words[1:]}{place}{percent}"

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from engine.language import tr
 from widgets.load_report.columns import DIFFERENCE_TITLE, table_lines, visible_columns
 from widgets.load_report.outcome import Outcome, ProposalWords
 
-ATTEMPTS_TITLE = "Layouts that were tried"
+ATTEMPTS_TITLE = tr("Layouts that were tried")
 
 
 def plain_report(outcome: Outcome) -> str:
@@ -24,14 +25,14 @@ def _proposal(words: ProposalWords) -> str:
 
 
 def _table(outcome: Outcome) -> str:
-    head = ["device", *(column.title for column in visible_columns(outcome.rows))]
+    head = [tr("device"), *(column.title for column in visible_columns(outcome.rows))]
     lines = table_lines(outcome)
     has_forecast = any(line.forecast for line in lines)
     cells = [[*head, DIFFERENCE_TITLE] if has_forecast else head]
     for line in lines:
         cells.append([line.device, *line.measured, line.difference] if has_forecast else [line.device, *line.measured])
         if line.forecast:
-            cells.append(["  forecast", *line.forecast, ""])
+            cells.append([f"  {tr('forecast')}", *line.forecast, ""])
     widths = [max(len(row[position]) for row in cells) for position in range(len(cells[0]))]
     return "\n".join(
         "  ".join(

@@ -8,6 +8,7 @@ from functools import partial
 from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QLabel, QPushButton, QVBoxLayout, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 from widgets.load_report.outcome import ProposalWords
 
@@ -34,10 +35,10 @@ class ProposalList(QWidget):
         row.setSpacing(12)
         row.addWidget(_text(words.text, "strong"), 4)
         row.addWidget(_text(words.detail, "dim"), 5)
-        button = QPushButton("Apply")
+        button = QPushButton(tr("Apply"))
         button.setProperty("role", "primary")
-        button.setAccessibleName(f"Apply: {words.text}")
-        button.setToolTip("Change the layout like this; Undo goes back. Nothing is loaded yet.")
+        button.setAccessibleName(tr("Apply: {text}", text=words.text))
+        button.setToolTip(tr("Change the layout like this; Undo goes back. Nothing is loaded yet."))
         button.clicked.connect(partial(self.chosen.emit, index))
         row.addWidget(button, 0, Qt.AlignmentFlag.AlignVCenter)
         self.buttons.append(button)

@@ -6,6 +6,8 @@ from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor, QPixmap
 from PySide6.QtWidgets import QGridLayout, QHBoxLayout, QLabel, QWidget
 
+from engine.language import tr
+from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
 from widgets.load_report.columns import DIFFERENCE_TITLE, Column, TableLine, table_lines, visible_columns
@@ -20,6 +22,7 @@ class ReportTable(QWidget):
     def __init__(self, outcome: Outcome, palette: Palette = DARK, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._swatches: list[tuple[QLabel, Column]] = []
+        keep_left_to_right(self)
         self._grid = QGridLayout(self)
         self._grid.setContentsMargins(0, 0, 0, 0)
         self._grid.setHorizontalSpacing(20)
@@ -65,4 +68,4 @@ class ReportTable(QWidget):
         for position, text in enumerate(line.forecast, start=1):
             self._grid.addWidget(plain_label(text, "dim"), at + 1, position, Qt.AlignmentFlag.AlignRight)
         if line.forecast:
-            self._grid.addWidget(plain_label("forecast", "dim"), at + 1, 0)
+            self._grid.addWidget(plain_label(tr("forecast"), "dim"), at + 1, 0)

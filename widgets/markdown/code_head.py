@@ -5,6 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QTimer, Signal
 from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
 
+from engine.language import tr
 from widgets.common.roles import plain_label
 
 COPIED_MS = 1500
@@ -19,8 +20,8 @@ class CodeHead(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._language = plain_label("", "dim")
-        self.copy_button = _quiet_button("Copy", "Copy this code")
-        self.save_button = _quiet_button("Save…", "Save this code as a file")
+        self.copy_button = _quiet_button(tr("Copy"), tr("Copy this code"))
+        self.save_button = _quiet_button(tr("Save…"), tr("Save this code as a file"))
         row = QHBoxLayout(self)
         row.setContentsMargins(10, 3, 6, 0)
         row.setSpacing(2)
@@ -30,7 +31,7 @@ class CodeHead(QWidget):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(COPIED_MS)
-        self._timer.timeout.connect(lambda: self.copy_button.setText("Copy"))
+        self._timer.timeout.connect(lambda: self.copy_button.setText(tr("Copy")))
         self.copy_button.clicked.connect(self._on_copy)
         self.save_button.clicked.connect(self.save_requested.emit)
         self.unsetCursor()
@@ -42,7 +43,7 @@ class CodeHead(QWidget):
 
     def _on_copy(self) -> None:
         self.copy_requested.emit()
-        self.copy_button.setText("Copied")
+        self.copy_button.setText(tr("Copied"))
         self._timer.start()
 
 

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from markdown_it.token import Token
 
+from engine.language import tr
 from widgets.markdown.blocks import Alignment, Block, Line, Run, Table
 from widgets.markdown.highlight import MAX_LINE_CHARACTERS, highlight
 from widgets.markdown.visible import visible
@@ -215,7 +216,7 @@ def _picture_words(token: Token) -> list[Run]:
     """Pictures are not fetched: say what there is, and where."""
     words = visible(token.content) or "picture"
     address = visible(str(token.attrs.get("src", "")))
-    return [Run(f"[picture: {words}]", link=address), Run(f" ({address})", dim=True)]
+    return [Run(tr("[picture: {words}]", words=words), link=address), Run(f" ({address})", dim=True)]
 
 
 def _bounded(runs: tuple[Run, ...]) -> list[tuple[Run, ...]]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from engine.language import tr
 from widgets.markdown.blocks import Block, Line, Run
 from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks
@@ -67,7 +68,10 @@ class MarkdownStream:
     def _rest(self) -> tuple[Block, ...]:
         if not self._left_out:
             return ()
-        words = f"… and {self._left_out:,} characters more, which are not drawn. “Copy as Markdown” has all of them."
+        words = tr(
+            "… and {left_out:,} characters more, which are not drawn. “Copy as Markdown” has all of them.",
+            left_out=self._left_out,
+        )
         return (Line("rule"), Line("text", (Run(words, dim=True),)))
 
 

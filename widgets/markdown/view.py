@@ -18,6 +18,7 @@ from PySide6.QtGui import (
 )
 from PySide6.QtWidgets import QFrame, QMenu, QTextEdit, QWidget
 
+from engine.language import tr
 from widgets.markdown.code_head import CodeHead
 from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown
@@ -196,11 +197,11 @@ class MarkdownView(QTextEdit):
         """Return the menu of this message; the caller shows it."""
         menu = QMenu(self)
         copy: Callable[[str], None] = QGuiApplication.clipboard().setText
-        menu.addAction("Copy message", lambda: copy(self.text))
-        selection = menu.addAction("Copy selection", self.copy)
+        menu.addAction(tr("Copy message"), lambda: copy(self.text))
+        selection = menu.addAction(tr("Copy selection"), self.copy)
         selection.setEnabled(self.textCursor().hasSelection())
-        menu.addAction("Select all", self.selectAll)
+        menu.addAction(tr("Select all"), self.selectAll)
         if link:
             menu.addSeparator()
-            menu.addAction("Copy address", lambda: copy(link))
+            menu.addAction(tr("Copy address"), lambda: copy(link))
         return menu

@@ -11,6 +11,7 @@ from engine.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
@@ -42,16 +43,20 @@ def balanced_candidates(bench: Workbench) -> Iterator[Candidate]:
     elif bench.holds_all(layout):
         left = _headroom(bench, layout).values()
         least, most = format_bytes(min(left)), format_bytes(max(left))
-        keeping = f"each keep {least} to {most} free beyond their margins"
+        keeping = tr("each keep {least} to {most} free beyond their margins", least=least, most=most)
         if len(used) == 1:
-            keeping = f"keeps {least} free beyond its margin"
+            keeping = tr("keeps {least} free beyond its margin", least=least)
         yield Candidate(
             layout,
-            f"Counting weights, KV cache, buffers and the output layer, {name_list(used)} {keeping}: "
-            f"{describe_runs(layout)}.",
+            tr(
+                "Counting weights, KV cache, buffers and the output layer, {name_list} {keeping}: {describe_runs}.",
+                name_list=name_list(used),
+                keeping=keeping,
+                describe_runs=describe_runs(layout),
+            ),
         )
     else:
-        why = "Beside what is pinned nothing more goes on devices" if bench.pinned else "All devices are full"
+        why = tr("Beside what is pinned nothing more goes on devices") if bench.pinned else tr("All devices are full")
         yield Candidate(layout, f"{why}: {describe_runs(layout)}.{describe_rest(bench, layout)}")
 
 

@@ -18,6 +18,7 @@ from engine.fit.strategies.longest_context import longest_context
 from engine.fit.strategies.priority import priority
 from engine.fit.strategies.proportional import proportional
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.memory.effort import limited
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.context_length import context_lengths
@@ -47,7 +48,13 @@ def find_strategy(name: str) -> Strategy:
     """
     strategy = STRATEGIES.get(name)
     if strategy is None:
-        raise ArgumentError(f'There is no strategy "{name}" for automatic layouts; use one of {", ".join(STRATEGIES)}.')
+        raise ArgumentError(
+            tr(
+                'There is no strategy "{name}" for automatic layouts; use one of {names}.',
+                name=name,
+                names=", ".join(STRATEGIES),
+            )
+        )
     return strategy
 
 

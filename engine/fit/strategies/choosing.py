@@ -11,6 +11,7 @@ from engine.fit.strategies.filling import plain_fillings, whole_layouts
 from engine.fit.strategies.splitting import split_over_devices
 from engine.fit.strategies.wording import describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.units import format_bytes
 
@@ -53,7 +54,7 @@ def _best(bench: Workbench, candidates: Iterable[Candidate], *, plain: bool) -> 
 
 def _plain_fillings(bench: Workbench) -> Iterator[Candidate]:
     for layout in plain_fillings(bench):
-        reason = "Filling devices one after the other from the last layer leaves least on the CPU here: "
+        reason = tr("Filling devices one after the other from the last layer leaves least on the CPU here: ")
         yield Candidate(layout, f"{reason}{describe_runs(layout)}.{describe_rest(bench, layout)}")
 
 
@@ -62,7 +63,7 @@ def _fillings_with_experts(bench: Workbench) -> Iterator[Candidate]:
     fillings = [fill_with_experts(bench, order) for order in (ids, ids[::-1])]
     for sparse in dict.fromkeys((*fillings, fill_with_experts_apart(bench, ids))):
         if sparse is not None:
-            reason = "Filling devices with dense parts first and then with experts leaves least on the CPU here: "
+            reason = tr("Filling devices with dense parts first and then with experts leaves least on the CPU here: ")
             yield Candidate(sparse, f"{reason}{describe_runs(sparse)}.{describe_rest(bench, sparse)}")
 
 
@@ -75,7 +76,9 @@ def _missing_bytes(bench: Workbench, layout: Layout) -> tuple[bool, int]:
 def _why_not(bench: Workbench, layout: Layout) -> str:
     report = bench.report(layout)
     if report.violations:
-        return f"It cannot be loaded: {report.violations[0].message}"
+        return tr("It cannot be loaded: {message}", message=report.violations[0].message)
     short = [row for row in report.rows if row.shortfall_bytes > 0 and row.need_bytes]
-    missing = name_list([f"{row.id} is short by {format_bytes(row.shortfall_bytes)}" for row in short])
-    return f"It does not fit: {missing}."
+    missing = name_list(
+        [tr("{id} is short by {shortfall}", id=row.id, shortfall=format_bytes(row.shortfall_bytes)) for row in short]
+    )
+    return tr("It does not fit: {missing}.", missing=missing)

@@ -11,6 +11,7 @@ from engine.fit.strategies.expert_filling import fill_with_experts
 from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.wording import count_layers, describe_runs
 from engine.fit.strategies.workbench import Workbench, moved_tensors
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
@@ -30,11 +31,11 @@ def experts_candidates(bench: Workbench) -> Iterator[Candidate]:
     with_experts = [layer.index for layer in bench.layers if layer.expert_bytes]
     if not with_experts:
         for candidate in whole:
-            yield Candidate(candidate.layout, f"The model has no experts. {candidate.reason}")
+            yield Candidate(candidate.layout, tr("The model has no experts. {reason}", reason=candidate.reason))
         return
     if any(bench.holds_all(candidate.layout) for candidate in whole):
         for candidate in whole:
-            yield Candidate(candidate.layout, f"No experts need to go to the CPU. {candidate.reason}")
+            yield Candidate(candidate.layout, tr("No experts need to go to the CPU. {reason}", reason=candidate.reason))
         return
     layout = fill_with_experts(bench, bench.in_layer_order(bench.devices))
     if layout is not None:
@@ -46,15 +47,20 @@ def _reason(bench: Workbench, layout: Layout, n_with_experts: int) -> str:
     away = {index for index, _, _ in moved_tensors(bench.memory.model, layout)}
     on_devices = sum(place != CPU_ID for place in places)
     if not on_devices:
-        return (
-            f"No device has room for the dense part of a layer, so all {count_layers(bench.n_layers)} stay on the CPU."
+        return tr(
+            "No device has room for the dense part of a layer, so all {count_layers} stay on the CPU.",
+            count_layers=count_layers(bench.n_layers),
         )
     shares = []
     for device_id in dict.fromkeys(place for place in places if place != CPU_ID):
         own = [index for index, place in enumerate(places) if place == device_id and bench.layers[index].expert_bytes]
         kept = sum(index not in away for index in own)
-        shares.append(f"{device_id} those of {kept} of its {len(own)}")
-    return (
-        f"Dense parts, attention and KV cache come first ({describe_runs(layout)}); of the {n_with_experts} layers' "
-        f"experts the devices hold what they have room for, {', '.join(shares)}, and the CPU the others."
+        shares.append(tr("{device_id} those of {kept} of its {count}", device_id=device_id, kept=kept, count=len(own)))
+    return tr(
+        "Dense parts, attention and KV cache come first ({describe_runs}); of the "
+        "{n_with_experts} layers' experts the devices hold what they have room for, {names}, and "
+        "the CPU the others.",
+        describe_runs=describe_runs(layout),
+        n_with_experts=n_with_experts,
+        names=", ".join(shares),
     )

@@ -14,6 +14,7 @@ from engine.fit.strategies.fewest import fewest_candidates
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs
 from engine.fit.strategies.workbench import Workbench, rank
+from engine.language import tr, tr_count
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
@@ -106,14 +107,18 @@ def _orders(bench: Workbench, by_speed: Sequence[Device], speeds: Speeds) -> Ite
 
 def _reason(bench: Workbench, layout: Layout, prediction: Prediction, n_layouts: int, *, single: bool) -> str:
     if single:
-        return (
-            f"{layout.output_device} holds everything and reads its memory fastest of the devices that do: "
-            f"{prediction.text()} predicted."
+        return tr(
+            "{output_device} holds everything and reads its memory fastest of the devices that do: {text} predicted.",
+            output_device=layout.output_device,
+            text=prediction.text(),
         )
     if layout.devices == (CPU_ID,):
-        return f"{all_on_cpu(bench)} Predicted are {prediction.text()}."
-    return (
-        f"Of {n_layouts} layout{'' if n_layouts == 1 else 's'} this one reads its weights soonest, "
-        f"{prediction.text()} predicted: "
-        f"{describe_runs(layout)}.{describe_rest(bench, layout)}"
+        return tr("{all_on_cpu} Predicted are {text}.", all_on_cpu=all_on_cpu(bench), text=prediction.text())
+    return tr_count(
+        "Of {count} layout this one reads its weights soonest, {text} predicted: {describe_runs}.{describe_rest}",
+        "Of {count} layouts this one reads its weights soonest, {text} predicted: {describe_runs}.{describe_rest}",
+        n_layouts,
+        text=prediction.text(),
+        describe_runs=describe_runs(layout),
+        describe_rest=describe_rest(bench, layout),
     )

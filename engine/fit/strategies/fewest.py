@@ -11,6 +11,7 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, count_layers, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench, rank
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
@@ -44,7 +45,11 @@ def fewest_candidates(bench: Workbench) -> Iterator[Candidate]:
 
 def whole_reason(bench: Workbench, device: Device) -> str:
     """Return why everything is on one device."""
-    return f"All {count_layers(bench.n_layers)} and the output layer fit on {device.id} alone, so nothing is split."
+    return tr(
+        "All {count_layers} and the output layer fit on {id} alone, so nothing is split.",
+        count_layers=count_layers(bench.n_layers),
+        id=device.id,
+    )
 
 
 def capacity_layout(bench: Workbench, *, spread: bool) -> Layout | None:
@@ -116,14 +121,25 @@ def _reason(bench: Workbench, layout: Layout) -> str:
         return all_on_cpu(bench)
     if not bench.holds_all(layout):
         small = (
-            "Beside what is pinned nothing more goes on devices"
+            tr("Beside what is pinned nothing more goes on devices")
             if bench.pinned
-            else "All devices together are too small"
+            else tr("All devices together are too small")
         )
         return f"{small}: {describe_runs(layout)}.{describe_rest(bench, layout)}"
     if len(used) == 1:
-        what = "everything that is not pinned elsewhere" if layout.devices != (used[0],) else "everything"
-        return f"{used[0]} holds {what}: {describe_runs(layout)}."
-    fewer = "no single device holds" if len(used) == 2 else f"no {len(used) - 1} devices together hold"
-    why = "Splitting was asked for" if bench.constraints.split else f"{fewer[0].upper()}{fewer[1:]} everything"
-    return f"{why}, so {name_list(used)} share it in proportion to what they can take: {describe_runs(layout)}."
+        what = tr("everything that is not pinned elsewhere") if layout.devices != (used[0],) else "everything"
+        return tr("{used} holds {what}: {describe_runs}.", used=used[0], what=what, describe_runs=describe_runs(layout))
+    fewer = (
+        tr("no single device holds") if len(used) == 2 else tr("no {count} devices together hold", count=len(used) - 1)
+    )
+    why = (
+        tr("Splitting was asked for")
+        if bench.constraints.split
+        else tr("{fewer}{fewer2} everything", fewer=fewer[0].upper(), fewer2=fewer[1:])
+    )
+    return tr(
+        "{why}, so {name_list} share it in proportion to what they can take: {describe_runs}.",
+        why=why,
+        name_list=name_list(used),
+        describe_runs=describe_runs(layout),
+    )

@@ -14,6 +14,7 @@ from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constr
 from engine.fit.strategies.fewest import fewest, fewest_candidates
 from engine.fit.strategies.filling import fill, largest
 from engine.fit.strategies.workbench import Workbench
+from engine.language import tr
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings, KvType
 
@@ -47,17 +48,30 @@ def longest_context(
     if best is None:
         least = bases[-1].with_each(min(CONTEXT_STEP, limit))
         refused = fewest(memory, rig, least, constraints)
-        return replace(refused, explanation=f"Not even the shortest context fits. {refused.explanation}")
+        return replace(
+            refused,
+            explanation=tr("Not even the shortest context fits. {explanation}", explanation=refused.explanation),
+        )
     found = fewest(memory, rig, best.settings.with_each(best.n_ctx), constraints)
     return replace(found, explanation=_explain(memory, rig, constraints, found, limit))
 
 
 def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: AutoLayout, limit: int) -> str:
     context = found.context
-    cache = context.type_k if context.type_k == context.type_v else f"{context.type_k} and {context.type_v}"
-    why = "as long as is wanted" if constraints.max_ctx == limit else "what the model was trained for"
-    reach = why if context.n_ctx_each == limit else f"the longest that fits; {limit} would not"
-    text = f"{context.n_ctx_each} tokens are {reach}, with cache type {cache}. {found.explanation}"
+    cache = (
+        context.type_k
+        if context.type_k == context.type_v
+        else tr("{type_k} and {type_v}", type_k=context.type_k, type_v=context.type_v)
+    )
+    why = tr("as long as is wanted") if constraints.max_ctx == limit else tr("what the model was trained for")
+    reach = why if context.n_ctx_each == limit else tr("the longest that fits; {limit} would not", limit=limit)
+    text = tr(
+        "{n_ctx_each} tokens are {reach}, with cache type {cache}. {explanation}",
+        n_ctx_each=context.n_ctx_each,
+        reach=reach,
+        cache=cache,
+        explanation=found.explanation,
+    )
     if CPU_ID not in found.layout.devices:
         return text
 
@@ -67,7 +81,7 @@ def _explain(memory: ModelMemory, rig: Rig, constraints: Constraints, found: Aut
         return CPU_ID not in layout.devices and bench.report(layout).fits
 
     n_ctx = _longest(context.n_ctx_each, without_cpu)
-    return f"{text} Up to {n_ctx} tokens the CPU would hold no layers." if n_ctx else text
+    return tr("{text} Up to {n_ctx} tokens the CPU would hold no layers.", text=text, n_ctx=n_ctx) if n_ctx else text
 
 
 def _fits(memory: ModelMemory, rig: Rig, base: ContextSettings, constraints: Constraints, n_ctx: int) -> bool:

@@ -11,6 +11,7 @@ from engine.fit.strategies.expert_filling import fill_with_experts
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
+from engine.language import tr
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 
@@ -31,7 +32,14 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
         whole = {device.id: layout for device, layout in whole_layouts(bench)}
         first = next((device_id for device_id in order if device_id in whole), None)
         if first is not None:
-            yield Candidate(whole[first], f"{first} is the first in the order {in_order} that holds everything.")
+            yield Candidate(
+                whole[first],
+                tr(
+                    "{first} is the first in the order {in_order} that holds everything.",
+                    first=first,
+                    in_order=in_order,
+                ),
+            )
             return
     layout = fill(bench, order[::-1])
     if layout.devices == (CPU_ID,):
@@ -39,13 +47,23 @@ def priority_candidates(bench: Workbench) -> Iterator[Candidate]:
     else:
         yield Candidate(
             layout,
-            f"In the order {in_order} each device is filled before the next, from the output layer downwards: "
-            f"{describe_runs(layout)}.{describe_rest(bench, layout)}",
+            tr(
+                "In the order {in_order} each device is filled before the next, from the output layer "
+                "downwards: {describe_runs}.{describe_rest}",
+                in_order=in_order,
+                describe_runs=describe_runs(layout),
+                describe_rest=describe_rest(bench, layout),
+            ),
         )
     sparse = None if bench.holds_all(layout) else fill_with_experts(bench, order[::-1])
     if sparse is not None:
         yield Candidate(
             sparse,
-            f"In the order {in_order} each device gets dense parts and then the experts that it has room for: "
-            f"{describe_runs(sparse)}.{describe_rest(bench, sparse)}",
+            tr(
+                "In the order {in_order} each device gets dense parts and then the experts that it has "
+                "room for: {describe_runs}.{describe_rest}",
+                in_order=in_order,
+                describe_runs=describe_runs(sparse),
+                describe_rest=describe_rest(bench, sparse),
+            ),
         )

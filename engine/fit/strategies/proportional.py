@@ -11,6 +11,7 @@ from engine.fit.strategies.fewest import capacity_layout, whole_reason
 from engine.fit.strategies.filling import fill, whole_layouts
 from engine.fit.strategies.wording import all_on_cpu, describe_rest, describe_runs, name_list
 from engine.fit.strategies.workbench import Workbench
+from engine.language import tr
 from engine.layout.layout import Layout
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
@@ -80,7 +81,10 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
     if shared is not None and not bench.shortfalls(shared):
         yield Candidate(
             shared,
-            f"Layers follow the free memory of each device less a headroom: {describe_runs(shared)}.",
+            tr(
+                "Layers follow the free memory of each device less a headroom: {describe_runs}.",
+                describe_runs=describe_runs(shared),
+            ),
         )
     searched = None if bench.pinned else capacity_layout(bench, spread=True)
     filled = fill(bench, bench.in_layer_order(bench.devices))
@@ -91,7 +95,11 @@ def proportional_candidates(bench: Workbench) -> Iterator[Candidate]:
             continue
         yield Candidate(
             layout,
-            f"Shares by free memory alone would overfill a device, so layers are spread over "
-            f"{name_list(used)} in proportion to what each can take: {describe_runs(layout)}."
-            f"{describe_rest(bench, layout)}",
+            tr(
+                "Shares by free memory alone would overfill a device, so layers are spread over "
+                "{name_list} in proportion to what each can take: {describe_runs}.{describe_rest}",
+                name_list=name_list(used),
+                describe_runs=describe_runs(layout),
+                describe_rest=describe_rest(bench, layout),
+            ),
         )

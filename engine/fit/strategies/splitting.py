@@ -7,6 +7,7 @@ from dataclasses import replace
 from engine.devices.device import CPU_ID
 from engine.fit.strategies.constraints import AutoLayout
 from engine.fit.strategies.workbench import Workbench
+from engine.language import tr
 from engine.layout.layout import Layout
 
 
@@ -22,9 +23,9 @@ def split_over_devices(bench: Workbench, found: AutoLayout) -> AutoLayout:
         moved = None if device.id in used else _with_one_layer(bench, found.layout, device.id)
         if moved is not None:
             layout, layer = moved
-            why = f"Splitting was asked for, so {device.id} takes layer {layer}."
+            why = tr("Splitting was asked for, so {id} takes layer {layer}.", id=device.id, layer=layer)
             return replace(found, layout=layout, explanation=f"{found.explanation} {why}")
-    why = "Splitting was asked for, but no other device has room for a layer."
+    why = tr("Splitting was asked for, but no other device has room for a layer.")
     return replace(found, explanation=f"{found.explanation} {why}")
 
 

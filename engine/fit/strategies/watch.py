@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 from engine.cancellation import CancelToken
 from engine.errors import CancelledError
+from engine.language import tr
 
 
 class Watch:
@@ -28,7 +29,7 @@ class Watch:
             CancelledError: nobody waits for the answer any more.
         """
         if self.is_over:
-            raise CancelledError("The search for a layout was cancelled.")
+            raise CancelledError(tr("The search for a layout was cancelled."))
         self.n_tried += 1
         if self._tell is not None:
             self._tell(self.n_tried)

@@ -9,7 +9,8 @@ import msgspec
 from engine.devices.device import CPU_ID, Rig
 from engine.gguf.model_file import ModelFile
 from engine.gguf.tensor_types import TYPES_BY_NAME
-from engine.layout.cache_rules import KV_BLOCK_ELEMENTS, cache_violations, without_flash_attention
+from engine.language import tr
+from engine.layout.cache_rules import KV_BLOCK_ELEMENTS, block_remedy, cache_violations, without_flash_attention
 from engine.layout.fault_rules import flash_fault
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
@@ -36,26 +37,32 @@ def decide_flash_attention(
     model = memory.model
     if used.flash_attn == "off" and asked == "auto":
         found = flash_fault(layout, rig, used)
-        reason = "" if found is None else f"It is broken on {found[0].id}: {found[1].reason}"
+        reason = "" if found is None else tr("It is broken on {id}: {reason}", id=found[0].id, reason=found[1].reason)
         return Decision("flash_attn", "off", reason)
     if used.flash_attn == "off":
-        return Decision("flash_attn", "off", "Chosen.", True)
+        return Decision("flash_attn", "off", tr("Chosen."), True)
     if without_flash_attention(model, used):
-        return Decision("flash_attn", "off", f"The engine does not have it for {model.architecture} models.")
+        return Decision(
+            "flash_attn",
+            "off",
+            tr("The engine does not have it for {architecture} models.", architecture=model.architecture),
+        )
     if used.flash_attn == "on":
-        return Decision("flash_attn", "on", "Chosen: devices that cannot do it leave it to the CPU.", True)
+        return Decision("flash_attn", "on", tr("Chosen: devices that cannot do it leave it to the CPU."), True)
     if layout.split_mode == "tensor":
-        return Decision("flash_attn", "on", "Split mode tensor needs it.")
+        return Decision("flash_attn", "on", tr("Split mode tensor needs it."))
     if KV_BLOCK_ELEMENTS[used.type_v] > 1:
-        return Decision("flash_attn", "on", f"Needed by the {used.type_v} V cache.")
+        return Decision("flash_attn", "on", tr("Needed by the {type_v} V cache.", type_v=used.type_v))
     can_be_told = layout.n_layers == model.n_layers and layout.split_mode != "row"
     uses = memory.uses_flash_attention(layout, used, rig) if can_be_told else None
     if uses is None:
-        return Decision("flash_attn", "auto", "The engine asks the devices when it loads.")
+        return Decision("flash_attn", "auto", tr("The engine asks the devices when it loads."))
     if uses:
-        return Decision("flash_attn", "on", "Every device of the layout can do it; it saves memory and time.")
+        return Decision("flash_attn", "on", tr("Every device of the layout can do it; it saves memory and time."))
     where = ", ".join(device for device in layout.devices if device != CPU_ID) or CPU_ID
-    return Decision("flash_attn", "off", f"Not all of it can be done where the layers are ({where}) for this model.")
+    return Decision(
+        "flash_attn", "off", tr("Not all of it can be done where the layers are ({where}) for this model.", where=where)
+    )
 
 
 def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
@@ -63,7 +70,11 @@ def decide_cache_types(model: ModelFile, used: ContextSettings) -> Iterator[Deci
     for setting, cache_type, letter in (("type_k", used.type_k, "K"), ("type_v", used.type_v, "V")):
         refused = _refusal(model, used, letter)
         chosen = cache_type != _USUAL_TYPE
-        usual = f"Chosen: {_compared(cache_type)}." if chosen else "Full quality; q8_0 takes about half the memory."
+        usual = (
+            tr("Chosen: {compared}.", compared=_compared(cache_type))
+            if chosen
+            else tr("Full quality; q8_0 takes about half the memory.")
+        )
         yield Decision(setting, cache_type, refused or usual, chosen)
 
 
@@ -89,12 +100,14 @@ def _is_about(violation: Violation, letter: str) -> bool:
     """Tell whether a violation is about the K or the V cache; one about both is about each."""
     if violation.rule == "flash_attention":
         return letter == "V"
-    return violation.rule == "cache_types_differ" or f"The {letter} heads" in violation.message
+    return violation.rule == "cache_types_differ" or violation.remedy == block_remedy(letter)
 
 
 def _compared(cache_type: KvType) -> str:
     kind, usual = TYPES_BY_NAME[cache_type], TYPES_BY_NAME[_USUAL_TYPE]
     share = kind.block_bytes / kind.block_elements / usual.block_bytes
     if share == 1:
-        return f"as much memory as {_USUAL_TYPE}"
-    return f"{abs(1 - share):.0%} {'more' if share > 1 else 'less'} memory than {_USUAL_TYPE}"
+        return tr("as much memory as {usual_type}", usual_type=_USUAL_TYPE)
+    if share > 1:
+        return tr("{share:.0%} more memory than {usual_type}", share=share - 1, usual_type=_USUAL_TYPE)
+    return tr("{share:.0%} less memory than {usual_type}", share=1 - share, usual_type=_USUAL_TYPE)

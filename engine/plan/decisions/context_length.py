@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from engine.devices.device import Device, Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.plan.decisions.defaults import default_context, reads_whole_texts, trained_length
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
@@ -51,8 +52,17 @@ def decide_context(
     yield Decision("n_ctx", used.n_ctx, _length_reason(model, rig, asked, used, fits=fits), _is_chosen(model, asked))
     yield from _batches(model, used)
     if used.n_seq_max > 1:
-        shares = "share one context" if used.kv_unified else f"get {used.n_ctx_each} tokens each"
-        yield Decision("n_seq_max", used.n_seq_max, f"Chosen: {used.n_seq_max} conversations {shares}.", True)
+        shares = (
+            tr("share one context")
+            if used.kv_unified
+            else tr("get {n_ctx_each} tokens each", n_ctx_each=used.n_ctx_each)
+        )
+        yield Decision(
+            "n_seq_max",
+            used.n_seq_max,
+            tr("Chosen: {n_seq_max} conversations {shares}.", n_seq_max=used.n_seq_max, shares=shares),
+            True,
+        )
 
 
 def _is_chosen(model: ModelFile, asked: ContextSettings) -> bool:
@@ -64,18 +74,22 @@ def _length_reason(model: ModelFile, rig: Rig, asked: ContextSettings, used: Con
     if asked.n_ctx == AUTO_CONTEXT:
         aim = sensible_length(model, rig)
         if each < aim:
-            shared = f" for each of {used.n_seq_max} requests" if used.n_ctx != each else ""
-            return f"The longest that fits: {2 * each} tokens{shared} would not." if fits else "No length fits here."
+            shared = tr(" for each of {n_seq_max} requests", n_seq_max=used.n_seq_max) if used.n_ctx != each else ""
+            return (
+                tr("The longest that fits: {what} tokens{shared} would not.", what=2 * each, shared=shared)
+                if fits
+                else tr("No length fits here.")
+            )
         if aim == trained:
-            return f"All of what the model was trained with, {trained} tokens."
-        return f"What {_cards_bytes(rig) // GIB} GiB on devices suggest; more can be chosen."
+            return tr("All of what the model was trained with, {trained} tokens.", trained=trained)
+        return tr("What {cards} GiB on devices suggest; more can be chosen.", cards=_cards_bytes(rig) // GIB)
     if _is_chosen(model, asked):
         if trained is not None and each > trained:
-            return f"Chosen, and longer than the {trained} tokens that the model was trained with."
-        return "Chosen."
+            return tr("Chosen, and longer than the {trained} tokens that the model was trained with.", trained=trained)
+        return tr("Chosen.")
     if trained == each:
-        return f"What the model was trained with, {trained} tokens; more has to be chosen."
-    return "What is used unless another length is chosen."
+        return tr("What the model was trained with, {trained} tokens; more has to be chosen.", trained=trained)
+    return tr("What is used unless another length is chosen.")
 
 
 def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
@@ -86,9 +100,13 @@ def _batches(model: ModelFile, used: ContextSettings) -> Iterator[Decision]:
         ("n_ubatch", used.n_ubatch, usual.n_ubatch),
     ):
         if whole and value < used.n_ctx_each:
-            reason = f"This model reads a text in one piece, and takes {value} tokens of the {used.n_ctx_each} at once."
+            reason = tr(
+                "This model reads a text in one piece, and takes {value} tokens of the {n_ctx_each} at once.",
+                value=value,
+                n_ctx_each=used.n_ctx_each,
+            )
             yield Decision(setting, value, reason, value != default)
         elif whole:
-            yield Decision(setting, value, "As long as the context: this model reads a text in one piece.")
+            yield Decision(setting, value, tr("As long as the context: this model reads a text in one piece."))
         elif value != default:
-            yield Decision(setting, value, "Chosen.", True)
+            yield Decision(setting, value, tr("Chosen."), True)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.gguf.model_file import ModelFile
+from engine.language import tr
 from engine.layout.engine_parameters import used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import supports_mapping
@@ -22,11 +23,11 @@ from engine.units import format_bytes
 
 _METAL = ("Metal", "MTL")
 _CHOSEN: dict[LoadMode, str] = {
-    "mmap": "Chosen: CPU weights stay pages of the file.",
-    "none": "Chosen: CPU weights are read into memory.",
-    "mlock": "Chosen: CPU weights are read into memory that is never swapped out.",
-    "mmap_mlock": "Chosen: CPU weights stay pages of the file that are kept in memory.",
-    "direct_io": "Chosen: the file is read past the system's page cache.",
+    "mmap": tr("Chosen: CPU weights stay pages of the file."),
+    "none": tr("Chosen: CPU weights are read into memory."),
+    "mlock": tr("Chosen: CPU weights are read into memory that is never swapped out."),
+    "mmap_mlock": tr("Chosen: CPU weights stay pages of the file that are kept in memory."),
+    "direct_io": tr("Chosen: the file is read past the system's page cache."),
 }
 
 
@@ -44,11 +45,11 @@ def load_modes(
     """Return the modes to try, the wanted one first; the next is for where the host has no room for the one before."""
     if asked != "auto":
         return (ModeChoice(asked, _CHOSEN[asked]),)
-    mapped = ModeChoice("mmap", "The CPU's weights stay pages of the file, which the system can take back.")
+    mapped = ModeChoice("mmap", tr("The CPU's weights stay pages of the file, which the system can take back."))
     reason = next(_reasons_to_read(model, rig, layout, host, has_adapters=has_adapters), None)
     if reason is None:
         return (mapped,)
-    crowded = "The host has no room for the CPU's weights, so they stay pages of the file and are read when needed."
+    crowded = tr("The host has no room for the CPU's weights, so they stay pages of the file and are read when needed.")
     return (ModeChoice("none", reason), ModeChoice("mmap", crowded))
 
 
@@ -61,23 +62,27 @@ def _reasons_to_read(
     first: Device | None = used[0] if used else None
     on_cpu = CPU_ID in ids
     if not used:
-        yield "Everything is on the CPU: weights are read once and stay in memory."
+        yield tr("Everything is on the CPU: weights are read once and stay in memory.")
     if on_cpu and any(device.backend in _METAL for device in used):
-        yield "With Metal and the CPU sharing the layers, a mapping would hold the whole file for Metal."
+        yield tr("With Metal and the CPU sharing the layers, a mapping would hold the whole file for Metal.")
     if host.platform == "win32" and first is not None and first.backend == "CUDA":
-        yield "On Windows a mapped file is slower to copy to a CUDA card."
+        yield tr("On Windows a mapped file is slower to copy to a CUDA card.")
     free_bytes = rig.host.available_bytes
     if host.platform.startswith("linux") and used and model.size_bytes > free_bytes:
         yield (
-            f"The file ({format_bytes(model.size_bytes)}) is larger than the free memory "
-            f"({format_bytes(free_bytes)}): mapping it would push out what other programs use."
+            tr(
+                "The file ({size}) is larger than the free memory ({free}): mapping it would push out "
+                "what other programs use.",
+                size=format_bytes(model.size_bytes),
+                free=format_bytes(free_bytes),
+            )
         )
     if first is not None and first.backend == "Vulkan":
-        yield "Vulkan copies weights faster from memory than from a mapped file."
+        yield tr("Vulkan copies weights faster from memory than from a mapped file.")
     if any(not supports_mapping(device) for device in used):
-        yield "An integrated card is among the devices, and takes no weights from a mapped file."
+        yield tr("An integrated card is among the devices, and takes no weights from a mapped file.")
     if has_adapters:
-        yield "An adapter goes into memory of the same kind as the weights that it changes, not into a mapping."
+        yield tr("An adapter goes into memory of the same kind as the weights that it changes, not into a mapping.")
 
 
 def decide_load_mode(asked: LoadMode, choice: ModeChoice) -> Decision:

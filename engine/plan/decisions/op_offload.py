@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from engine.devices.device import CPU_ID, Rig
+from engine.language import tr
 from engine.layout.engine_parameters import entries, leading_cpu_layers, used_devices
 from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
@@ -38,28 +39,46 @@ def decide_op_offload(rig: Rig, layout: Layout, asked: OpOffload, used: ContextS
     value = bool(used.op_offload)
     yield Decision("op_offload", value, _reason(rig, layout, asked, used), asked is False)
     chosen = used.op_offload_min_batch is not None
-    reason = f"Chosen; the engine's own is {OFFLOAD_MIN_BATCH} tokens." if chosen else "The engine's own threshold."
+    reason = (
+        tr("Chosen; the engine's own is {offload_min_batch} tokens.", offload_min_batch=OFFLOAD_MIN_BATCH)
+        if chosen
+        else tr("The engine's own threshold.")
+    )
     yield Decision("op_offload_min_batch", used.offload_batch, reason, chosen)
 
 
 def _reason(rig: Rig, layout: Layout, asked: OpOffload, used: ContextSettings) -> str:
     device, tokens = borrowing_device(rig, layout), used.offload_batch
     if asked is False:
-        return "Chosen: the CPU computes prompts with its own layers."
+        return tr("Chosen: the CPU computes prompts with its own layers.")
     if not used.op_offload:
-        return f"{device} has no room for copies of the CPU's weights; it would speed up long prompts."
+        return tr(
+            "{device} has no room for copies of the CPU's weights; it would speed up long prompts.", device=device
+        )
     if device is None:
-        return f"Nothing to gain: {_why_nothing(layout)}."
+        return tr("Nothing to gain: {why_nothing}.", why_nothing=_why_nothing(layout))
     if used.n_ubatch < tokens:
-        return f"Without effect: micro batches of {used.n_ubatch} tokens stay below the threshold of {tokens}."
-    return f"{device} computes prompts of {tokens} tokens and more with the CPU's weights; answers stay on the CPU."
+        return tr(
+            "Without effect: micro batches of {n_ubatch} tokens stay below the threshold of {tokens}.",
+            n_ubatch=used.n_ubatch,
+            tokens=tokens,
+        )
+    return tr(
+        "{device} computes prompts of {tokens} tokens and more with the CPU's weights; answers stay on the CPU.",
+        device=device,
+        tokens=tokens,
+    )
 
 
 def _why_nothing(layout: Layout) -> str:
     if not _weights_on_host(layout):
         behind = any(run.device == CPU_ID for run in entries(layout))
-        return "CPU layers behind other devices are not lent" if behind else "no layer's weights are in host memory"
-    return "no device here computes with weights in host memory"
+        return (
+            tr("CPU layers behind other devices are not lent")
+            if behind
+            else tr("no layer's weights are in host memory")
+        )
+    return tr("no device here computes with weights in host memory")
 
 
 def _weights_on_host(layout: Layout) -> bool:

@@ -7,6 +7,7 @@ a conversation by itself never needs: one token follows the other, and a prompt 
 from __future__ import annotations
 
 from engine.devices.device import CPU_ID
+from engine.language import tr
 from engine.layout.engine_parameters import entries, leading_cpu_layers
 from engine.layout.layout import Layout
 from engine.memory.estimate import MemoryEstimate
@@ -15,7 +16,7 @@ from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import ContextSettings, Pipeline
 from engine.units import format_bytes
 
-_IN_TURN = "devices compute a long prompt one after the other"
+_IN_TURN = tr("devices compute a long prompt one after the other")
 
 
 def pipeline_choices(layout: Layout, asked: ContextSettings) -> tuple[Pipeline, ...]:
@@ -31,7 +32,7 @@ def decide_pipeline(
     """Return whether there is one, with what its copies take by `estimate`."""
     is_open = asked.pipeline == "auto"
     reason = _reason(layout, used, estimate, is_open=is_open)
-    text = reason[:1].upper() + reason[1:] if is_open else f"Chosen: {reason}"
+    text = reason[:1].upper() + reason[1:] if is_open else tr("Chosen: {reason}", reason=reason)
     return Decision("pipeline", used.pipeline, text, overridden=not is_open)
 
 
@@ -42,23 +43,31 @@ def _gains(context: ContextSettings) -> bool:
 
 def _reason(layout: Layout, used: ContextSettings, estimate: MemoryEstimate, *, is_open: bool) -> str:
     if not can_pipeline(layout, used):
-        return f"without effect, as {_obstacle(layout, used)}."
+        return tr("without effect, as {obstacle}.", obstacle=_obstacle(layout, used))
     if used.pipeline == "on":
         copies_bytes = sum(memory.pipeline_bytes for memory in estimate.devices.values())
-        takes = f"; copies for that take {format_bytes(copies_bytes)}" if copies_bytes else ""
-        return f"devices compute parts of a long prompt at the same time{takes}."
+        takes = tr("; copies for that take {copies}", copies=format_bytes(copies_bytes)) if copies_bytes else ""
+        return tr("devices compute parts of a long prompt at the same time{takes}.", takes=takes)
     if not _gains(used):
-        return f"nothing to gain: a prompt is computed in one piece of at most {used.n_ubatch} tokens."
-    return f"{'there is no room for the copies' if is_open else 'no copies'}; {_IN_TURN}."
+        return tr(
+            "nothing to gain: a prompt is computed in one piece of at most {n_ubatch} tokens.", n_ubatch=used.n_ubatch
+        )
+    return f"{tr('there is no room for the copies') if is_open else tr('no copies')}; {_IN_TURN}."
 
 
 def _obstacle(layout: Layout, context: ContextSettings) -> str:
     if layout.split_mode in ("tensor", "row"):
-        return f"in split mode {layout.split_mode} all devices compute at the same time anyway"
+        return tr(
+            "in split mode {split_mode} all devices compute at the same time anyway", split_mode=layout.split_mode
+        )
     if len(entries(layout)) < 2:
-        return f"one device computes ({layout.devices[0]})" if len(layout.devices) == 1 else "one device computes"
+        return (
+            tr("one device computes ({devices})", devices=layout.devices[0])
+            if len(layout.devices) == 1
+            else tr("one device computes")
+        )
     if leading_cpu_layers(layout):
-        return f"the first layers are on {CPU_ID}"
+        return tr("the first layers are on {cpu_id}", cpu_id=CPU_ID)
     if layout.overrides:
-        return "the engine does not begin one with overrides"
-    return "the KV cache is in host memory"
+        return tr("the engine does not begin one with overrides")
+    return tr("the KV cache is in host memory")

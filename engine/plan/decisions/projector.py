@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from engine.devices.device import CPU_ID, Device, Rig
+from engine.language import tr
 from engine.memory.backends import backend_traits
 from engine.memory.estimate import DeviceMemory
 from engine.memory.side_files import Projector, SideFiles
@@ -32,24 +33,28 @@ def decide_side_files(side_files: SideFiles, rig: Rig, device_id: str) -> Iterat
         reason = _reason(projector, rig, device_id)
         yield Decision("projector", device_id, reason, projector.device is not None)
     if side_files.adapters:
-        names = ", ".join(f"{each.path.name} by {each.scale:g}" for each in side_files.adapters)
-        yield Decision("adapters", len(side_files.adapters), f"Beside the weights that they change: {names}.", True)
+        names = ", ".join(
+            tr("{name} by {scale:g}", name=each.path.name, scale=each.scale) for each in side_files.adapters
+        )
+        yield Decision(
+            "adapters", len(side_files.adapters), tr("Beside the weights that they change: {names}.", names=names), True
+        )
 
 
 def _reason(projector: Projector, rig: Rig, device_id: str) -> str:
     device = rig.device(device_id)
     size = format_bytes(_size_bytes(projector, device or rig.host))
     if projector.device is not None:
-        return f"Chosen; its weights take {size}."
+        return tr("Chosen; its weights take {size}.", size=size)
     if device_id != CPU_ID:
         passed = [each.id for each in _candidates(rig)]
         without_room = passed[: passed.index(device_id)]
-        found = "The first card with room" if without_room else "The first card"
-        kind = found if device is not None and device.kind == "gpu" else "The integrated card"
-        return f"{kind}; its weights take {size}, and images more while they are read."
+        found = tr("The first card with room") if without_room else tr("The first card")
+        kind = found if device is not None and device.kind == "gpu" else tr("The integrated card")
+        return tr("{kind}; its weights take {size}, and images more while they are read.", kind=kind, size=size)
     if any(True for _ in _candidates(rig)):
-        return f"No card has room for its weights ({size}), so the CPU reads images, slowly."
-    return f"There is no card, so the CPU reads images; its weights take {size}."
+        return tr("No card has room for its weights ({size}), so the CPU reads images, slowly.", size=size)
+    return tr("There is no card, so the CPU reads images; its weights take {size}.", size=size)
 
 
 def _candidates(rig: Rig) -> list[Device]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from engine.plan.decisions.host_facts import HostFacts
 from engine.processor import Processor
@@ -27,27 +28,35 @@ def decide_threads(asked: ContextSettings, host: HostFacts) -> Iterator[Decision
     if asked.threads_batch is not None:
         yield Decision("threads_batch", threads_batch, _chosen(threads_batch, processor), True)
     elif asked.threads is not None:
-        yield Decision("threads_batch", threads_batch, "As many as were chosen for answers.")
+        yield Decision("threads_batch", threads_batch, tr("As many as were chosen for answers."))
     else:
-        yield Decision("threads_batch", threads_batch, "As for answers: a second thread on a core adds nothing.")
+        yield Decision("threads_batch", threads_batch, tr("As for answers: a second thread on a core adds nothing."))
 
 
 def _reason(processor: Processor) -> str:
     if processor.quota_cores is not None and processor.quota_cores < processor.performance_cores:
-        return f"The control group lets {_cores(processor.quota_cores)} run at once, of {processor.performance_cores}."
-    if processor.performance_cores < processor.cores:
-        return (
-            f"One on each of {_cores(processor.performance_cores)} of full speed: all wait for the slowest, and "
-            f"{processor.cores - processor.performance_cores} of {processor.cores} save power."
+        return tr(
+            "The control group lets {cores} run at once, of {performance_cores}.",
+            cores=_cores(processor.quota_cores),
+            performance_cores=processor.performance_cores,
         )
-    return f"One on each of {_cores(processor.cores)} that this program may use."
+    if processor.performance_cores < processor.cores:
+        return tr(
+            "One on each of {cores} of full speed: all wait for the slowest, and {cores2} of {cores3} save power.",
+            cores=_cores(processor.performance_cores),
+            cores2=processor.cores - processor.performance_cores,
+            cores3=processor.cores,
+        )
+    return tr("One on each of {cores} that this program may use.", cores=_cores(processor.cores))
 
 
 def _chosen(threads: int, processor: Processor) -> str:
     if threads > processor.cores:
-        return f"Chosen, and more than there are cores ({processor.cores}): threads wait for each other then."
-    return "Chosen."
+        return tr(
+            "Chosen, and more than there are cores ({cores}): threads wait for each other then.", cores=processor.cores
+        )
+    return tr("Chosen.")
 
 
 def _cores(count: int) -> str:
-    return "1 core" if count == 1 else f"{count} cores"
+    return "1 core" if count == 1 else tr("{count} cores", count=count)

@@ -30,7 +30,7 @@ from engine.worker.slots import Slots
 from engine.worker.tasks import Task
 
 KINDS: Mapping[type[ModelRequest], Callable[[LoadedContext, Slots, Any], Task | LastWord]] = {
-    Generate: lambda session, _slots, request: generate.begin(session, request),
+    Generate: generate.begin,
     Embed: lambda session, _slots, request: embed.begin(session, request),
     Tokenise: lambda session, _slots, request: tokenise.answer(session, request),
     CountTokens: lambda session, _slots, request: count_tokens.answer(session, request),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from typing import Literal
 
-from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading
+from engine.protocol.messages import Answer, Generate, Generated, Message, Piece, Reading, TokenChoice
 from engine.worker.begun import with_begun
+from engine.worker.choices import ChoiceReader
 from engine.worker.loaded_context import LoadedContext
+from engine.worker.media import MediaPrompt
+from engine.worker.media_reader import MediaReader
 from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.prompt import prompt_tokens
+from engine.worker.prompt import read_prompt
 from engine.worker.sampling import SamplerChain, settings_of
+from engine.worker.slots import Slots
 from engine.worker.stop_texts import StopTexts
 from engine.worker.tasks import SequenceTask
 from engine.worker.text import PieceDecoder
@@ -18,7 +23,7 @@ from engine.worker.text import PieceDecoder
 StopReason = Literal["end_of_text", "length", "context_full", "stopped"]
 
 
-def begin(session: LoadedContext, request: Generate) -> Generation:
+def begin(session: LoadedContext, slots: Slots, request: Generate) -> Generation:
     """Return the generation.
 
     Raises:
@@ -28,27 +33,42 @@ def begin(session: LoadedContext, request: Generate) -> Generation:
         raise failure("argument", "This model does not continue text; chat needs a model that generates.")
     if "" in settings_of(request).stop:
         raise failure("argument", "A text that ends the answer is empty; leave it out.")
-    prompt, replaced = prompt_tokens(session, request.messages, request.prompt, request.template)
-    return Generation(session, request, *with_begun(session, request, prompt), replaced=replaced)
+    prompt, replaced, marks = read_prompt(session, request.messages, request.prompt, request.template)
+    tokens, first = with_begun(session, request, prompt)
+    return Generation(session, slots, request, tokens, first, prompt, marks=marks, replaced=replaced)
 
 
 class Generation(SequenceTask):
     """A generation; times in seconds from when it had a slot."""
 
     def __init__(
-        self, session: LoadedContext, request: Generate, tokens: list[int], first: str, *, replaced: str = ""
+        self,
+        session: LoadedContext,
+        slots: Slots,
+        request: Generate,
+        tokens: list[int],
+        first: str,
+        prompt: MediaPrompt,
+        *,
+        marks: Sequence[int] = (),
+        replaced: str = "",
     ) -> None:
-        super().__init__(request.id, tokens)
+        super().__init__(request.id, tokens, MediaReader(session, prompt), marks)
+        self._slots = slots
         self._vocabulary = session.vocabulary
         self._is_end = session.engine.low.llama_vocab_is_eog
-        self._room = session.context_tokens
+        self._cells = prompt.cells
+        further_cells = prompt.cells(tokens) - len(tokens)
+        self._room = session.context_tokens - further_cells
         settings = settings_of(request)
         self._most = settings.max_tokens
-        self._sampler = SamplerChain(session, settings, tokens)
+        self._sampler = SamplerChain(session, settings, [token for token in tokens if token >= 0])
         self._decoder = PieceDecoder(session, request.marks)
+        self._choices = ChoiceReader(session, settings.alternatives) if settings.alternatives else None
+        self._chosen: list[TokenChoice] = []
         self._first = first
         self._stops = StopTexts(settings.stop)
-        self._prompt_tokens = len(tokens)
+        self._prompt_tokens = prompt.cells(tokens)
         self._replaced = replaced
         self._cached = self._evaluated = self._generated = 0
         self._started: float | None = None
@@ -57,11 +77,11 @@ class Generation(SequenceTask):
     def begin(self) -> None:
         if self._started is None and self.slot is not None:
             self._started = time.perf_counter()
-            self._cached = len(self.slot.tokens)
+            self._cached = self._cells(self.slot.tokens)
 
     @property
     def reading(self) -> Reading:
-        held = 0 if self.slot is None else len(self.slot.tokens)
+        held = 0 if self.slot is None else self._cells(self.slot.tokens)
         read_tokens = min(held, self._prompt_tokens)
         return Reading(request=self.id, read_tokens=read_tokens, prompt_tokens=self._prompt_tokens)
 
@@ -86,8 +106,10 @@ class Generation(SequenceTask):
         if self._is_end(self._vocabulary, token):
             return self._end("end_of_text", answers)
         self._generated += 1
+        if self._choices is not None:
+            self._chosen.append(self._choices.read(place, token))
         if text := self._stops.add(self._decoder.add(token)):
-            answers.append(Piece(request=self.id, text=text))
+            answers.append(self._piece(text))
         if self._stops.found:
             return self._end("end_of_text", answers)
         if len(self.tokens) >= self._room:
@@ -101,14 +123,21 @@ class Generation(SequenceTask):
         return self._last_word("stopped")
 
     def free(self) -> None:
+        super().free()
         self._sampler.free()
 
     def _end(self, reason: StopReason, answers: list[Message]) -> bool:
         text = "" if self._stops.found else self._stops.add(self._decoder.rest()) + self._stops.rest()
         if text:
-            answers.append(Piece(request=self.id, text=text))
+            answers.append(self._piece(text))
         answers.append(self._last_word(reason))
         return False
+
+    def _piece(self, text: str) -> Piece:
+        if not self._chosen:
+            return Piece(request=self.id, text=text)
+        chosen, self._chosen = tuple(self._chosen), []
+        return Piece(request=self.id, text=text, choices=chosen)
 
     def _last_word(self, reason: StopReason) -> Generated:
         now = time.perf_counter()
@@ -122,7 +151,8 @@ class Generation(SequenceTask):
             generated_tokens=self._generated,
             prompt_seconds=begun - started,
             generation_seconds=now - begun,
-            context_used=0 if self.slot is None else len(self.slot.tokens),
+            context_used=0 if self.slot is None else self._cells(self.slot.tokens),
             stop_reason=reason,
             replaced=self._replaced,
+            checkpoint_bytes=self._slots.checkpoint_bytes,
         )

@@ -6,7 +6,9 @@ import ctypes
 from pathlib import Path
 
 from engine.protocol.messages import RestoreSequence, SequenceRestored
+from engine.worker.checkpoints import Checkpoint
 from engine.worker.loaded_context import LoadedContext
+from engine.worker.media import with_numbers
 from engine.worker.outcome import failure
 from engine.worker.saved_state import refusal
 from engine.worker.sequence_file import SequenceFileError, SequenceReader
@@ -24,12 +26,13 @@ def begin(session: LoadedContext, request: RestoreSequence) -> Restoring:
         raise failure("argument", "This model does not continue text, so no sequence can be restored.")
     reader = SequenceReader(Path(request.path))
     try:
-        refused = refusal(session, reader.header())
+        header = reader.header()
+        refused = refusal(session, header)
     except SequenceFileError as error:
         raise failure("argument", str(error)) from None
     if refused is not None:
         raise failure("argument", f"{Path(request.path).name} cannot be restored. {refused}")
-    return Restoring(session, request, reader)
+    return Restoring(session, request, reader, header.images)
 
 
 class Restoring(TurnTask):
@@ -37,19 +40,22 @@ class Restoring(TurnTask):
 
     wants = 1
 
-    def __init__(self, session: LoadedContext, request: RestoreSequence, reader: SequenceReader) -> None:
+    def __init__(
+        self, session: LoadedContext, request: RestoreSequence, reader: SequenceReader, images: tuple[str, ...]
+    ) -> None:
         super().__init__(request.id)
         self._session = session
         self._reader = reader
+        self._images = images
         self._name = Path(request.path).name
 
     def turn(self, slots: Slots) -> SequenceRestored:
         try:
-            tokens, state = self._reader.content()
+            tokens, state, checkpoints = self._reader.content()
         except SequenceFileError as error:
             raise failure("argument", str(error)) from None
         size = self._session.vocabulary_size
-        if not all(0 <= token < size for token in tokens):
+        if not all(-len(self._images) <= token < size for token in tokens):
             raise failure("argument", f"{self._name} is damaged: it holds tokens that the model does not have.")
         (slot,) = self.slots
         if not self._restore(slot, state, len(tokens)):
@@ -57,7 +63,8 @@ class Restoring(TurnTask):
             slots.empty_all()
             reason = self._session.log.facts.reason() or "no reason was given"
             raise failure("argument", f"llama.cpp does not take the state in {self._name}: {reason}.")
-        slot.tokens[:] = tokens
+        numbered = with_numbers(self._session.media, tokens, self._images)
+        slots.take_over(slot, numbered, [Checkpoint(count, memoryview(kept)) for count, kept in checkpoints])
         return SequenceRestored(request=self.id, tokens=len(tokens))
 
     def _restore(self, slot: Slot, state: bytes, count: int) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,27 +14,8 @@ from app.notices import Notice
 from app.settings import Settings
 from app.window.transfer_presenter import file_name
 from app.wiring import Desk, make_desk
-from engine.chats.conversation import Conversation
-from engine.chats.message import Attachment, Message
-from engine.chats.tree import MessageTree, edited, tree_of
-
-DATA = b"print('quay')"
-FILE = Attachment(
-    id="f",
-    kind="text",
-    name="quay.py",
-    mime="text/x-python",
-    sha256=hashlib.sha256(DATA).hexdigest(),
-    size_bytes=len(DATA),
-    text=DATA.decode(),
-)
-CHAT = Conversation(id="aa", title="Ships: a/b", created_ms=5, updated_ms=9)
-
-
-def tree() -> MessageTree:
-    question = Message(id="q", role="user", content="What is it?", attachments=(FILE,), created_ms=6)
-    answer = Message(id="a", role="assistant", parent="q", content="A **quay**.", created_ms=7)
-    return edited(tree_of((question, answer), "a"), "q", "What else?", created_ms=8)
+from engine.chats.tree import MessageTree
+from tests.support.kept_conversation import CHAT, DATA, kept_tree
 
 
 @pytest.fixture
@@ -46,7 +26,7 @@ def desk(qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Itera
         desk.archive.start()
     desk.archive.keep_file(DATA)
     desk.archive.save(CHAT, None)
-    desk.archive.apply(CHAT.id, MessageTree(), tree())
+    desk.archive.apply(CHAT.id, MessageTree(), kept_tree())
     yield desk
     desk.close()
 
@@ -75,9 +55,10 @@ def test_each_form_is_written_and_what_holds_branches_comes_back(desk: Desk, qtb
         qtbot.waitUntil(lambda before=before: len(desk.archive.chats) == len(before) + 1)  # type: ignore[misc]
         (new,) = {chat.id for chat in desk.archive.chats} - before
         back = read(desk.archive, new, qtbot.waitUntil)
-        assert [message.content for message in back.path] == ["What else?"]
-        assert len(back.messages) == len(tree().messages)
-        assert "quay" in back.path[0].attachments[0].text
+        said = [message for message in back.messages.values() if message.role != "system"]
+        assert back.path[-1].content == "What else?"
+        assert len(said) == len(kept_tree().messages)
+        assert "quay" in back.path[-1].attachments[0].text
     (tmp_path / "bad.json").write_text("{}")
     transfer.import_file(tmp_path / "bad.json")
     qtbot.waitUntil(lambda: any("bad.json" in notice.text and notice.bad for notice in notices))
@@ -94,5 +75,5 @@ def test_the_ending_says_the_form_and_titles_make_names() -> None:
     assert form_of(Path("a"), ours.filter) == (Path("a.json"), ours)
     assert form_of(Path("v1.2"), "") == (Path("v1.2.md"), markdown)
     assert form_of(Path("a.md"), "", (ours, lines)) == (Path("a.md.json"), ours)
-    assert file_name(CHAT.title) == "Ships a b"
+    assert file_name(CHAT.title) == "Ships a b b"
     assert file_name("../..") == "conversation"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -11,18 +13,25 @@ from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QApplication, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.background import Background
+from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
+from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
+from app.notices import Notices
 from app.paths import chats_path
 from app.settings import Settings
 from app.theme import Theme
 from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
+from engine.chats.asking import chat_messages
+from engine.chats.context import ContextUse
 from engine.chats.message import Message
 from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
+from engine.protocol.messages import Tokenise
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 
@@ -103,6 +112,42 @@ def test_an_answer_is_kept_with_what_it_took_and_painted_when_it_is(bench: Bench
     assert bench.conversation.chat.title == "hello there"
     assert [chat.title for chat in bench.desk.archive.chats] == ["hello there"]
     assert bench.reopened(bench.conversation.chat.id) == bench.path
+
+
+def test_how_tokens_were_chosen_is_kept_where_that_is_asked_for(bench: Bench) -> None:
+    bench.load()
+    conversation = bench.conversation
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={**SHORT, "alternatives": 3}))
+    answer = bench.say("hello")
+    assert len(answer.choices) == SHORT["max_tokens"]
+    assert all(len(choice.likeliest) == 3 for choice in answer.choices)
+    assert bench.reopened(conversation.chat.id)[-1].choices == answer.choices
+
+
+def test_what_takes_the_context_is_counted_once(bench: Bench) -> None:
+    bench.load()
+    loading, conversation = bench.desk.loading, bench.conversation
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, system="Be brief."))
+    answer = bench.say("hello")
+    counter = ContextCounter(loading)
+    told: list[ContextUse] = []
+    counter.counted.connect(told.append)
+    # what was asked takes as much as the model said that it read
+    question = msgspec.structs.replace(conversation.tree.path[0], id="x")
+    chat = replace(conversation.counted_chat(None), messages=chat_messages("Be brief.", (question,)))
+    counter.count(chat)
+    bench.wait(lambda: bool(told))
+    assert answer.timings is not None
+    assert told[0].used == answer.timings.prompt_tokens
+    assert told[0].system == len("Be brief.")
+    assert told[0].reserve == SHORT["max_tokens"]
+    before = loading.ask(Tokenise(text="x"))
+    counter.count(chat)
+    counter.count(replace(chat, used=100))
+    bench.wait(lambda: len(told) == 2)
+    assert (told[1].used, told[1].system, told[1].history) == (100, 9, 91)
+    assert loading.ask(Tokenise(text="x")) == before + 1
+    bench.wait(lambda: not loading.snapshot.requests)
 
 
 def test_versions_branches_edits_and_deletions(bench: Bench) -> None:
@@ -344,3 +389,13 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
     presenter.show()
     assert "load" in dialog.note_label.text().lower()
     dialog.close()
+
+
+def test_a_window_that_closes_while_its_conversations_are_opened_leaves_no_thread(qtbot: QtBot, tmp_path: Path) -> None:
+    background = Background()
+    archive = ChatArchive(tmp_path / "chats.sqlite3", background, Notices())
+    archive.start()
+    background.close()
+    archive.close()
+    names = {"chats", "Opening the conversations"}
+    qtbot.waitUntil(lambda: names.isdisjoint(thread.name for thread in threading.enumerate()))

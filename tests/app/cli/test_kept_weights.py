@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from app.paths import kept_weights_path, speeds_path
 from engine.devices.device import CPU_ID, make_host
-from engine.fit.speed_book import EMPTY_BOOK, KeptDevice, write_speed_book
+from engine.fit.speed_book import EMPTY_BOOK, KeptDevice, read_speed_book, write_speed_book
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 
@@ -40,3 +41,27 @@ def test_a_plan_tells_the_speed_once_it_was_measured(tmp_path: Path, capsys: pyt
     assert part["id"] == CPU_ID
     assert known["tokens_per_second"] == pytest.approx(1e3 / part["token_ms"], rel=0.02)
     assert "tokens per second with" in run_here(capsys, "plan", model, "--rig", rig).out
+
+
+def test_an_answer_of_load_teaches_the_next_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    speeds_path().unlink(missing_ok=True)  # what other tests of this process measured
+    model = write_tiny_llama(tmp_path / "tiny.gguf")
+    rig = tmp_path / "rig.json"
+    rig.write_text(json.dumps({"version": 1, "devices": [], "host": {"total_bytes": "8GiB"}}))
+    options = ("--rig", rig, "--ctx", "256", "--threads", "1", "--json")
+
+    def answered() -> dict[str, Any]:
+        load = run_here(capsys, "load", model, *options, "--prompt", "a", "-n", "32")
+        done: dict[str, Any] = json.loads(load.out.splitlines()[-1])
+        return done
+
+    # An operation that takes a hundredth of a token, as this machine is now: what is far off would teach nothing.
+    token_s = 1 / answered()["generation_tokens_per_second"]
+    kept = KeptDevice(1e10, 1e-6, 1e9, {"F16": 1e10}, token_s / 100)
+    write_speed_book(speeds_path(), EMPTY_BOOK.with_device(make_host("host", 1), kept))
+    before = run_here(capsys, "plan", model, *options).document["speed"]["tokens_per_second"]
+    rate = answered()["generation_tokens_per_second"]
+    (answer,) = read_speed_book(speeds_path()).answers
+    assert answer.seconds == pytest.approx(1 / rate)
+    after = run_here(capsys, "plan", model, *options).document["speed"]["tokens_per_second"]
+    assert abs(after - rate) < abs(before - rate)

@@ -13,9 +13,11 @@ from pytestqt.qtbot import QtBot
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.notices import Notice
+from app.paths import calibration_path
 from app.settings import Settings
 from app.wiring import Desk, make_desk
 from engine.devices.device import CPU_ID
+from engine.layout.engine_parameters import used_devices
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.settings.context_settings import ContextSettings
@@ -59,6 +61,10 @@ class Bench:
         desk.loader.question_changed.connect(self.questions.append)
         desk.loader.memory_return.waiting_changed.connect(self.waits.append)
 
+    def path(self, name: str) -> Path:
+        """The file of one of the two models."""
+        return self._paths[name]
+
     def wait(self, condition: Callable[[], bool]) -> None:
         self._qtbot.waitUntil(condition, timeout=DEADLINE_MS)
 
@@ -99,6 +105,8 @@ class Bench:
 
 @pytest.fixture
 def bench(qtbot: QtBot, tmp_path: Path) -> Iterator[Bench]:
+    # what loads of other tests took beside their buffers, and the first load here unlearns, would be room for both
+    calibration_path().unlink(missing_ok=True)
     clock = Clock()
     desk = make_desk(Settings(tmp_path / "settings.ini"), clock=clock)
     desk.prober.close()
@@ -157,6 +165,53 @@ def test_each_model_keeps_its_conversation_and_its_edit(bench: Bench) -> None:
     assert desk.is_edited
     desk.document.undo_group.undo()
     assert not desk.is_edited
+
+
+def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
+    bench.start_lab([128 * MIB, 128 * MIB])
+    desk = bench.desk
+    first = bench.load("ada", "RPC0")
+    desk.opener.open_again()
+    bench.wait(lambda: desk.models.current is not first)
+    second = desk.models.current
+    assert (first.name, second.name) == ("ada", "ada (2)")
+    assert desk.document.model is not None
+    assert desk.document.model.name == "ada (2)"
+    assert [each.title for each in desk.settings.recent_models] == ["ada"]
+    desk.document.replace(Edit(single_device(N_LAYERS, "RPC1"), CONTEXT), "test")
+    preview = desk.document.preview
+    assert preview is not None
+    assert preview.report.fits
+    (worker,) = [device for device in desk.document.plan.rig.devices if device.id == "RPC0"]  # type: ignore[union-attr]
+    assert [holding.model for holding in worker.holdings] == ["ada"]
+    desk.loader.load()
+    bench.wait_for(second, ModelState.READY)
+    assert [(held.name, set(held.held_bytes) - {CPU_ID}) for held in desk.models.held] == [
+        ("ada", {"RPC0"}),
+        ("ada (2)", {"RPC1"}),
+    ]
+    for model in (first, second):
+        bench.answer_of(model)
+        assert model.conversation.tree.path[-1].state == "done"
+    # the file itself leads to the first one, and each keeps its edit
+    desk.opener.open(first.file.paths[0])  # type: ignore[union-attr]
+    bench.wait(lambda: desk.models.current is first)
+    assert desk.document.edit is not None
+    assert used_devices(desk.document.edit.layout) == {"RPC0"}
+    desk.unloader.unload(first)
+    assert bench.loaded_names == ["ada (2)"]
+    assert second.loading.state is ModelState.READY
+
+
+def test_several_files_are_opened_one_beside_the_other(bench: Bench, tmp_path: Path) -> None:
+    desk = bench.desk
+    missing = tmp_path / "missing.gguf"
+    desk.opener.open_all([bench.path("ada"), missing, bench.path("bob")])
+    bench.wait(lambda: desk.models.current.name == "bob")
+    assert [model.name for model in desk.models.all] == ["ada", "bob"]
+    assert any("missing.gguf" in notice.text for notice in bench.notices)
+    desk.opener.show(desk.models.all[0])
+    assert desk.document.model is desk.models.all[0].file
 
 
 def test_a_load_ends_the_probe_that_would_be_in_its_way(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:

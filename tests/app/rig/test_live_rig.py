@@ -121,6 +121,26 @@ def test_what_comes_and_goes_counts_before_the_next_sample(live: LiveRig) -> Non
     assert card_free(live) == 7 * GIB
 
 
+def test_what_a_sample_showed_in_the_middle_of_a_load_is_counted_once(live: LiveRig) -> None:
+    live.set_devices(DeviceList(Rig((CARD,), HOST)))
+    sampled(live, GIB)
+    loading, model = loaded("model"), loaded("model", CUDA0=3 * GIB)
+    live.set_models([loading], None)
+    assert card_free(live) == 7 * GIB
+    sampled(live, 3 * GIB)
+    assert card_free(live) == 5 * GIB
+    live.set_models([model], None)
+    assert card_free(live) == 4 * GIB
+    sampled(live, 4 * GIB)
+    assert card_free(live) == 4 * GIB
+    # loaded again: what it had comes back first, and samples show how
+    live.set_models([loading], None)
+    assert card_free(live) == 7 * GIB
+    sampled(live, 2 * GIB)
+    live.set_models([model], None)
+    assert card_free(live) == 4 * GIB
+
+
 def test_a_rig_file_knows_nothing_of_what_was_loaded_since(live: LiveRig) -> None:
     rig = Rig((replace(CARD, free_bytes=6 * GIB),), HOST)
     live.set_devices(list_of_file(rig, found=rig))

@@ -63,7 +63,7 @@ def show_find(window: WindowParts) -> None:
 
 def show_chat(window: WindowParts) -> None:
     window.actions["arrange_chat"].trigger()
-    window.views.current.chat.settings_button.click()
+    window.views.current.chat.heading.settings_button.click()
 
 
 PLACES: dict[str, Callable[[WindowParts], None]] = {

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from engine.chats.attachments import MAX_TEXT_BYTES, read_attachment
+from engine.chats.images import MAX_IMAGE_BYTES
 from engine.chats.pdf_reader import pdf_text
 from engine.errors import ChatError
 
@@ -34,14 +35,14 @@ def write_pdf(path: Path, content: bytes) -> Path:
 def test_code_is_attached_as_it_is(tmp_path: Path) -> None:
     path = tmp_path / "größe.py"
     path.write_text("print('é')\n", encoding="utf-8")
-    attachment, data = read_attachment(path)
+    attachment, data, _ = read_attachment(path)
     assert (attachment.kind, attachment.name, attachment.mime) == ("text", "größe.py", "text/x-python")
     assert (attachment.text, attachment.size_bytes) == ("print('é')\n", len(data))
 
 
 def test_the_text_of_a_pdf_is_read_by_a_child(tmp_path: Path) -> None:
     path = write_pdf(tmp_path / "a.pdf", b"BT /F1 12 Tf 20 100 Td (Layers in a file) Tj ET")
-    attachment, _ = read_attachment(path)
+    attachment = read_attachment(path).attachment
     assert (attachment.kind, attachment.text) == ("pdf", "Layers in a file")
 
 
@@ -49,7 +50,9 @@ def test_the_text_of_a_pdf_is_read_by_a_child(tmp_path: Path) -> None:
     ("data", "words"),
     [
         (b"", "is empty"),
-        (b"\x89PNG\r\n\x1a\n\x00", "not text in UTF-8"),
+        (b"\x7fELF\xff\xfe", "not text in UTF-8"),
+        (b"\x89PNG\r\n\x1a\n\x00", "cannot be read: it is damaged"),
+        (b"\x89PNG\r\n\x1a\n" + bytes(MAX_IMAGE_BYTES), "larger than 20 MiB; make it smaller"),
         (b"a\0b", "not text in UTF-8"),
         (b"a" * (MAX_TEXT_BYTES + 1), "larger than 2 MiB"),
         (b"%PDF-1.4 nothing more", "damaged"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chats.context import OVERFLOWS, Overflow, answer_reserve, choose, turns_of, use_of
+from engine.chats.context import OVERFLOWS, Overflow, choose, turns_of, use_of
 from engine.chats.message import Message
 
 
@@ -72,15 +72,11 @@ def test_policies_say_what_is_wrong() -> None:
     assert choose(said, tokens, 50).decision == "full"
 
 
-def test_the_meter_adds_up() -> None:
-    said = path(2)
-    use = use_of(said, {"s": 5, "q0": 10, "a0": 20, "q1": 3}, {"q0": 7}, prompt=60, reserve=100, n_ctx=512)
-    assert (use.system, use.history, use.attachments, use.template) == (5, 33, 7, 15)
-    assert use.prompt == 60
-    assert use.free == 512 - 160
-
-
-def test_the_reserve_leaves_room_for_the_question() -> None:
-    assert answer_reserve(8192, None) == 1024
-    assert answer_reserve(1024, None) == 256
-    assert answer_reserve(8192, 50) == 50
+@given(*[st.integers(0, 1000)] * 4)
+def test_the_meter_adds_up(used: int, system: int, attachments: int, reserve: int) -> None:
+    use = use_of(used, system, attachments, reserve, 1024)
+    assert use.used == used
+    assert min(use.system, use.history, use.attachments, use.reserve) >= 0
+    assert use.used + use.reserve <= 1024
+    if system + attachments <= used and used + reserve <= 1024:
+        assert (use.system, use.attachments, use.reserve) == (system, attachments, reserve)

@@ -14,6 +14,7 @@ from engine.chats.message import Attachment, Message, Timings
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
 from engine.errors import ChatError
+from tests.support.kept_conversation import CHOICES
 from tests.support.patience import DEADLINE_S
 
 
@@ -58,6 +59,7 @@ def test_all_of_a_message_comes_back(store: ChatStore) -> None:
         pinned=True,
         attachments=(msgspec.structs.replace(file, sha256=sha256),),
         created_ms=7,
+        choices=CHOICES,
     )
     begin(store, whole)
     assert store.tree("c").path == (msgspec.structs.replace(whole, content="x?y\0z"),)

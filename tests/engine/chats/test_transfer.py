@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from pathlib import Path
@@ -11,42 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.chats.conversation import Conversation
 from engine.chats.exports import as_html, as_json, as_markdown
 from engine.chats.imports import parse_conversations, read_conversations
 from engine.chats.llama_ui import as_jsonl
-from engine.chats.message import Attachment, Message, Timings
-from engine.chats.tree import MessageTree, add, edited, tree_of
+from engine.chats.message import Attachment, Message
+from engine.chats.tree import MessageTree, add, tree_of
 from engine.errors import ChatError
-
-CONVERSATION = Conversation(id="c", title="A <b>title</b>", system="Be kind.", created_ms=5, updated_ms=9)
-DATA = b"print(1)"
-FILE = Attachment(
-    id="f",
-    kind="text",
-    name="a.py",
-    mime="text/x-python",
-    sha256=hashlib.sha256(DATA).hexdigest(),
-    size_bytes=len(DATA),
-    text="print(1)",
-)
-
-
-def tree() -> MessageTree:
-    messages = (
-        Message(id="q", role="user", content="<script>alert(1)</script>", attachments=(FILE,), created_ms=6),
-        Message(
-            id="a",
-            role="assistant",
-            parent="q",
-            content="Yes\u202e\u2028",
-            reasoning="hm\nso",
-            model="Demo",
-            timings=Timings(prompt_tokens=3, generated_tokens=2, generation_seconds=0.5),
-            created_ms=7,
-        ),
-    )
-    return edited(tree_of(messages, "a"), "q", "Again?", created_ms=8)
+from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, kept_tree
+from tests.support.pictures import picture
 
 
 def shape(tree: MessageTree) -> list[tuple[object, ...]]:
@@ -66,27 +39,68 @@ def shape(tree: MessageTree) -> list[tuple[object, ...]]:
 
 def test_our_document_keeps_everything(tmp_path: Path) -> None:
     path = tmp_path / "c.json"
-    path.write_bytes(as_json([(CONVERSATION, tree())], {FILE.sha256: DATA}))
+    path.write_bytes(as_json([(CHAT, kept_tree())], {FILE.sha256: DATA}))
     (found,) = read_conversations(path)
-    assert shape(found.tree) == shape(tree())
-    assert found.tree.path[-1].content == "Again?"
-    assert found.conversation.id != "c"
-    assert msgspec.structs.replace(found.conversation, id="c", leaf=None) == CONVERSATION
+    assert shape(found.tree) == shape(kept_tree())
+    assert found.tree.path[-1].content == "What else?"
+    assert found.conversation.id != CHAT.id
+    assert msgspec.structs.replace(found.conversation, id=CHAT.id, leaf=None) == CHAT
+    assert [message.choices for message in found.tree.messages.values()] == [(), CHOICES, ()]
     assert found.files == {FILE.sha256: DATA}
 
 
+def test_images_go_with_every_form_and_come_back() -> None:
+    data = picture()
+    sha256 = hashlib.sha256(data).hexdigest()
+    image = Attachment(
+        id="i",
+        kind="image",
+        name="a]cat",
+        mime="image/png",
+        sha256=sha256,
+        size_bytes=len(data),
+        width_px=40,
+        height_px=30,
+    )
+    message = Message(id="q", role="user", content="What?", attachments=(image,))
+    files, found = {sha256: data}, [(CHAT, tree_of((message,), "q"))]
+    address = "data:image/png;base64," + base64.b64encode(data).decode()
+    assert f"![a\\]cat]({address})" in as_markdown(CHAT, (message,), files)
+    assert "Attached: a]cat" in as_markdown(CHAT, (message,))
+    page = as_html(CHAT, (message,), files)
+    assert f'<img src="{address}" alt="a]cat">' in page
+    assert "img-src data:;" in page
+    for document, name in ((as_json(found, files), "c.json"), (as_jsonl(found, files), "c.jsonl")):
+        (back,) = parse_conversations(document, source=name)
+        (attachment,) = back.tree.path[-1].attachments
+        assert msgspec.structs.replace(attachment, id="i") == image
+        assert back.files == files
+
+
+def test_images_that_none_can_be_are_refused() -> None:
+    data = picture()
+    sha256 = hashlib.sha256(data).hexdigest()
+    image = Attachment(id="i", kind="image", name="i", mime="image/png", sha256=sha256, size_bytes=1, width_px=40)
+    for attachment, held in ((image, data), (msgspec.structs.replace(image, height_px=1), b"no image")):
+        named = msgspec.structs.replace(attachment, sha256=hashlib.sha256(held).hexdigest())
+        message = Message(id="q", role="user", content="What?", attachments=(named,))
+        document = as_json([(CHAT, tree_of((message,), "q"))], {named.sha256: held})
+        with pytest.raises(ChatError, match="an attached image"):
+            parse_conversations(document, source="c.json")
+
+
 def test_llama_cpps_lines_keep_the_tree_and_the_system_prompt() -> None:
-    data = as_jsonl([(CONVERSATION, tree()), (CONVERSATION, tree())])
+    data = as_jsonl([(CHAT, kept_tree()), (CHAT, kept_tree())])
     first, second = parse_conversations(data, source="x.jsonl")
     assert next(message.role for message in first.tree.messages.values()) == "system"
-    assert [line[1:] for line in shape(first.tree)[1:]] == [line[1:] for line in shape(tree())]
-    assert first.tree.path[-1].content == "Again?"
-    assert second.conversation.title == CONVERSATION.title
+    assert [line[1:] for line in shape(first.tree)[1:]] == [line[1:] for line in shape(kept_tree())]
+    assert first.tree.path[-1].content == "What else?"
+    assert second.conversation.title == CHAT.title
     assert not set(first.tree.messages) & set(second.tree.messages)
 
 
 def test_lines_have_the_form_that_llama_cpp_reads() -> None:
-    records = [json.loads(line) for line in as_jsonl([(CONVERSATION, tree())]).decode().split("\n")[:-1]]
+    records = [json.loads(line) for line in as_jsonl([(CHAT, kept_tree())]).decode().split("\n")[:-1]]
     assert (records[0]["type"], records[0]["harness"]) == ("session", "llama.app")
     messages = [record["message"] for record in records[1:]]
     assert [message["type"] for message in messages[:2]] == ["root", "text"]
@@ -105,7 +119,7 @@ def test_an_older_list_of_conversations_is_read() -> None:
 
 
 def test_html_runs_nothing() -> None:
-    page = as_html(CONVERSATION, list(tree().messages.values()))
+    page = as_html(CHAT, list(kept_tree().messages.values()))
     assert "<script" not in page
     assert "&lt;script&gt;" in page
     assert "\u202e" not in page
@@ -113,8 +127,8 @@ def test_html_runs_nothing() -> None:
 
 
 def test_markdown_has_all_that_is_shown() -> None:
-    text = as_markdown(CONVERSATION, list(tree().messages.values()))
-    for part in ("# A <b>title</b>", "Be kind.", "> hm\n> so", "Attached: a.py", "## Answer (Demo)", "Again?"):
+    text = as_markdown(CHAT, list(kept_tree().messages.values()))
+    for part in ("# Ships: a/b <b>", "Be kind.", "> hm\n> so", "Attached: quay.py", "## Answer (Demo)", "What else?"):
         assert part in text
 
 
@@ -177,6 +191,6 @@ def test_any_document_is_read_or_refused(document: object) -> None:
 
 
 def test_an_imported_tree_goes_on() -> None:
-    (found,) = parse_conversations(as_json([(CONVERSATION, tree())]), source="x")
+    (found,) = parse_conversations(as_json([(CHAT, kept_tree())]), source="x")
     longer = add(found.tree, Message(id="new", role="assistant", content="", parent=found.tree.leaf))
     assert longer.path[-1].id == "new"

@@ -135,3 +135,25 @@ def test_files_are_written_and_read(tmp_path: Path) -> None:
     assert read_rig(tmp_path / "r.json") == rig
     with pytest.raises(RigError, match=r"nothing\.json: the rig file cannot be read"):
         read_rig(tmp_path / "nothing.json")
+
+
+def test_a_machine_that_was_paired_is_kept_with_its_fingerprint() -> None:
+    fingerprint = "0af1" * 16
+    rig = parse({**RPC, "fingerprint": fingerprint})
+    assert rig.devices[0].fingerprint == fingerprint
+    assert parse_rig(encode_rig(rig)) == rig
+    assert parse({**RPC, "fingerprint": None}).devices[0].fingerprint is None
+
+
+@pytest.mark.parametrize(
+    ("devices", "words"),
+    [
+        ([{**CUDA, "fingerprint": "0af1" * 16}], "belongs to backend RPC"),
+        ([{**RPC, "fingerprint": "0AF1" * 16}], "64 digits from 0-9 and a-f"),
+        ([{**RPC, "fingerprint": "0af1"}], "64 digits"),
+        ([RPC, {**RPC, "id": "RPC1", "endpoint_device": 1, "fingerprint": "0af1" * 16}], "has one certificate"),
+    ],
+)
+def test_what_is_no_fingerprint_is_told(devices: list[object], words: str) -> None:
+    with pytest.raises(RigError, match=words):
+        parse(*devices)

@@ -16,7 +16,8 @@ from engine.errors import (
     WorkerCrashedError,
     WorkerStalledError,
 )
-from engine.rigs.discovery import DEFAULT_GPU_MARGIN_BYTES, discover
+from engine.protocol.messages import GgmlDevice
+from engine.rigs.discovery import DEFAULT_GPU_MARGIN_BYTES, devices_of, discover
 from engine.units import GIB
 from tests.support.fake_worker import fake_worker_argv
 from tests.support.rpc_peers import rpc_server
@@ -39,6 +40,30 @@ def test_a_list_with_every_kind() -> None:
     assert cuda.capabilities == Capabilities(row_split=False, tensor_split=True)
     remote = [(device.endpoint, device.endpoint_device, device.margin_bytes) for device in rig.devices[1:]]
     assert remote == [(first, 0, 0), (first, 1, 0), (second, 0, 0), (second, 1, 0)]
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_card_that_two_packs_list_is_there_once(order: int) -> None:
+    """An NVIDIA and an AMD card: Vulkan lists both, and CUDA the first. One without a PCI id stays."""
+    cards = [
+        ("CUDA0", "CUDA", "0000:01:00.0"),
+        ("Vulkan0", "Vulkan", "0000:01:00.0"),
+        ("Vulkan1", "Vulkan", "0000:03:00.0"),
+        ("Vulkan2", "Vulkan", None),
+    ]
+    found = [
+        GgmlDevice(
+            name=name,
+            description=name,
+            backend=backend,
+            kind="gpu",
+            free_bytes=GIB,
+            total_bytes=GIB,
+            pci_bus_id=slot,
+        )
+        for name, backend, slot in cards[::order]
+    ]
+    assert sorted(device.id for device in devices_of(found)) == ["CUDA0", "Vulkan1", "Vulkan2"]
 
 
 def test_endpoints_that_do_not_answer() -> None:

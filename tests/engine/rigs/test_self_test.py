@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from engine.devices.device import Capabilities, Device, Rig, make_host
+from engine.engine_build import engine_version
 from engine.errors import EngineError
-from engine.probing.defect_log import engine_version
 from engine.process.one_shot import Questions
 from engine.protocol.messages import AnyRequest, Load, Logits, Message
 from engine.rigs import self_test

@@ -116,7 +116,7 @@ def test_loads_are_forecast_to_the_byte(name: str, models: dict[str, ModelMemory
     path = memory.model.paths[0]
     facts = describe(path)
     cases = [*choose_cases(facts, tiny=True), *layout_cases(facts, tiny=True)]
-    results = measure_cases(path, cases, ZooEngine(Path(sys.executable), vulkan=True), real=True)
+    results = measure_cases(path, cases, ZooEngine(Path(sys.executable), card="vulkan"), real=True)
     assert len(results) == len(cases)
     found: list[str] = []
     for result in results:

@@ -53,6 +53,17 @@ def test_what_templates_of_models_use(kept: TemplateProcess) -> None:
         assert render(kept, template) == prompt
 
 
+OF_PARTS = (
+    "{% for m in messages %}{{ m.role }}:{% for part in m.content %}{% if part.type == 'text' %}{{ part.text }}"
+    "{% elif part.type == 'image' %}<image>{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_template_that_wants_parts_gets_them(kept: TemplateProcess) -> None:
+    assert render(kept, OF_PARTS) == "system:Be brief.user:Hi"
+
+
 REFUSED = (
     ("{% if %}", "Syntax"),
     ("{{ raise_exception('no system here') }}", "no system here"),

@@ -40,6 +40,25 @@ def refused(child: RawChild, **settings: object) -> str:
     return done.message
 
 
+def test_choices_are_told_where_they_are_asked_for(child: RawChild) -> None:
+    text = said(child, temperature=0.0)
+    assert not any(message.choices for message in child.heard if isinstance(message, Piece))
+    assert said(child, temperature=0.0, alternatives=5) == text
+    choices = [choice for message in child.heard if isinstance(message, Piece) for choice in message.choices]
+    assert len(choices) == FREE.max_tokens
+    for choice in choices:
+        assert choice.likeliest[0] == (choice.text, choice.probability)  # it is greedy
+        found = [probability for _, probability in choice.likeliest]
+        assert len(found) == 5
+        assert found == sorted(found, reverse=True)
+        assert 0 < sum(found) <= 1 + 1e-4
+    # before all samplers: a temperature changes what is chosen and not what is told of it
+    said(child, temperature=5.0, alternatives=5, max_tokens=1, seed=3)
+    warm = next(message.choices[0] for message in child.heard if isinstance(message, Piece) and message.choices)
+    assert warm.likeliest == choices[0].likeliest
+    assert said(child, alternatives=20, max_tokens=1) == said(child, max_tokens=1)
+
+
 def test_a_seed_gives_the_same_answer_and_another_one_another(child: RawChild) -> None:
     assert said(child) == said(child) != said(child, seed=2)
     assert said(child, seed=None) != said(child, seed=None)

@@ -101,9 +101,9 @@ def test_a_full_context_says_what_to_do(qtbot: QtBot, pane: ChatPane) -> None:
         ask(pane, "more")
     assert pane.prompt_edit.toPlainText() == "more"
     with qtbot.waitSignal(pane.new_requested):
-        QTest.mouseClick(pane.banner_new_button, Qt.MouseButton.LeftButton)
+        QTest.mouseClick(pane.full_banner.button, Qt.MouseButton.LeftButton)
     pane.set_context_full(False)
-    assert not pane.banner_new_button.isVisible()
+    assert not pane.full_banner.button.isVisible()
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_input_grows_to_a_few_lines(pane: ChatPane) -> None:
 
 
 def test_settings_say_where_they_come_from_and_what_is_typed_is_told(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.settings_button.click()
+    pane.heading.settings_button.click()
     panel = pane.settings_panel
     assert panel is not None
     assert panel.isVisible()
@@ -217,7 +217,7 @@ def test_a_full_context_is_asked_about_in_place(qtbot: QtBot, pane: ChatPane) ->
 
 
 def test_a_template_is_chosen_and_changed(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.settings_button.click()
+    pane.heading.settings_button.click()
     panel = pane.settings_panel
     assert panel is not None
     field = panel.template_field

@@ -346,40 +346,38 @@ def _made(graph: Graph, before: Mark | None, mark: Mark) -> list[Tensor]:
 def _waiting(current: Tensor) -> list[Tensor]:
     """Return what a walk from `current` would add to the graph, in order."""
     found: list[Tensor] = []
-    seen: set[Tensor] = set()
-
-    def visit(tensor: Tensor) -> None:
-        seen.add(tensor)
-        for source in tensor.src:
-            if not source.visited and source not in seen:
-                visit(source)
-        if not tensor.is_leaf:
-            found.append(tensor)
-
     if not current.visited:
-        visit(current)
+        _visit_waiting(current, set(), found)
     return found
+
+
+def _visit_waiting(tensor: Tensor, seen: set[Tensor], found: list[Tensor]) -> None:
+    # No function inside another: one that calls itself holds itself, and with it the whole graph.
+    seen.add(tensor)
+    for source in tensor.src:
+        if not source.visited and source not in seen:
+            _visit_waiting(source, seen, found)
+    if not tensor.is_leaf:
+        found.append(tensor)
 
 
 def _leafs(nodes: Sequence[Tensor]) -> tuple[Tensor, ...]:
     """Return the leafs that a walk over `nodes` finds, in its order."""
-    here = set(nodes)
-    found: dict[Tensor, None] = {}
-    seen: set[Tensor] = set()
-
-    def visit(tensor: Tensor) -> None:
-        seen.add(tensor)
-        if tensor.is_leaf:
-            found[tensor] = None
-        elif tensor in here or _is_view_of_input(tensor):
-            for source in tensor.src:
-                if source not in seen:
-                    visit(source)
-
+    here, seen, found = set(nodes), set[Tensor](), dict[Tensor, None]()
     for node in nodes:
         if node not in seen:
-            visit(node)
+            _visit_leafs(node, here, seen, found)
     return tuple(found)
+
+
+def _visit_leafs(tensor: Tensor, here: set[Tensor], seen: set[Tensor], found: dict[Tensor, None]) -> None:
+    seen.add(tensor)
+    if tensor.is_leaf:
+        found[tensor] = None
+    elif tensor in here or _is_view_of_input(tensor):
+        for source in tensor.src:
+            if source not in seen:
+                _visit_leafs(source, here, seen, found)
 
 
 def _is_view_of_input(tensor: Tensor) -> bool:

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import count, pairwise
 
 from engine.memory.compute_graph.ggml.allocator import (
     Ahead,
@@ -38,6 +38,9 @@ from engine.memory.effort import go_on
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]
 """See `Chains.section`."""
+
+_numbers = count()
+"""What segments and steps are remembered by: by themselves they would hold each other, and be freed long after use."""
 
 NOTHING: Places = ()
 _NO_COPIES: frozenset[Key] = frozenset()
@@ -86,6 +89,7 @@ class Segment:
     steps: Steps
     memories: tuple[str, ...]
     stops: tuple[Stop | None, ...]
+    number: int = field(default_factory=_numbers.__next__)
 
     def crossing(self, other: Segment) -> Crossing:
         """Return the way to another segment of the same walk."""
@@ -97,6 +101,7 @@ class Steps:
 
     def __init__(self, scheduler: Scheduler, section_of: Callable[[SectionName], Section]) -> None:
         self.scheduler = scheduler
+        self._own_number = next(_numbers)
         self._section_of = section_of
         self._allocation = Allocation(scheduler.backends, scheduler.n_copies)
         self._bounds: dict[Stop, Bound] = {}
@@ -109,8 +114,8 @@ class Steps:
         self._fills: dict[tuple[Piece, int, int], tuple[int, Growth]] = {}
         self._starts: dict[tuple[tuple[Section, tuple[int, ...]], ...], tuple[int, Growth]] = {}
         self._moved: dict[Assigned, frozenset[str]] = {}
-        self._entered: dict[tuple[Steps, Crossing, int], int] = {}
-        self._assigned_segments: dict[tuple[Segment, int], tuple[tuple[Assigned, ...], int]] = {}
+        self._entered: dict[tuple[int, Crossing, int], int] = {}
+        self._assigned_segments: dict[tuple[int, int], tuple[tuple[Assigned, ...], int]] = {}
         self._cut_segments: dict[tuple[tuple[Assigned, ...], Standing], tuple[tuple[Piece, ...], Standing]] = {}
         self._aheads_of: dict[tuple[tuple[Piece, ...], int], tuple[tuple[int, ...], int]] = {}
         self._filled_segments: dict[tuple[tuple[Piece, ...], tuple[int, ...], int], tuple[Growth, int]] = {}
@@ -132,9 +137,9 @@ class Steps:
 
     def entered(self, origin: Steps, crossing: Crossing, state: int) -> int:
         """Return the number here of a state of the segment `origin`."""
-        found = self._entered.get((origin, crossing, state))
+        found = self._entered.get((origin._own_number, crossing, state))
         if found is None:
-            found = self._entered[origin, crossing, state] = self.number(crossing.of(origin._states[state]))
+            found = self._entered[origin._own_number, crossing, state] = self.number(crossing.of(origin._states[state]))
         return found
 
     def bound(self, stop: Stop) -> Bound:
@@ -150,9 +155,9 @@ class Steps:
 
     def assign(self, segment: Segment, state: int) -> tuple[tuple[Assigned, ...], int]:
         """Return the sections with their backends, and what those passed on, given what came before."""
-        found = self._assigned_segments.get((segment, state))
+        found = self._assigned_segments.get((segment.number, state))
         if found is None:
-            found = self._assigned_segments[segment, state] = self._assign_all(segment.stops, state)
+            found = self._assigned_segments[segment.number, state] = self._assign_all(segment.stops, state)
         return found
 
     def _assign_all(self, stops: Sequence[Stop | None], state: int) -> tuple[tuple[Assigned, ...], int]:

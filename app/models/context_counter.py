@@ -1,0 +1,112 @@
+"""What takes the context, counted by the model itself: its parts by its own vocabulary, the whole by its template.
+
+The child counts, one question at a time, and only what it has not counted before: a text of its own, or a conversation
+that is not in its memory. What an answer took the child has told already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from PySide6.QtCore import QObject, QTimer, Signal
+
+from app.models.loading import AnswerLost, Loading, ModelState
+from engine.chats.context import ContextUse, answer_reserve, use_of
+from engine.errors import EngineError
+from engine.protocol.messages import ChatMessage, Counted, CountTokens
+from engine.session.events import Answered
+
+MOST_CONVERSATIONS = 32
+"""Whose counts are kept; texts are kept until another model is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class CountedChat:
+    """A conversation as a model would be shown it. `used`: how many tokens it takes, where that is known.
+
+    `files`: the texts of what is attached to its messages.
+    """
+
+    messages: tuple[ChatMessage, ...]
+    template: str
+    system: str
+    files: tuple[str, ...]
+    used: int | None
+    max_tokens: int | None
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """What is counted by itself."""
+        return tuple(text for text in (self.system, *self.files) if text)
+
+
+class ContextCounter(QObject):
+    """Counts with the child of a `Loading`; what is asked for last is told."""
+
+    counted = Signal(ContextUse)
+
+    def __init__(self, loading: Loading, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._loading = loading
+        self._wanted: CountedChat | None = None
+        self._asked: tuple[int, CountedChat, tuple[str, ...]] | None = None
+        self._texts: dict[str, int] = {}
+        self._prompts: dict[tuple[tuple[ChatMessage, ...], str], int] = {}
+        # what a signal is about is shown before the child is asked anything
+        self._timer = QTimer(self)
+        self._timer.setSingleShot(True)
+        self._timer.timeout.connect(self._go_on)
+        loading.bridge.answered.connect(self._on_answered)
+        loading.answer_lost.connect(self._on_lost)
+        loading.loaded_changed.connect(self._forget)
+
+    def count(self, chat: CountedChat) -> None:
+        """Count a conversation; `counted` says what came of it, unless another one is asked for before."""
+        self._wanted = chat
+        self._timer.start(0)
+
+    def _go_on(self) -> None:
+        chat = self._wanted
+        if chat is None or self._asked is not None:
+            return
+        missing = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
+        used = chat.used if chat.used is not None else self._prompts.get((chat.messages, chat.template))
+        n_ctx = self._loading.snapshot.context_size
+        if missing or used is None:
+            self._ask(chat, missing, () if used is not None else chat.messages)
+        elif n_ctx is not None:
+            self._wanted = None
+            system = self._texts.get(chat.system, 0)
+            files = sum(self._texts.get(text, 0) for text in chat.files)
+            self.counted.emit(use_of(used, system, files, answer_reserve(n_ctx, chat.max_tokens), n_ctx))
+
+    def _ask(self, chat: CountedChat, texts: tuple[str, ...], messages: tuple[ChatMessage, ...]) -> None:
+        if self._loading.state is not ModelState.READY:
+            return  # the next answer, or load, asks again
+        try:
+            number = self._loading.ask(CountTokens(messages=messages, texts=texts, template=chat.template))
+        except EngineError:
+            return
+        self._asked = number, chat, texts
+
+    def _on_answered(self, event: Answered) -> None:
+        if self._asked is None or event.request != self._asked[0]:
+            return
+        (_, chat, texts), self._asked = self._asked, None
+        if isinstance(event.answer, Counted):
+            self._texts.update(zip(texts, event.answer.texts, strict=True))
+            if chat.used is None:
+                self._prompts[chat.messages, chat.template] = event.answer.prompt
+                if len(self._prompts) > MOST_CONVERSATIONS:
+                    del self._prompts[next(iter(self._prompts))]
+            self._go_on()
+
+    def _on_lost(self, lost: AnswerLost) -> None:
+        """A model whose template cannot be used, or one that goes, counts nothing."""
+        if self._asked is not None and lost.request == self._asked[0]:
+            self._asked = None
+
+    def _forget(self) -> None:
+        self._asked = None
+        self._texts.clear()
+        self._prompts.clear()

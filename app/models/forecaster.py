@@ -1,0 +1,147 @@
+"""Computes plans as they are drawn: at once, or beside the GUI thread where that took long the last time.
+
+A model's tables are for one thread at a time. While they are used beside, what is asked of them waits, and of several
+that wait the newest counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from time import thread_time
+
+from app.background import Background
+from engine.devices.device import Rig
+from engine.errors import EngineError
+from engine.memory.effort import limited
+from engine.plan.edit import Edit
+from engine.plan.plan import Plan
+from engine.plan.preview import Preview, PreviewTables, make_preview
+from engine.probing.probe_cache import ProbeCache
+from engine.speed.speeds import Speeds
+
+DIRECT_S = 0.005
+"""Of the processor: what took no longer the last time is computed in the GUI thread, which then shows it at once."""
+PREVIEW_SECONDS = 0.5
+"""Of the processor for the arithmetic of one preview; what takes longer is left to the engine, which a probe asks."""
+
+
+class Pace:
+    """How long the last computation of each kind took for one model."""
+
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+        self._last: tuple[Rig, Edit] | None = None
+
+    def kind(self, rig: Rig, edit: Edit) -> str:
+        """Return what has changed since the last computation, of all that did what takes longest."""
+        if self._last is None:
+            return "first"
+        before_rig, before = self._last
+        if rig.ids != before_rig.ids:
+            return "devices"
+        if edit.context != before.context or edit.side_files != before.side_files:
+            return "settings"
+        return "layout" if edit.layout != before.layout else "memory"
+
+    def is_quick(self, rig: Rig, edit: Edit) -> bool:
+        """Say whether such a computation took little the last time; one that was never done is taken for quick."""
+        return self._seconds.get(self.kind(rig, edit), 0.0) <= DIRECT_S
+
+    def note(self, rig: Rig, edit: Edit, seconds: float) -> None:
+        """Remember how long a computation took."""
+        self._seconds[self.kind(rig, edit)] = seconds
+        self._last = (rig, edit)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is to be drawn. `owner` is who asks: answers for another one are of no use to it."""
+
+    owner: object
+    tables: PreviewTables
+    pace: Pace
+    rig: Rig
+    edit: Edit
+    speeds: Speeds
+    answered_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A plan, with what was probed of it, and as it is drawn."""
+
+    question: Question
+    plan: Plan
+    preview: Preview
+
+
+class Forecaster:
+    """Answers the newest question; `show` is called in the GUI thread, for older ones too: see `is_behind`.
+
+    Without `background` everything is computed at once.
+    """
+
+    def __init__(self, probes: ProbeCache, show: Callable[[Answer], None], background: Background | None) -> None:
+        self._probes = probes
+        self._show = show
+        self._background = background
+        self._running: Question | None = None
+        self._waiting: Question | None = None
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether what was asked last has no answer yet."""
+        return self._waiting is not None
+
+    def ask(self, question: Question) -> None:
+        """Answer `question`, now or as soon as that can be."""
+        self._waiting = question
+        self._go_on()
+
+    def forget(self) -> None:
+        """Answer nothing of what was asked."""
+        self._waiting = None
+
+    def _go_on(self) -> None:
+        question = self._waiting
+        if question is None:
+            return
+        if self._running is not None and (self._running is question or self._running.tables is question.tables):
+            return
+        if self._background is None or question.pace.is_quick(question.rig, question.edit):
+            self._waiting = None
+            self._show(self._answer(question))
+        elif self._running is None:
+            self._running = question
+            self._background.run("Forecasting", lambda: self._try(question), self._on_done, _unexpected, quiet=True)
+
+    def _on_done(self, found: Answer | Exception) -> None:
+        question, self._running = self._running, None
+        if self._waiting is question:
+            self._waiting = None
+        try:
+            if isinstance(found, Exception):
+                raise found
+            self._show(found)
+        finally:
+            self._go_on()
+
+    def _try(self, question: Question) -> Answer | Exception:
+        try:
+            return self._answer(question)
+        except Exception as error:  # A bug: raised in the GUI thread, after which the next question is answered.
+            return error
+
+    def _answer(self, question: Question) -> Answer:
+        begun_s = thread_time()
+        with limited(PREVIEW_SECONDS):
+            plan = self._probes.over(Plan(question.tables.memory, question.rig, question.edit))
+            preview = make_preview(question.tables, plan, question.speeds, question.answered_per_second)
+        question.pace.note(question.rig, question.edit, thread_time() - begun_s)
+        return Answer(question, plan, preview)
+
+
+def _unexpected(error: EngineError) -> None:
+    """`_try` gives every error back as its result."""
+    raise error

@@ -1,0 +1,235 @@
+"""Machines that are paired with this one: found, paired, added as devices, forgotten; all beside the GUI thread."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from PySide6.QtCore import QObject, Qt, Signal
+
+from app.background import Background
+from app.notices import Notices
+from app.paths import identity_path, pairings_path
+from app.rig.limit_book import LimitBook
+from app.rig.live_rig import LiveRig
+from engine.devices.device import Device, Rig
+from engine.devices.endpoint import parse_endpoint
+from engine.errors import ArgumentError, EngineError, RigError
+from engine.language import tr
+from engine.protocol.messages import NearbyMachine
+from engine.rigs.search import Peer, find_peer
+from engine.tunnel.nearby import NearbySearch
+from engine.tunnel.pairings import Pairing, PairingBook
+from engine.tunnel.tunnels import Tunnels
+
+INTERFACES_VARIABLE = "LAYERDECK_INTERFACES"
+"""Addresses of this machine, separated by commas, on which others are looked for; without it, all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """One machine of the list: announced now, paired, or both.
+
+    `fingerprint` is that of the pairing where there is one, else what was announced. `is_changed`: a paired machine's
+    address is announced with another certificate.
+    """
+
+    name: str
+    endpoint: str
+    fingerprint: str
+    device: str = ""
+    total_bytes: int = 0
+    is_announced: bool = False
+    is_paired: bool = False
+    is_changed: bool = False
+
+
+class Peers(QObject):
+    """Whom the window may use, and the tunnels to them. `close` ends these."""
+
+    found = Signal(tuple)
+    """Machines nearby or paired, as `Found`, whenever that changes while it looks."""
+    told = Signal(str, bool)
+    """A sentence about what was asked for; whether it is bad news."""
+    paired = Signal(Pairing)
+
+    _announced = Signal(tuple)
+    _search_ended = Signal(str)
+
+    def __init__(
+        self,
+        live: LiveRig,
+        limits: LimitBook,
+        background: Background,
+        notices: Notices,
+        *,
+        folder: Path | None = None,
+        parent: QObject | None = None,
+    ) -> None:
+        super().__init__(parent)
+        self._live, self._limits = live, limits
+        self._background, self._notices = background, notices
+        self._identity = identity_path() if folder is None else folder / "identity.pem"
+        self._book = PairingBook(pairings_path() if folder is None else folder / "pairings.json")
+        self._tunnels = Tunnels(self._identity, self._book)
+        self._search: NearbySearch | None = None
+        self._machines: tuple[NearbyMachine, ...] = ()
+        self._pairings: tuple[Pairing, ...] = ()
+        # From threads of the search's child.
+        self._announced.connect(self._on_announced, Qt.ConnectionType.QueuedConnection)
+        self._search_ended.connect(self._on_search_ended, Qt.ConnectionType.QueuedConnection)
+
+    def reach(self, rig: Rig) -> Rig:
+        """Return `rig` with tunnels to the paired machines in it. Blocks, in any thread; raises as `Tunnels.reach`."""
+        return self._tunnels.reach(rig)
+
+    # ------------------------------------------------------------------ looking for machines
+
+    def start_looking(self) -> None:
+        """Look in the local network until `stop_looking`; what is found is told."""
+        if self._search is None:
+            interfaces = tuple(filter(None, os.environ.get(INTERFACES_VARIABLE, "").split(",")))
+            self._search = NearbySearch(self._announced.emit, self._search_ended.emit, interfaces=interfaces)
+            self._background.run("Looking for machines", self._search.start, _nothing, self._tell_error, quiet=True)
+        self._look_up()
+
+    def stop_looking(self) -> None:
+        """Look no more."""
+        search, self._search, self._machines = self._search, None, ()
+        if search is not None:
+            self._background.run("Ending the search for machines", search.close, _nothing, self._tell_error, quiet=True)
+
+    def _on_announced(self, machines: tuple[NearbyMachine, ...]) -> None:
+        if self._search is not None:
+            self._machines = machines
+            self._tell_found()
+
+    def _on_search_ended(self, sentence: str) -> None:
+        if self._search is not None:
+            self.told.emit(sentence, True)
+
+    def _look_up(self) -> None:
+        def show(pairings: tuple[Pairing, ...]) -> None:
+            self._pairings = pairings
+            self._tell_found()
+
+        self._background.run("Reading pairings", partial(self._book.all, "server"), show, self._tell_error, quiet=True)
+
+    def _tell_found(self) -> None:
+        self.found.emit(list_machines(self._machines, self._pairings))
+
+    # ------------------------------------------------------------------ one of them
+
+    def pair(self, endpoint: str, code: str) -> None:
+        """Pair with the machine at `endpoint` that shows `code`; how it went is told."""
+
+        def exchange() -> Pairing:
+            # Takes a while to import, and most windows never pair.
+            from engine.tunnel.calling import pair_with
+            from engine.tunnel.identity import read_identity
+
+            try:
+                pairing = pair_with(endpoint, code, read_identity(self._identity), platform.node() or "unnamed")
+            except ValueError as error:
+                raise ArgumentError(str(error)) from None
+            self._book.add(pairing)
+            return pairing
+
+        def show(pairing: Pairing) -> None:
+            self.told.emit(tr("Paired with {words}.", words=pairing.words), False)
+            self.paired.emit(pairing)
+            self._look_up()
+
+        self._background.run(tr("Pairing with {endpoint}", endpoint=endpoint), exchange, show, self._tell_error)
+
+    def add(self, machine: Found) -> None:
+        """Add the devices of a paired machine, where it answers."""
+        if machine.endpoint in {device.endpoint for device in self._live.devices.rig.devices}:
+            self._tell_error(
+                RigError(
+                    tr(
+                        "{name} at {endpoint} is already among the devices.",
+                        name=machine.name,
+                        endpoint=machine.endpoint,
+                    )
+                )
+            )
+            return
+
+        def look() -> tuple[Device, ...]:
+            via = self._tunnels.route(machine.endpoint, machine.fingerprint)
+            return find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via))
+
+        def show(found: tuple[Device, ...]) -> None:
+            self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))
+            self._notices.say(tr("Added {name}", name=machine.name))
+            self.told.emit(tr("{name} is among the devices now.", name=machine.name), False)
+
+        self._background.run(tr("Asking {name}", name=machine.name), look, show, self._tell_error)
+
+    def forget(self, machine: Found) -> None:
+        """End the pairing on this side."""
+
+        def show(_removed: object) -> None:
+            self.told.emit(
+                tr("{name} is forgotten on this computer. Forget this one there too.", name=machine.name), False
+            )
+            self._look_up()
+
+        self._background.run(
+            tr("Forgetting a machine"), partial(self._book.forget, machine.fingerprint), show, self._tell_error
+        )
+
+    def close(self) -> None:
+        """End the search and the tunnels, waiting a bounded time."""
+        if self._search is not None:
+            self._search.close()
+            self._search = None
+        self._tunnels.close()
+
+    def _tell_error(self, error: EngineError) -> None:
+        self.told.emit(error.summary(), True)
+
+
+def list_machines(machines: Sequence[NearbyMachine], pairings: Sequence[Pairing]) -> tuple[Found, ...]:
+    """Return one row for each machine: paired ones first, each once, with what is announced of them."""
+    by_fingerprint = {each.fingerprint: each for each in pairings}
+    of_endpoint = {each.endpoint: each.fingerprint for each in pairings if each.endpoint}
+    paired: dict[str, Found] = {
+        each.fingerprint: Found(each.name, each.endpoint, each.fingerprint, is_paired=True) for each in pairings
+    }
+    strangers = []
+    for each in machines:
+        known = by_fingerprint.get(each.fingerprint)
+        row = Found(
+            name=each.name if known is None else known.name,
+            endpoint=each.endpoint,
+            fingerprint=each.fingerprint,
+            device=each.device,
+            total_bytes=each.total_bytes,
+            is_announced=True,
+            is_paired=known is not None,
+            is_changed=known is None and each.endpoint in of_endpoint,
+        )
+        if known is not None:
+            paired[each.fingerprint] = row
+        else:
+            strangers.append(row)
+    return (*paired.values(), *strangers)
+
+
+def is_address(text: str) -> bool:
+    """Return whether a machine may be called at `text` (host:port)."""
+    try:
+        parse_endpoint(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _nothing(_result: None) -> None:
+    """It has begun, or ended; nobody need be told."""

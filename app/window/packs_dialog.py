@@ -1,0 +1,140 @@
+"""Devices > Engine Packs: what is installed, whether it is used and why not, and what can be done about it."""
+
+from __future__ import annotations
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import (
+    QAbstractItemView,
+    QDialog,
+    QHBoxLayout,
+    QHeaderView,
+    QPushButton,
+    QTableWidget,
+    QTableWidgetItem,
+    QVBoxLayout,
+    QWidget,
+)
+
+from app.rig.pack_shelf import Packs, PackShelf
+from app.window import dialogs
+from engine.language import tr
+from engine.packs.listing import ListedPack
+from engine.units import format_bytes
+from widgets.common.roles import plain_label, set_role
+
+PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
+INTRODUCTION = tr(
+    "A pack brings one kind of card to the engine: CUDA for NVIDIA, HIP for AMD, Vulkan for "
+    "most. Several can be in use at once. A pack is a program: install only what comes from "
+    "somebody you trust. Each is checked in a process of its own before it is used."
+)
+NOTHING = tr("No engine packs are installed: models run on the processor and on workers.")
+_COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
+
+
+class PacksDialog(QDialog):
+    """Shows what the shelf tells; all work is the shelf's."""
+
+    def __init__(self, parent: QWidget, shelf: PackShelf) -> None:
+        super().__init__(parent)
+        self.setWindowTitle(tr("Engine Packs"))
+        self.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
+        self._shelf = shelf
+        self._packs = Packs()
+        self._words = plain_label("", wrap=True)
+        self.table = QTableWidget(0, len(_COLUMNS))
+        self.install_button = QPushButton(tr("Install from File…"))
+        self.check_button = QPushButton(tr("Check Again"))
+        self.switch_button = QPushButton(tr("Switch Off"))
+        self.remove_button = QPushButton(tr("Remove"))
+        self.close_button = QPushButton(tr("Close"))
+        self._build()
+        self.install_button.clicked.connect(self._on_install)
+        self.check_button.clicked.connect(self._on_check)
+        self.switch_button.clicked.connect(self._on_switch)
+        self.remove_button.clicked.connect(self._on_remove)
+        self.close_button.clicked.connect(self.reject)
+        self.table.itemSelectionChanged.connect(self._show_buttons)
+        shelf.changed.connect(self.show_packs)
+        self.show_packs(shelf.packs)
+
+    @property
+    def text(self) -> str:
+        """What is said above the table."""
+        return self._words.text()
+
+    @property
+    def current(self) -> ListedPack | None:
+        """The pack that is chosen."""
+        row = self.table.currentRow()
+        chosen = bool(self.table.selectedItems()) and 0 <= row < len(self._packs.listed)
+        return self._packs.listed[row] if chosen else None
+
+    def show_packs(self, packs: Packs) -> None:
+        """Show what is there; the same pack stays chosen."""
+        before = self.current
+        self._packs = packs
+        self.table.setRowCount(len(packs.listed))
+        for row, pack in enumerate(packs.listed):
+            for column, text in enumerate((pack.name, pack.backend, format_bytes(pack.size_bytes), pack.words)):
+                item = QTableWidgetItem(text)
+                item.setToolTip(pack.folder if column == 0 else text)
+                self.table.setItem(row, column, item)
+        names = [pack.name for pack in packs.listed]
+        if names and (before is None or before.name in names):
+            self.table.selectRow(0 if before is None else names.index(before.name))
+        self.table.resizeRowsToContents()
+        broken = any(pack.state == "broken" for pack in packs.listed)
+        said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
+        self._words.setText(said or (tr("A pack is not used; its row says why.") if broken else tr("All packs work.")))
+        set_role(self._words, "error" if broken and not packs.under_way else "strong")
+        self._show_buttons()
+
+    def _show_buttons(self) -> None:
+        pack, idle = self.current, not self._packs.under_way
+        self.install_button.setEnabled(idle)
+        self.check_button.setEnabled(idle and pack is not None)
+        self.switch_button.setEnabled(idle and pack is not None)
+        self.remove_button.setEnabled(idle and pack is not None and pack.ours)
+        self.switch_button.setText(tr("Switch On") if pack is not None and pack.state == "off" else tr("Switch Off"))
+
+    def _on_install(self) -> None:
+        path = dialogs.ask_open(self, tr("Install an Engine Pack"), PACK_FILTER)
+        if path is not None:
+            self._shelf.install(path)
+
+    def _on_check(self) -> None:
+        if self.current is not None:
+            self._shelf.check(self.current.name)
+
+    def _on_switch(self) -> None:
+        if self.current is not None:
+            self._shelf.switch(self.current.name, on=self.current.state == "off")
+
+    def _on_remove(self) -> None:
+        if self.current is not None:
+            self._shelf.remove(self.current.name)
+
+    def _build(self) -> None:
+        self.table.setHorizontalHeaderLabels(_COLUMNS)
+        self.table.verticalHeader().hide()
+        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.table.setAccessibleName(tr("Engine packs"))
+        self.table.setWordWrap(True)
+        header = self.table.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(len(_COLUMNS) - 1, QHeaderView.ResizeMode.Stretch)
+        buttons = QHBoxLayout()
+        buttons.addWidget(self.install_button)
+        buttons.addStretch(1)
+        for button in (self.check_button, self.switch_button, self.remove_button, self.close_button):
+            buttons.addWidget(button)
+        layout = QVBoxLayout(self)
+        layout.setSpacing(8)
+        layout.addWidget(plain_label(INTRODUCTION, "dim", wrap=True))
+        layout.addWidget(self._words)
+        layout.addWidget(self.table, 1)
+        layout.addLayout(buttons)
+        self.resize(760, 380)

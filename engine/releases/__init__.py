@@ -1,0 +1,1 @@
+"""What the publisher says of the newest version: asked for only where people want that, and believed only if signed."""

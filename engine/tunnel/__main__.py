@@ -1,0 +1,102 @@
+"""`python -m engine.tunnel`: the child that forwards to one machine, or looks for those that announce themselves.
+
+One request on standard input; the end of the parent is the end of this process.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import signal
+import sys
+import threading
+import traceback
+from pathlib import Path
+
+import msgspec
+
+from engine.confinement import refuse_core_files
+from engine.errors import EngineError
+from engine.protocol.messages import (
+    PROTOCOL_VERSION,
+    AnyRequest,
+    Browse,
+    Failure,
+    Hello,
+    Message,
+    OpenTunnel,
+    TunnelOpened,
+)
+
+_encode = msgspec.json.Encoder().encode
+_decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
+
+
+class Pipe:
+    """Messages out, from any thread. What libraries print goes to standard error."""
+
+    def __init__(self) -> None:
+        self._descriptor = os.dup(1)
+        os.dup2(2, 1)
+        self._lock = threading.Lock()
+
+    def send(self, message: Message) -> None:
+        data = _encode(message) + b"\n"
+        with self._lock:
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError:
+                os._exit(0)
+
+
+def main() -> None:
+    """Do what is asked until the input ends."""
+    # An interrupt typed in the terminal reaches the whole group; the parent decides and closes the pipe.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    refuse_core_files()
+    pipe = Pipe()
+    pipe.send(Hello(protocol=PROTOCOL_VERSION, engine="layerdeck tunnel", pid=os.getpid()))
+    line = sys.stdin.buffer.readline()
+    if not line.strip():
+        return
+    try:
+        _begin(_decoder.decode(line), pipe)
+    except EngineError as error:
+        pipe.send(Failure(kind=error.kind, message=error.summary()))
+    except Exception as error:
+        traceback.print_exc()
+        pipe.send(Failure(kind="internal", message=f"A bug in Layerdeck: {error!r}"))
+    _wait_for_end()
+    sys.stderr.flush()
+    os._exit(0)
+
+
+def _begin(request: AnyRequest, pipe: Pipe) -> None:
+    match request:
+        case OpenTunnel():
+            from engine.tunnel.forwarding import Forwarder
+            from engine.tunnel.identity import read_identity
+
+            identity = read_identity(Path(request.identity))
+            try:
+                forwarder = Forwarder(request.endpoint, base64.b64decode(request.certificate), identity, request.port)
+            except OSError as error:
+                raise EngineError(f"No tunnel can begin on this computer ({error.strerror or error}).") from None
+            threading.Thread(target=forwarder.run, name="forwarder", daemon=True).start()
+            pipe.send(TunnelOpened(port=forwarder.port))
+        case Browse():
+            from engine.tunnel.browsing import browse
+
+            browse(request.interfaces, pipe.send)
+        case _:
+            raise EngineError(f"{type(request).__name__} is no request for a tunnel.")
+
+
+def _wait_for_end() -> None:
+    # A wish to quit ends it as well: whatever comes.
+    sys.stdin.buffer.readline()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Reading the images of one prompt into the memory, part by part, as its turn comes."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from engine.chats.images import pixels_of
+from engine.errors import ChatError
+from engine.worker.loaded_context import ABORTED, DECODED, LoadedContext
+from engine.worker.media import NO_MEDIA, Embeddings, ImagePart, MediaPrompt
+from engine.worker.outcome import failure
+from engine.worker.stop import StopRequest
+
+_FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
+
+
+class MediaReader:
+    """One prompt's. An image is decoded by a process of its own, and only where the memory does not hold it."""
+
+    def __init__(self, loaded: LoadedContext, prompt: MediaPrompt = NO_MEDIA) -> None:
+        self._loaded = loaded
+        self.prompt = prompt
+        self._sha256 = ""
+        self._rgb = b""
+
+    def read(self, part: ImagePart, position: int, sequence: int, stop: StopRequest) -> int:
+        """Append a part to a sequence; return llama.cpp's status.
+
+        Raises:
+            EndOfRequest: with a `Failure`: the image cannot be read.
+        """
+        assert self._loaded.media is not None
+        made = self._loaded.media.embeddings(self.prompt, part, self._pixels(part), position)
+        if stop.requested:
+            return ABORTED
+        if made is None:
+            reason = self._loaded.log.facts.reason() or "no reason was given"
+            raise failure("internal", f"The projector could not read an image: {reason}.")
+        low = self._loaded.engine.low
+        if part.at_once:
+            low.llama_set_causal_attn(self._loaded.context, False)
+        try:
+            return self._append(part, made, sequence)
+        finally:
+            if part.at_once:
+                low.llama_set_causal_attn(self._loaded.context, True)
+
+    def _append(self, part: ImagePart, made: Embeddings, sequence: int) -> int:
+        size = self._loaded.batch_tokens
+        for begin in range(0, part.n_cells, size):
+            end = min(begin + size, part.n_cells)
+            status = self._loaded.compute(_batch(self._loaded.engine.low, made, begin, end, sequence))
+            if status != DECODED:
+                return status
+        return DECODED
+
+    def _pixels(self, part: ImagePart) -> bytes:
+        """Return the pixels of a part's image; its tiles come one after another."""
+        image = part.image
+        if image.sha256 != self._sha256:
+            try:
+                picture = pixels_of(image.data, "An image")
+            except ChatError as error:
+                raise failure("argument", error.summary()) from None
+            if (picture.width_px, picture.height_px) != (image.width_px, image.height_px):
+                raise failure("argument", "An image has another size than was said; attach it again.")
+            self._sha256, self._rgb = image.sha256, picture.pixels
+        return self._rgb
+
+    def free(self) -> None:
+        """Forget the pixels."""
+        self._sha256, self._rgb = "", b""
+
+
+def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> Any:
+    """Return a `llama_batch` of these rows. What it points to lives as long as it does."""
+    count = end - begin
+    positions = (ctypes.c_int32 * (count * len(made.positions)))(
+        *(place for section in made.positions for place in section[begin:end])
+    )
+    sequences = (ctypes.c_int32 * 1)(sequence)
+    first = ctypes.cast(sequences, ctypes.POINTER(ctypes.c_int32))
+    return low.llama_batch(
+        n_tokens=count,
+        token=None,
+        embd=ctypes.cast(
+            ctypes.addressof(made.rows) + begin * made.width * _FLOAT_BYTES, ctypes.POINTER(ctypes.c_float)
+        ),
+        pos=positions,
+        n_seq_id=(ctypes.c_int32 * count)(*([1] * count)),
+        seq_id=(ctypes.POINTER(ctypes.c_int32) * count)(*([first] * count)),
+        logits=(ctypes.c_int8 * count)(),
+    )

@@ -1,0 +1,93 @@
+"""A catalogue of texts: PO files read and written, as far as ours and those of translators' programs go.
+
+An entry has an English text, where it depends on a number the English text for several, the texts of another language
+(one, or one for each plural form), and the modules that it is in. Texts that are marked as fuzzy count as not there.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+_LINE = re.compile(r'(msgid_plural|msgid|msgstr)(?:\[(\d)\])? (".*")')
+_ESCAPE = re.compile(r"\\(.)")
+_ESCAPED = {"n": "\n", "t": "\t"}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A text: `said` is empty where nobody translated it yet."""
+
+    text: str
+    plural: str = ""
+    said: tuple[str, ...] = ()
+    places: tuple[str, ...] = field(default=(), compare=False)
+
+    @property
+    def is_said(self) -> bool:
+        """Whether every form of it is translated."""
+        return bool(self.said) and all(self.said)
+
+
+def read_catalogue(document: str) -> tuple[Entry, ...]:
+    """Return the entries of a PO file; the first, with an empty text, is its header.
+
+    Raises:
+        ValueError: with the first line that cannot be understood.
+    """
+    return tuple(
+        _read_entry(block) for block in re.split(r"\n[ \t]*\n", document.replace("\r\n", "\n")) if block.strip()
+    )
+
+
+def header_fields(entries: Iterable[Entry]) -> dict[str, str]:
+    """Return what the header says, such as `Language` and `Plural-Forms`."""
+    header = next((entry.said[0] for entry in entries if not entry.text and entry.said), "")
+    return {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in header.splitlines())}
+
+
+def write_catalogue(entries: Iterable[Entry]) -> str:
+    """Return the PO file of `entries`."""
+    return "\n".join("".join(f"{line}\n" for line in _lines(entry)) for entry in entries)
+
+
+def _read_entry(block: str) -> Entry:
+    texts: dict[str, str] = {}
+    places: list[str] = []
+    key, is_fuzzy = "", False
+    for line in block.strip().splitlines():
+        if line.startswith("#"):
+            is_fuzzy |= line.startswith("#,") and "fuzzy" in line
+            places += line[2:].split() if line.startswith("#:") else []
+        elif line.startswith('"') and line.endswith('"') and key:
+            texts[key] += _unquoted(line)
+        elif match := _LINE.fullmatch(line.rstrip()):
+            key = match[1] + (match[2] or "")
+            texts[key] = _unquoted(match[3])
+        else:
+            raise ValueError(f"this line is none of a catalogue: {line[:80]}")
+    said = tuple(text for key, text in sorted(texts.items()) if key.startswith("msgstr"))
+    return Entry(texts.get("msgid", ""), texts.get("msgid_plural", ""), () if is_fuzzy else said, tuple(places))
+
+
+def _unquoted(line: str) -> str:
+    text = line.rstrip()[1:-1]
+    return _ESCAPE.sub(lambda match: _ESCAPED.get(match[1], match[1]), text) if "\\" in text else text
+
+
+def _lines(entry: Entry) -> Iterator[str]:
+    yield from (f"#: {place}" for place in entry.places)
+    if "{" in entry.text:
+        yield "#, python-brace-format"
+    yield f"msgid {_quoted(entry.text)}"
+    if entry.plural:
+        yield f"msgid_plural {_quoted(entry.plural)}"
+        yield from (f"msgstr[{number}] {_quoted(text)}" for number, text in enumerate(entry.said or ("", "")))
+    else:
+        yield f"msgstr {_quoted(entry.said[0] if entry.said else '')}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n").replace("\t", "\\t")
+    return f'"{escaped}"'

@@ -1,0 +1,78 @@
+"""`python -m resources.packs.build NAME --source GGML --engine VERSION --out FOLDER`: one backend built as a pack.
+
+`GGML` is the folder vendor/llama.cpp/ggml of llama-cpp-python's source, of the version that the engine has. `make.py
+pack` finds it and calls this; where there is no network it can be carried and this be called by hand. Needs cmake and a
+C++ compiler, ninja where it is there, and what `needs.find_fault` names.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from resources.packs.archive import write_pack
+from resources.packs.needs import compiler_flags, find_fault, find_nvcc
+from resources.packs.recipes import RECIPES, Recipe, configure_options
+
+PROJECT = Path(__file__).resolve().parent
+Run = Callable[[Sequence[str], Mapping[str, str]], None]
+"""Runs a command of the build in an environment; raises where it fails."""
+
+
+def build_pack(
+    recipe: Recipe, source: Path, engine: str, out: Path, scratch: Path, run: Run, *, architectures: str = ""
+) -> Path:
+    """Build the pack in the folder `scratch` and return the archive, which is in `out`."""
+    environ = dict(os.environ)
+    nvcc = find_nvcc(environ) if recipe.name == "cuda" else None
+    if nvcc is not None:
+        environ["CUDACXX"] = nvcc
+    cmake = shutil.which("cmake", path=environ.get("PATH")) or "cmake"
+    generator = ["-G", "Ninja"] if shutil.which("ninja", path=environ.get("PATH")) else []
+    options = configure_options(recipe, architectures, compiler_flags(recipe.name, environ))
+    options = (f"-DGGML_SOURCE={source.resolve()}", *options)
+    run([cmake, "-S", str(PROJECT), "-B", str(scratch), *generator, *options], environ)
+    jobs = str(os.cpu_count() or 1)
+    run([cmake, "--build", str(scratch), "--target", recipe.target, "--parallel", jobs], environ)
+    library = next(scratch.rglob(recipe.library))
+    if strip := shutil.which("strip"):
+        run([strip, "--strip-unneeded", str(library)], environ)
+    return write_pack(recipe, [library], engine, out)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Build one pack; return the exit code."""
+    parser = argparse.ArgumentParser(prog="resources.packs.build")
+    parser.add_argument("name", choices=RECIPES)
+    parser.add_argument("--source", type=Path, required=True)
+    parser.add_argument("--engine", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--architectures", default="", help='CMake\'s, as "75;86;90"; without, most that are in use')
+    parser.add_argument("--scratch", type=Path, help="build here and keep it: the same call goes on where it ended")
+    options = parser.parse_args(arguments)
+    if fault := find_fault(options.name, os.environ):
+        sys.stderr.write(f"{fault}\n")
+        return 2
+
+    def run(command: Sequence[str], environ: Mapping[str, str]) -> None:
+        subprocess.run(command, env=environ, check=True)
+
+    with ExitStack() as stack:
+        scratch = options.scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="layerdeck-pack-")))
+        recipe, architectures = RECIPES[options.name], options.architectures
+        archive = build_pack(
+            recipe, options.source, options.engine, options.out, scratch, run, architectures=architectures
+        )
+    sys.stdout.write(f"{archive}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What building a pack needs of a machine, and what a library that was built needs of the next one."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from resources.vulkan import needs as vulkan
+
+_EVERYWHERE = re.compile(
+    r"(libggml-base|libc|libm|libdl|librt|libpthread|libstdc\+\+|libgcc_s|libgomp|ld-linux-x86-64)\.so"
+)
+"""What the engine itself needs, or is."""
+
+
+def find_nvcc(environ: Mapping[str, str]) -> str | None:
+    """Return CUDA's compiler: what CUDACXX, CUDA_HOME or CUDA_PATH name, on the path, or where NVIDIA puts it."""
+    homes = [environ[name] for name in ("CUDA_HOME", "CUDA_PATH") if environ.get(name)]
+    places = [environ.get("CUDACXX"), *(str(Path(home, "bin", "nvcc")) for home in homes)]
+    places += [shutil.which("nvcc", path=environ.get("PATH")), "/usr/local/cuda/bin/nvcc"]
+    return next((place for place in places if place and os.access(place, os.X_OK)), None)
+
+
+def find_fault(backend: str, environ: Mapping[str, str]) -> str | None:
+    """Return in one sentence what is missing here to build a pack for `backend`, None if nothing is."""
+    if backend == "vulkan":
+        return vulkan.find_fault(vulkan.look(environ))
+    if backend == "cuda":
+        return _cuda_fault(find_nvcc(environ))
+    if backend == "hip" and shutil.which("hipcc", path=environ.get("PATH")) is None:
+        return "A HIP pack cannot be built: hipcc cannot be found. Install ROCm, with its bin folder on the path."
+    return None
+
+
+def _cuda_fault(nvcc: str | None) -> str | None:
+    remedy = "Install the whole CUDA toolkit and let CUDA_HOME name it; a card is not needed."
+    if nvcc is None:
+        return f"A CUDA pack cannot be built: nvcc cannot be found. {remedy}"
+    # The compiler alone knows where it looks: it may be a script, or a link into any folder.
+    looked = subprocess.run(
+        [nvcc, "-E", "-x", "cu", "-include", "cublas_v2.h", os.devnull], capture_output=True, check=False
+    )
+    return None if looked.returncode == 0 else f"A CUDA pack cannot be built: {nvcc} finds no cuBLAS. {remedy}"
+
+
+def compiler_flags(backend: str, environ: Mapping[str, str]) -> list[str]:
+    """Return what the C++ compiler has to be given besides: for Vulkan headers that do not declare layer settings."""
+    if backend != "vulkan" or not vulkan.lacks_layer_settings(vulkan.look(environ)):
+        return []
+    return ["-include", shlex.quote(str(vulkan.LAYER_SETTINGS))]
+
+
+def needed_libraries(library: Path) -> tuple[str, ...]:
+    """Return the shared libraries that `library` needs besides those of every system."""
+    found = re.findall(r"\(NEEDED\).*\[([^]]+)\]", _readelf("-d", library))
+    return tuple(sorted(name for name in found if not _EVERYWHERE.match(name)))
+
+
+def needed_glibc(library: Path) -> str:
+    """Return the least version of glibc that `library` needs, as "2.34"."""
+    versions = re.findall(r"\bGLIBC_(\d+(?:\.\d+)+)", _readelf("-V", library))
+    return max(versions, key=lambda version: tuple(map(int, version.split("."))), default="")
+
+
+def _readelf(option: str, library: Path) -> str:
+    command = ["readelf", "-W", option, str(library)]
+    done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=True)
+    return done.stdout

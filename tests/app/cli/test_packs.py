@@ -1,0 +1,76 @@
+"""`layerdeck-cli packs`: what is there, installed, switched, removed; as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.cli import exit_codes, main
+from app.paths import pack_book_path, packs_path
+from engine.engine_build import engine_version
+from tests.support.packs import IS_NO_BACKEND, compiled, write_pack
+
+
+@pytest.fixture(autouse=True)
+def no_packs() -> Iterator[None]:
+    """None are there before, and none stay: tests of a process share a home."""
+
+    def clear() -> None:
+        shutil.rmtree(packs_path(), ignore_errors=True)
+        pack_book_path().unlink(missing_ok=True)
+
+    clear()
+    yield
+    clear()
+
+
+def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
+    code = main(["packs", *words])
+    return code, capsys.readouterr().out
+
+
+def test_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert told(capsys) == (
+        exit_codes.OK,
+        "No engine packs are installed. `layerdeck-cli packs install FILE` installs one.\n",
+    )
+    code, out = told(capsys, "list", "--json")
+    assert (code, json.loads(out)) == (exit_codes.OK, {"version": 1, "engine": engine_version(), "packs": []})
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    archive = write_pack(tmp_path / "tiny.tar.gz", "tiny", compiled(IS_NO_BACKEND, tmp_path))
+    code, out = told(capsys, "install", str(archive))
+    assert (code, out) == (
+        exit_codes.CRASHED,
+        "tiny  Vulkan  Not used. Its library is no backend that this engine can use.\n",
+    )
+    code, out = told(capsys, "off", "tiny", "--json")
+    (pack,) = json.loads(out)["packs"]
+    assert (code, pack["name"], pack["state"], pack["devices"]) == (exit_codes.OK, "tiny", "off", [])
+    assert (pack["removable"], Path(pack["folder"])) == (True, packs_path() / "tiny")
+    code, out = told(capsys, "check", "tiny")
+    assert (code, "Switched off" in out) == (exit_codes.OK, True)
+    assert told(capsys, "remove", "tiny")[0] == exit_codes.OK
+    assert list(packs_path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["remove", "none"], "No engine pack is called none; there are: none."),
+        (["on", "none"], "No engine pack is called none"),
+        (["install", "none.tar.gz"], "none.tar.gz cannot be unpacked: No such file or directory."),
+        (["install"], "required: FILE"),
+        (["shine"], "invalid choice"),
+    ],
+)
+def test_what_cannot_be_done_is_a_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
+    code = main(["packs", *words])
+    assert code == exit_codes.ARGUMENT
+    assert sentence in capsys.readouterr().err.splitlines()[-1]

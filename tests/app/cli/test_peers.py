@@ -1,0 +1,106 @@
+"""`rig serve --secure`, `rig pair` and `rig peers`: a machine paired with itself, and a load through the tunnel."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from app.paths import pairings_path
+from tests.support.command_line import RunningCommand, all_gone, run_here, start_cli
+from tests.support.models import write_tiny_llama
+
+CODE = re.compile(r"Pairing code: (\w{4}-\w{4})")
+
+
+@pytest.fixture(autouse=True)
+def nobody_paired() -> Iterator[None]:
+    pairings_path().unlink(missing_ok=True)
+    yield
+    pairings_path().unlink(missing_ok=True)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
+
+
+def said(command: RunningCommand, pattern: re.Pattern[str]) -> re.Match[str]:
+    """Wait for a line on standard error that matches."""
+    while line := command.error_line():
+        if match := pattern.search(line):
+            return match
+    raise AssertionError(f"standard error ended without {pattern.pattern}: {command.err}")
+
+
+def test_a_load_through_the_tunnel_from_the_first_code_to_the_last_pairing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = write_tiny_llama(tmp_path / "tiny.gguf")
+    port = free_port()
+    endpoint = f"127.0.0.1:{port}"
+    with start_cli("rig", "serve", "--secure", "--port", str(port), "--name", "attic", "--keep", "0") as server:
+        code = said(server, CODE).group(1)
+        wrong = run_here(capsys, "rig", "pair", endpoint, "AAAA-AAAA", "--json")
+        assert (wrong.code, wrong.error["kind"]) == (2, "argument")
+        assert wrong.error["message"].startswith(f"{endpoint} did not accept the code")
+
+        paired = run_here(capsys, "rig", "pair", endpoint, code, "--name", "laptop", "--json")
+        assert paired.code == 0, paired.err
+        fingerprint = paired.document["fingerprint"]
+        assert (paired.document["role"], paired.document["name"]) == ("server", "attic")
+        said(server, re.compile(r"Paired with laptop \("))
+        peers = run_here(capsys, "rig", "peers", "--json").document
+        assert {each["role"] for each in peers["peers"]} == {"client", "server"}
+        assert peers["fingerprint"] == fingerprint
+
+        rig = tmp_path / "rig.json"
+        rig.write_text(run_here(capsys, "devices", "--peer", "attic").out, encoding="utf-8")
+        assert f'"fingerprint": "{fingerprint}"' in rig.read_text(encoding="utf-8")
+        loaded = run_here(capsys, "load", path, "--rig", rig, "--ctx", "256", "--prompt", "x", "-n", "4", "--json")
+        assert loaded.code == 0, loaded.out
+        rows = {row["id"]: row for row in next(each for each in loaded.events if each["event"] == "loaded")["devices"]}
+        assert rows["RPC0"]["weights_bytes"] > 0
+
+        assert run_here(capsys, "rig", "peers", "--forget", "attic").code == 0
+        refused = run_here(capsys, "load", path, "--rig", rig, "--ctx", "256", "--json")
+        assert refused.code == 6
+        assert "not paired with this computer" in refused.error["message"]
+        children = server.children()
+        server.process.send_signal(signal.SIGINT)
+        assert server.wait() == 0
+        assert all_gone(children)
+
+
+def test_what_belongs_to_the_tunnel_needs_it(capsys: pytest.CaptureFixture[str]) -> None:
+    for words in (("--pair",), ("--announce",), ("--name", "attic")):
+        answer = run_here(capsys, "rig", "serve", "--port", "1", *words, "--json")
+        assert (answer.code, answer.error["kind"]) == (2, "argument")
+        assert "belong to --secure" in answer.error["message"]
+
+
+def test_what_cannot_be_paired_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    for endpoint, code, words in (
+        ("attic", "K7QM-3XHD", "is not an endpoint"),
+        (f"127.0.0.1:{free_port()}", "K7QM", "A pairing code has 8"),
+    ):
+        answer = run_here(capsys, "rig", "pair", endpoint, code, "--json")
+        assert (answer.code, answer.error["kind"]) == (2, "argument")
+        assert words in answer.error["message"]
+    nobody = run_here(capsys, "rig", "pair", f"127.0.0.1:{free_port()}", "K7QM-3XHD", "--json")
+    assert (nobody.code, nobody.error["kind"]) == (6, "unreachable")
+    unknown = run_here(capsys, "devices", "--peer", "garden", "--json")
+    assert (unknown.code, unknown.error["kind"]) == (2, "argument")
+    assert "No computer is paired under" in unknown.error["message"]
+
+
+def test_a_port_in_use_is_told_before_a_worker_starts(capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        answer = run_here(capsys, "rig", "serve", "--secure", "--port", str(port), "--json")
+    assert answer.code != 0
+    assert f"Cannot listen on 127.0.0.1:{port}" in answer.error["message"]

@@ -1,0 +1,133 @@
+"""Devices > Engine Packs: what is there, with its reason; installing, switching and removing beside the GUI thread."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtCore import Qt
+from PySide6.QtTest import QTest
+from PySide6.QtWidgets import QWidget
+from pytestqt.qtbot import QtBot
+
+from app.background import Background
+from app.notices import Notices
+from app.paths import pack_book_path, packs_path
+from app.rig.device_search import DeviceSearch
+from app.rig.limit_book import LimitBook
+from app.rig.live_rig import LiveRig
+from app.rig.pack_shelf import PackShelf
+from app.window.packs_dialog import NOTHING, PacksDialog
+from app.window.packs_presenter import PacksPresenter
+from engine.engine_build import engine_build, engine_version
+from engine.packs.book import PackBook, Verdict, file_states, read_book, write_book
+from engine.packs.store import PackStore
+from tests.support.packs import write_pack
+from tests.support.patience import DEADLINE_MS
+
+
+@pytest.fixture(autouse=True)
+def no_packs() -> Iterator[None]:
+    """None are there before, and none stay: tests of a process share a home."""
+
+    def clear() -> None:
+        shutil.rmtree(packs_path(), ignore_errors=True)
+        pack_book_path().unlink(missing_ok=True)
+
+    clear()
+    yield
+    clear()
+
+
+@pytest.fixture
+def searches() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def dialog(qtbot: QtBot, searches: list[str], monkeypatch: pytest.MonkeyPatch) -> Iterator[PacksDialog]:
+    window = QWidget()
+    qtbot.addWidget(window)
+    background, notices, live = Background(window), Notices(window), LiveRig(window)
+    search = DeviceSearch(live, LimitBook(), background, notices, parent=window)
+    monkeypatch.setattr(search, "refresh", lambda: searches.append("again"))
+    notices.given.connect(lambda notice: searches.append(notice.text))
+    shelf = PackShelf(search, background, notices, window)
+    presenter = PacksPresenter(shelf, window)
+    presenter.show()
+    opened = presenter.dialog
+    assert opened is not None
+    presenter.show()
+    assert presenter.dialog is opened
+    qtbot.waitUntil(lambda: not shelf.packs.under_way, timeout=DEADLINE_MS)
+    yield opened
+    shelf.close()
+    background.close()
+
+
+def put(tmp_path: Path, name: str, *, ok: bool, reason: str = "") -> None:
+    """Install a pack of which is known whether it works."""
+    pack = PackStore(packs_path()).install(write_pack(tmp_path / f"{name}.tar.gz", name), engine_version())
+    library = f"libggml-{name}.so"
+    states = file_states(pack.folder, [library])
+    verdict = Verdict(name, str(pack.folder), engine_build(), library, states, ok, reason, ("Vulkan0",) if ok else ())
+    write_book(pack_book_path(), read_book(pack_book_path()).with_verdict(verdict))
+
+
+def click(dialog: PacksDialog, name: str) -> None:
+    QTest.mouseClick(getattr(dialog, f"{name}_button"), Qt.MouseButton.LeftButton)
+
+
+def rows(dialog: PacksDialog) -> list[str]:
+    items = [[dialog.table.item(row, column) for column in (0, 3)] for row in range(dialog.table.rowCount())]
+    return [" ".join(item.text() for item in row if item is not None) for row in items]
+
+
+def test_without_packs_it_says_what_that_means(dialog: PacksDialog) -> None:
+    assert dialog.text == NOTHING
+    assert dialog.install_button.isEnabled()
+    assert not dialog.remove_button.isEnabled()
+
+
+def test_packs_are_shown_switched_and_removed(
+    qtbot: QtBot, dialog: PacksDialog, searches: list[str], tmp_path: Path
+) -> None:
+    put(tmp_path, "good", ok=True)
+    put(tmp_path, "poor", ok=False, reason="The engine dies (SIGSEGV) when it loads the pack.")
+    dialog._shelf.refresh()
+    good, poor = "good In use: Vulkan0.", "poor Not used. The engine dies (SIGSEGV) when it loads the pack."
+    qtbot.waitUntil(lambda: rows(dialog) == [good, poor], timeout=DEADLINE_MS)
+    assert dialog.text == "A pack is not used; its row says why."
+    assert searches == ["again"], "a pack that came by itself brings devices too"
+    searches.clear()
+    assert dialog.current is not None
+    assert (dialog.current.name, dialog.switch_button.text()) == ("good", "Switch Off")
+
+    click(dialog, "switch")
+    qtbot.waitUntil(lambda: rows(dialog) == ["good Switched off.", poor], timeout=DEADLINE_MS)
+    assert dialog.switch_button.text() == "Switch On"
+    assert searches == ["again"]
+    click(dialog, "switch")
+    qtbot.waitUntil(lambda: rows(dialog) == [good, poor], timeout=DEADLINE_MS)
+    assert searches == ["again", "again"]
+
+    dialog.table.selectRow(1)
+    click(dialog, "remove")
+    qtbot.waitUntil(lambda: rows(dialog) == [good], timeout=DEADLINE_MS)
+    assert dialog.text == "All packs work."
+    assert searches == ["again", "again"]
+
+
+def test_a_file_that_is_no_pack_is_told_and_changes_nothing(
+    qtbot: QtBot, dialog: PacksDialog, searches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "song.tar.gz"
+    file.write_bytes(b"la la la")
+    monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_: file)
+    click(dialog, "install")
+    qtbot.waitUntil(lambda: bool(searches), timeout=DEADLINE_MS)
+    assert "song.tar.gz" in searches[0]
+    assert read_book(pack_book_path()) == PackBook()
+    qtbot.waitUntil(dialog.install_button.isEnabled, timeout=DEADLINE_MS)

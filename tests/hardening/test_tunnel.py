@@ -1,0 +1,173 @@
+"""The listener against whoever can reach it: garbage, silence, crowds, and paired machines that turn."""
+
+from __future__ import annotations
+
+import os
+import socket
+import ssl
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import pytest
+
+from engine.tunnel import answering
+from engine.tunnel.answering import MAX_OF_ONE_ADDRESS
+from engine.tunnel.channel import MAX_FRAME_BYTES, Channel, Purpose, calling_context
+from engine.tunnel.pairing import Answer, Offer, Proof, Welcome
+from tests.support.patience import DEADLINE_S
+from tests.support.tunnels import Attic, Home, attic, echoing
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Attic]:
+    with echoing() as reach, attic(tmp_path / "attic", reach) as machine:
+        yield machine
+
+
+@pytest.fixture
+def laptop(tmp_path: Path) -> Home:
+    return Home(tmp_path / "laptop")
+
+
+def call(served: Attic) -> socket.socket:
+    connection = socket.create_connection(("127.0.0.1", served.listener.port))
+    connection.settimeout(DEADLINE_S)
+    return connection
+
+
+def is_closed(connection: socket.socket) -> bool:
+    """Wait for the end of a connection that may say something before."""
+    try:
+        while connection.recv(1 << 16):
+            pass
+    except ConnectionError:
+        pass
+    return True
+
+
+def serves(served: Attic, home: Home) -> bool:
+    channel = served.open(home)
+    channel.send(b"hello")
+    answer = channel.receive(5)
+    channel.close()
+    return answer == b"hello"
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"GET / HTTP/1.1\r\nHost: attic\r\n\r\n",
+        b"\x16\x03\x01\x02\x00\x01\x00",
+        bytes(4096),
+        struct.pack("<BQ", 14, 24) + bytes(24),
+        b"LDTP1 X\n",
+        Purpose.SESSION.value.encode() + os.urandom(4096),
+        Purpose.PAIRING.value.encode() + b"\x16\x03\x01\xff\xff" + bytes(70000),
+    ],
+    ids=["http", "bare TLS", "zeros", "plain RPC", "other version", "garbage for TLS", "too long a record"],
+)
+def test_what_is_no_tunnel_is_closed_and_harms_nobody(served: Attic, laptop: Home, garbage: bytes) -> None:
+    served.pair(laptop)
+    with call(served) as connection:
+        with suppress(ConnectionError):
+            connection.sendall(garbage)
+        assert is_closed(connection)
+    assert serves(served, laptop)
+
+
+def test_a_crowd_of_silent_callers_is_bounded_and_the_next_is_served(
+    served: Attic, laptop: Home, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    served.pair(laptop)
+    monkeypatch.setattr(answering, "HELLO_S", 0.5)
+    with ExitStack() as stack:
+        crowd = [stack.enter_context(call(served)) for _ in range(60)]
+        assert len(served.listener._callers) <= MAX_OF_ONE_ADDRESS
+        for each in crowd:
+            assert is_closed(each)
+    deadline_s = time.monotonic() + DEADLINE_S
+    while served.listener._callers and time.monotonic() < deadline_s:
+        threading.Event().wait(0.01)
+    monkeypatch.undo()
+    assert serves(served, laptop)
+
+
+def test_who_sends_a_byte_now_and_then_has_no_more_time(served: Attic, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(answering, "HELLO_S", 0.5)
+    with call(served) as connection:
+        connection.sendall(b"LDTP1")
+        assert is_closed(connection)
+
+
+Turn = Callable[[Channel, Attic, Home], None]
+
+
+def long_frame(channel: Channel, _served: Attic, _home: Home) -> None:
+    channel.send(struct.pack("!H", MAX_FRAME_BYTES + 1) + bytes(100))
+
+
+def no_message(channel: Channel, _served: Attic, _home: Home) -> None:
+    channel.send(struct.pack("!H", 5) + b"\xff\x00[[{")
+
+
+def no_point(channel: Channel, _served: Attic, home: Home) -> None:
+    channel.send_message(Offer(bytes(16), home.identity.certificate, "x", bytes(32)))
+    channel.receive_message(Answer)
+
+
+def large_certificate(channel: Channel, _served: Attic, _home: Home) -> None:
+    channel.send_message(Offer(bytes(16), bytes(8000), "x", os.urandom(32)))
+
+
+def wrong_proof(channel: Channel, _served: Attic, home: Home) -> None:
+    channel.send_message(Offer(bytes(16), home.identity.certificate, "x", os.urandom(32)))
+    channel.receive_message(Answer)
+    channel.send_message(Proof(bytes(64)))
+    assert channel.receive_message(Proof).tag == b""
+
+
+@pytest.mark.parametrize("turn", [long_frame, no_message, no_point, large_certificate, wrong_proof])
+def test_a_pairing_that_turns_pairs_nobody(served: Attic, laptop: Home, turn: Turn) -> None:
+    code = served.code.renew()
+    with call(served) as connection:
+        connection.sendall(Purpose.PAIRING.value.encode())
+        context = calling_context(laptop.identity, None)
+        channel = Channel(context.wrap_socket(connection, do_handshake_on_connect=False), time.monotonic() + DEADLINE_S)
+        channel.handshake()
+        assert not channel.receive_message(Welcome).refusal
+        turn(channel, served, laptop)
+        channel.tls.settimeout(DEADLINE_S)
+        with suppress(ssl.SSLError):
+            assert is_closed(channel.tls)
+        channel.close()
+    assert served.home.book.all() == ()
+    assert served.code.current == code
+    served.pair(laptop)
+
+
+def test_an_older_tls_is_refused(served: Attic, laptop: Home) -> None:
+    served.pair(laptop)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    context.maximum_version = ssl.TLSVersion.TLSv1_2
+    with call(served) as connection:
+        connection.sendall(Purpose.SESSION.value.encode())
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            context.wrap_socket(connection)
+
+
+def test_a_session_that_reads_nothing_holds_up_itself_alone(served: Attic, laptop: Home) -> None:
+    served.pair(laptop)
+    channel = served.open(laptop)
+    channel.tls.settimeout(0.5)
+    sent = 0
+    with suppress(TimeoutError, ssl.SSLError):
+        while sent < 1 << 30:
+            sent += channel.tls.send(bytes(1 << 16))
+    assert sent < 256 << 20
+    channel.close()
+    assert serves(served, laptop)

@@ -1,0 +1,40 @@
+"""A conversation as it is kept: a question with a file, an answer with all that belongs to one, and an edit."""
+
+from __future__ import annotations
+
+import hashlib
+
+from engine.chats.conversation import Conversation
+from engine.chats.message import Attachment, Message, Timings
+from engine.chats.tree import MessageTree, edited, tree_of
+from engine.protocol.messages import TokenChoice
+
+CHAT = Conversation(id="aa", title="Ships: a/b <b>", system="Be kind.", created_ms=5, updated_ms=9)
+DATA = b"print('quay')"
+FILE = Attachment(
+    id="f",
+    kind="text",
+    name="quay.py",
+    mime="text/x-python",
+    sha256=hashlib.sha256(DATA).hexdigest(),
+    size_bytes=len(DATA),
+    text=DATA.decode(),
+)
+CHOICES = (TokenChoice("A", 0.75, (("A", 0.75), ("The", 0.125))), TokenChoice(" quay", 0.5, ((" cat", 0.5),)))
+QUESTION = Message(id="q", role="user", content="<script>alert(1)</script>", attachments=(FILE,), created_ms=6)
+ANSWER = Message(
+    id="a",
+    role="assistant",
+    parent="q",
+    content="A **quay**.\u202e\u2028",
+    reasoning="hm\nso",
+    model="Demo",
+    timings=Timings(prompt_tokens=3, generated_tokens=2, generation_seconds=0.5),
+    created_ms=7,
+    choices=CHOICES,
+)
+
+
+def kept_tree() -> MessageTree:
+    """Return its branches: the first question was changed, and has no answer as it is now."""
+    return edited(tree_of((QUESTION, ANSWER), "a"), "q", "What else?", created_ms=8)

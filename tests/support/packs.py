@@ -1,0 +1,67 @@
+"""Engine packs for tests: a tiny library, compiled here, with its manifest, as a folder or as an archive."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from engine.engine_build import engine_version
+
+CRASHES = "__attribute__((constructor)) static void begin(void) { __builtin_trap(); }"
+IS_NO_BACKEND = "int nothing;"
+NEEDS_WHAT_IS_NOT_THERE = "void not_anywhere(void); void begin(void) { not_anywhere(); }"
+IS_ANOTHER_INTERFACE = "static int registry[64] = {9999}; void *ggml_backend_init(void) { return registry; }"
+"""Its registry says that it was written for version 9999 of ggml's interface."""
+
+
+def compiled(code: str, folder: Path) -> bytes:
+    """Return a shared library of this C code."""
+    source, library = folder / "tiny.c", folder / "tiny.so"
+    source.write_text(code)
+    compiler = shutil.which("cc") or shutil.which("gcc") or "cc"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True, timeout=60)
+    return library.read_bytes()
+
+
+def manifest_of(name: str, files: Mapping[str, bytes], /, **changed: object) -> dict[str, object]:
+    """Return the manifest of a pack with these files, the first of them its library; `changed` keys are as given."""
+    listed = {file: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()} for file, data in files.items()}
+    return {
+        "version": 1,
+        "name": name,
+        "engine": engine_version(),
+        "backend": "Vulkan",
+        "system": sys.platform,
+        "machine": platform.machine(),
+        "library": next(iter(files), ""),
+        "files": listed,
+        **changed,
+    }
+
+
+def write_archive(path: Path, members: Iterable[tuple[str | tarfile.TarInfo, bytes]]) -> Path:
+    """Write a .tar.gz of these members in their order."""
+    with tarfile.open(path, "w:gz") as tar:
+        for named, data in members:
+            member = tarfile.TarInfo(named) if isinstance(named, str) else named
+            if isinstance(named, str):
+                member.size = len(data)
+            tar.addfile(member, io.BytesIO(data))
+    return path
+
+
+def write_pack(path: Path, name: str, data: bytes = b"library", **changed: object) -> Path:
+    """Write the archive of a pack whose library is `data`."""
+    files = {f"libggml-{name}.so": data}
+    manifest = json.dumps(manifest_of(name, files, **changed)).encode()
+    return write_archive(
+        path, [(f"{name}/manifest.json", manifest), *((f"{name}/{file}", each) for file, each in files.items())]
+    )

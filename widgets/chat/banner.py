@@ -1,0 +1,21 @@
+"""A sentence above the input with one thing that can be done about it."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QWidget
+
+from widgets.common.roles import plain_label
+
+
+class Banner(QFrame):
+    """Hidden until there is something to say."""
+
+    def __init__(self, text: str, button: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.setProperty("role", "card")
+        self.button = QPushButton(button)
+        row = QHBoxLayout(self)
+        row.setContentsMargins(12, 8, 8, 8)
+        row.addWidget(plain_label(text, wrap=True), 1)
+        row.addWidget(self.button)
+        self.hide()

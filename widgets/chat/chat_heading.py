@@ -1,0 +1,49 @@
+"""The line above a conversation: its title, what it takes of the context, and what is done with all of it."""
+
+from __future__ import annotations
+
+from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
+
+from engine.language import tr
+from widgets.chat.context_meter import ContextMeter
+from widgets.common.elided_label import ElidedLabel
+
+UNTITLED = tr("New conversation")
+MIN_TITLE_PX = 42
+
+
+class ChatHeading(QWidget):
+    """Its buttons are connected by the pane that it is in."""
+
+    def __init__(self, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.list_button = flat_button("☰", tr("Show or hide the list of conversations"))
+        self.title_label = ElidedLabel(UNTITLED, "strong")
+        self.title_label.setMinimumWidth(MIN_TITLE_PX)
+        self.context_meter = ContextMeter()
+        self.settings_button = flat_button(
+            tr("Settings"), tr("System prompt, preset and samplers of this conversation")
+        )
+        self.settings_button.setCheckable(True)
+        self.new_button = flat_button(tr("New"), tr("Begin a new conversation"))
+        row = QHBoxLayout(self)
+        row.setContentsMargins(0, 0, 0, 0)
+        row.setSpacing(4)
+        row.addWidget(self.list_button)
+        row.addWidget(self.title_label, 1)
+        for widget in (self.context_meter, self.settings_button, self.new_button):
+            row.addWidget(widget)
+
+    def show_title(self, title: str) -> None:
+        """Name the conversation."""
+        self.title_label.setText(title or UNTITLED)
+
+
+def flat_button(text: str, name: str) -> QToolButton:
+    """Return a small button; `name` says what it does."""
+    button = QToolButton()
+    button.setText(text)
+    button.setToolTip(name)
+    button.setAccessibleName(name)
+    button.setProperty("role", "compact")
+    return button

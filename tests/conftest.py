@@ -61,7 +61,7 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave the exhaustive tests out, unless all are wanted, or those of a marker.
+    """Leave the exhaustive tests and most of many cases out, unless all are wanted, or those of a marker.
 
     Tests of the bundle, and those of an engine with another backend, run alone.
     """
@@ -71,9 +71,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         _keep(config, items, [item for item in items if _beside_the_set_up(item) == config.option.engine])
     if config.option.all or config.option.markexpr:
         return
-    if left_out := selection.left_out(items, config.args):
-        dropped = set(left_out)
-        _keep(config, items, [item for item in items if item not in dropped])
+    dropped = set(selection.left_out(items, config.args))
+    kept = [item for item in items if item not in dropped]
+    spare = selection.spare_cases([item.nodeid for item in kept], config.args)
+    _keep(config, items, [item for item in kept if item.nodeid not in spare])
 
 
 def _beside_the_set_up(item: pytest.Item) -> str:

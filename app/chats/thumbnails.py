@@ -9,8 +9,8 @@ from PySide6.QtCore import QObject
 
 from app.background import Background
 from app.models.chat_keeper import ChatKeeper
-from engine.chats.images import Looked, Picture, look_at
 from engine.errors import ChatError, EngineError
+from engine.images.pictures import Looked, Picture, look_at
 from widgets.chat.gallery import Gallery
 
 _log = logging.getLogger("layerdeck.images")

@@ -19,12 +19,12 @@ import msgspec
 from engine.chats.attachments import as_attachment
 from engine.chats.conversation import Conversation
 from engine.chats.exports import FORMAT, VERSION
-from engine.chats.image_reader import MAX_SIDE_PX
-from engine.chats.images import MAX_IMAGE_BYTES, is_image
 from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
 from engine.chats.tree import MessageTree, mended_tree
 from engine.errors import ChatError
 from engine.files import read_at_most
+from engine.images.pictures import MAX_IMAGE_BYTES, is_image
+from engine.images.reader import MAX_SIDE_PX
 from engine.language import tr
 
 MAX_BYTES = 256 << 20

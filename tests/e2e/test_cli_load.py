@@ -262,6 +262,7 @@ def test_a_prompt_that_is_longer_than_the_context(lab: Lab, tmp_path: Path) -> N
     assert "256" in ending["message"]
 
 
+@pytest.mark.exhaustive
 def test_text_fills_the_context(lab: Lab, tmp_path: Path) -> None:
     layout = write_layout(tmp_path / "l.json", [{"device": "CPU", "layers": "0-15"}], output="CPU", n_ctx=256)
     answer = run_cli("load", lab.model, "--layout", layout, "--prompt", "x" * 230, "--seed", "1", "--json")

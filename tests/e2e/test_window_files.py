@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import IO
 
+import pytest
+
 from tests.support.desktop import ROOT, Desktop, Window, open_window
 from tests.support.drag_source import SIZE_PX
 from tests.support.models import write_tiny_llama
@@ -60,6 +62,7 @@ def drop_on(window: Window, place: str, source: IO[str]) -> None:
     mouse("mouseup", 1)
 
 
+@pytest.mark.exhaustive
 def test_a_file_can_be_dropped_on_every_part_of_the_window(desktop: Desktop, tmp_path: Path) -> None:
     first = write_tiny_llama(tmp_path / "first.gguf", n_layers=2)
     dropped = write_tiny_llama(tmp_path / "dropped.gguf", n_layers=3)

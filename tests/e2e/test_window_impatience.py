@@ -71,6 +71,7 @@ def test_unloading_or_replacing_a_model_in_the_middle_of_an_answer(window: Windo
     assert len(window.ask("text", "chat.messages")) > 20
 
 
+@pytest.mark.exhaustive
 def test_another_model_opened_while_one_loads_has_a_place_of_its_own(window: Window, tmp_path: Path) -> None:
     first = write_tiny_llama(tmp_path / "first.gguf", n_layers=3)
     second = write_tiny_llama(tmp_path / "second.gguf", n_layers=5)
@@ -92,6 +93,7 @@ def test_another_model_opened_while_one_loads_has_a_place_of_its_own(window: Win
     assert window.ask("text", "chat.prompt_edit.toPlainText") == "keep this"
 
 
+@pytest.mark.exhaustive
 def test_a_conversation_too_long_for_the_context_leaves_the_report_alone(window: Window) -> None:
     set_context(window, 256)
     load(window)
@@ -122,6 +124,7 @@ def lab_ports(window: Window) -> list[str]:
     return str(window.ask("text", "desk.rig.lab.endpoints")).split(",")
 
 
+@pytest.mark.exhaustive
 def test_a_remote_worker_is_warned_of_once_and_a_wrong_address_is_explained(window: Window) -> None:
     keys = window.desktop
     window.ask("text", "add_remote")

@@ -12,7 +12,7 @@ from tests.support.window_steps import LOAD_BUTTON, load, open_demo, set_context
 FIRST_BUTTON = "load_report.proposal_list.buttons.0"
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.exhaustive)])
 def test_the_first_proposal_is_applied_loaded_and_undone(tmp_path: Path, theme: str) -> None:
     with open_desktop("1280x800") as desktop, open_window(desktop, tmp_path, theme=theme) as window:
         open_demo(window)

@@ -10,7 +10,7 @@ from tests.support.desktop import open_desktop, open_window
 from tests.support.window_steps import load, open_demo, set_context
 
 
-@pytest.mark.parametrize("theme", ["dark", "light"])
+@pytest.mark.parametrize("theme", ["dark", pytest.param("light", marks=pytest.mark.exhaustive)])
 def test_a_load_that_does_not_fit_steps_back_and_undo_returns(tmp_path: Path, theme: str) -> None:
     with open_desktop("1280x800") as desktop, open_window(desktop, tmp_path, theme=theme) as window:
         open_demo(window)

@@ -1,7 +1,8 @@
 """How much a run does: everything with --all, else a part that touches every kind of thing; and on how many cores.
 
-Two means make a long test shorter in the everyday run: the marker `exhaustive` leaves it out, `some` and `examples` let
-it look at fewer cases. Neither loosens what is asserted.
+Three means make a long test shorter in the everyday run: the marker `exhaustive` leaves it out, `some` and `examples`
+let it look at fewer cases, and in `LONG_FOLDERS` a test of many cases is run with some of them. None loosens what is
+asserted, and every test that has no such marker is run.
 """
 
 from __future__ import annotations
@@ -16,6 +17,23 @@ T = TypeVar("T")
 EXHAUSTIVE = "exhaustive"
 SHARE = 4
 """One in so many cases is looked at in the everyday run."""
+LONG_FOLDERS = (
+    "tests/app/cli/",
+    "tests/e2e/",
+    "tests/engine/doctor/",
+    "tests/engine/downloads/",
+    "tests/engine/fit/",
+    "tests/engine/layout/test_refused.py",
+    "tests/engine/memory/",
+    "tests/engine/rigs/",
+    "tests/engine/session/",
+    "tests/engine/worker/",
+    "tests/hardening/",
+    "tests/zoo/",
+)
+"""Where a case takes a process, a load or the forecasts of a whole model."""
+MOST_CASES = 4
+"""A test with more cases than this, in those folders, is run with some of them."""
 BUNDLE_VARIABLE = "LAYERDECK_TESTED_BUNDLE"
 """Names the folder of a bundle, whose command line is then the one that tests start as a process of its own."""
 FILES_WORTH_WORKERS = 3
@@ -50,6 +68,16 @@ def left_out(items: Iterable[pytest.Item], asked_for: Iterable[str]) -> list[pyt
     """Return the exhaustive ones of `items` that are not among the node ids `asked_for`."""
     named = [argument for argument in asked_for if "::" in argument]
     return [item for item in items if item.get_closest_marker(EXHAUSTIVE) and not _is_named(item.nodeid, named)]
+
+
+def spare_cases(node_ids: Iterable[str], asked_for: Iterable[str]) -> set[str]:
+    """Return the cases that a short run leaves out, of tests in `LONG_FOLDERS` that are not among `asked_for`."""
+    named = [argument for argument in asked_for if "::" in argument]
+    cases: dict[str, list[str]] = {}
+    for node_id in node_ids:
+        if node_id.startswith(LONG_FOLDERS) and not _is_named(node_id, named):
+            cases.setdefault(node_id.partition("[")[0], []).append(node_id)
+    return {each for alike in cases.values() if len(alike) > MOST_CASES for each in set(alike).difference(some(alike))}
 
 
 def _is_named(node_id: str, named: Iterable[str]) -> bool:

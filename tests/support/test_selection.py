@@ -56,6 +56,19 @@ def test_long_test_that_is_named_itself_runs(items: list[pytest.Item], name: str
     assert selection.left_out(items, [f"/elsewhere/project/{node_id}"]) == []
 
 
+def test_of_many_long_cases_some_are_run_unless_the_test_is_named() -> None:
+    def run(file: str, count: int, asked_for: list[str]) -> list[int]:
+        cases = [f"{file}::test_it[{number}]" for number in range(count)]
+        spare = selection.spare_cases(cases, asked_for)
+        return [number for number, case in enumerate(cases) if case not in spare]
+
+    long = "tests/hardening/test_a.py"
+    assert run(long, 16, ["tests"]) == [0, 4, 8, 12]
+    assert run(long, 16, [f"{long}::test_it"]) == list(range(16))
+    assert run(long, 4, []) == list(range(4))
+    assert run("tests/engine/gguf/test_a.py", 16, []) == list(range(16))
+
+
 @pytest.mark.parametrize(
     ("arguments", "cores", "workers"),
     [

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import hypothesis.strategies as st
+import pytest
 from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
@@ -91,6 +92,7 @@ def test_no_short_story_breaks_a_promise() -> None:
     )
 
 
+@pytest.mark.exhaustive
 def test_the_promises_hold_over_a_great_many_steps() -> None:
     """The same rules by plain chance, as often as hypothesis could not; every kind of moment is among them."""
     chance = random.Random(20)

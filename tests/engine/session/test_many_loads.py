@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import psutil
+import pytest
 
 from engine.devices.device import Rig, make_host
 from engine.gguf.reader import read_model
@@ -34,6 +35,7 @@ def held() -> tuple[int, int, int]:
     return descriptors, threading.active_count(), len(process.children(recursive=True))
 
 
+@pytest.mark.exhaustive
 def test_nothing_grows_over_many_loads(tmp_path: Path) -> None:
     model = read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=1))
     order = order_of(

@@ -72,7 +72,8 @@ def load(child: Conversation, request: Load, tokens: tuple[int, ...] = TOKENS) -
 
 
 @pytest.mark.parametrize(
-    ("n_layers", "tied", "flash_attn", "load_mode"), [(17, False, "off", "none"), (24, True, "on", "mmap")]
+    ("n_layers", "tied", "flash_attn", "load_mode"),
+    [(17, False, "off", "none"), pytest.param(24, True, "on", "mmap", marks=pytest.mark.exhaustive)],
 )
 def test_random_layouts_are_placed_exactly_and_compute_the_same(
     tmp_path: Path,

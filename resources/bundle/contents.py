@@ -14,6 +14,8 @@ WHY = {
     "llama_cpp": "the engine: llama.cpp and its CPU and RPC backends",
     "python": "Python and its standard library",
     "cryptography": "access tokens in the desktop's key ring, TLS to workers, signatures of releases",
+    "PIL": "images that are attached",
+    "pillow.libs": "kinds of images",
     "docs": "the handbook with its pictures",
     "re2": "patterns of tensors from other people's files",
     "yaml": "settings in the cards of models",

@@ -130,9 +130,10 @@ def _driver_caches() -> dict[str, tuple[Path, ...]]:
     home = Path.home()
     cache = Path(os.environ.get("XDG_CACHE_HOME") or home / ".cache")
     compiled = os.environ.get("CUDA_CACHE_PATH")
+    mesa = Path(os.environ.get("MESA_SHADER_CACHE_DIR") or cache)
     return {
         "CUDA": (Path(compiled) if compiled else home / ".nv",),
-        "Vulkan": (cache / "nvidia", cache / "mesa_shader_cache", cache / "mesa_shader_cache_db"),
+        "Vulkan": (cache / "nvidia", mesa / "mesa_shader_cache", mesa / "mesa_shader_cache_db"),
     }
 
 

@@ -9,7 +9,7 @@ CHILDREN = {
     "renderer": "engine.worker.renderer",
     "download": "engine.downloads",
     "pdf": "engine.chats.pdf_reader",
-    "image": "engine.chats.image_reader",
+    "image": "engine.images.reader",
     "library": "engine.library.child",
     "tunnel": "engine.tunnel",
 }

@@ -15,9 +15,9 @@ from app.models.loading import Loading, ModelState
 from app.models.open_model import OpenModel
 from engine.chats.asking import attachment_text, image_of
 from engine.chats.attachments import ReadFile, as_attachment, read_attachment
-from engine.chats.images import Picture
 from engine.chats.message import Attachment, new_id
 from engine.errors import ChatError, EngineError
+from engine.images.pictures import Picture
 from engine.language import tr
 from engine.protocol.messages import Counted, CountTokens
 from engine.session.events import Answered
@@ -25,10 +25,10 @@ from engine.texts import show
 
 MAX_FILES = 16
 MAX_NAME_CHARACTERS = 80
-PASTED = "Pasted image"
-BLIND = (
-    "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj file) beside the model in the"
-    " settings, and load again."
+PASTED = tr("Pasted image")
+BLIND = tr(
+    "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj "
+    "file) beside the model in the settings, and load again."
 )
 
 

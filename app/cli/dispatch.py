@@ -16,6 +16,9 @@ from app.cli.command_tunnels import CommandTunnels
 from app.cli.output import OutputError, prepare_streams, print_document, report_error, silence_stdout
 from engine.errors import ArgumentError, EngineError
 
+WITHOUT_CHILDREN = frozenset({"inspect"})
+"""Commands that start no child of the engine, and are to cost next to nothing."""
+
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code; an interrupt passes through."""
@@ -69,10 +72,11 @@ def _quieten_logs() -> None:
 
 def _run_command(options: Namespace) -> int:
     """Run the command that the parser let through: each has a module of its name, with `run_NAME`."""
-    from app.packs import use_packs
-
     name = options.command
-    use_packs()
+    if name not in WITHOUT_CHILDREN:
+        from app.packs import use_packs
+
+        use_packs()
     run_command: Callable[[Namespace], int] = getattr(import_module(f"app.cli.{name}"), f"run_{name}")
     with CommandTunnels() as options.tunnels:
         return run_command(options)

@@ -190,11 +190,11 @@ class ModelOpener(QObject):
 
 
 def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
-    """Read a file that is open so many times already; its name says which one it is, wherever it is shown."""
+    """Read a file that is open so many times already; its name begins with its number, wherever it is cut short."""
     opened = open_file(path, kept)
     if not copy:
         return opened
-    model = replace(opened.model, name=f"{opened.model.name} ({copy + 1})")
+    model = replace(opened.model, name=f"({copy + 1}) {opened.model.name}")
     return replace(opened, model=model, key=replace(opened.key, copy=copy))
 
 

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 import msgspec
 
-from engine.chats.images import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
 from engine.chats.message import Attachment, AttachmentKind, new_id
 from engine.chats.pdf_reader import SECONDS, PdfText
 from engine.errors import ChatError
 from engine.files import read_at_most
+from engine.images.pictures import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
 from engine.json_file import UNREADABLE
 from engine.language import tr
 from engine.programs import child_argv

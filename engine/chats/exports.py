@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 import msgspec
 
 from engine.chats.conversation import Conversation
-from engine.chats.image_reader import FORMATS
 from engine.chats.message import Attachment, Message
 from engine.chats.tree import MessageTree
+from engine.images.reader import FORMATS
 from engine.texts import one_line
 
 VERSION = 1

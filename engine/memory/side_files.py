@@ -45,6 +45,11 @@ class Projector:
         """Return what its weights take on a device with this rule; its activations come on top."""
         return sum(tensor_bytes(tensor, rule) for tensor in self.tensors)
 
+    @property
+    def plain_bytes(self) -> int:
+        """What its weights are without padding."""
+        return sum(tensor.size_bytes for tensor in self.tensors)
+
 
 @dataclass(frozen=True, slots=True)
 class Adapter:

@@ -73,7 +73,8 @@ def device_refs(rig: Rig) -> tuple[DeviceRef, ...]:
 def _projector_file(plan: Plan, projector: Projector) -> ProjectorFile:
     device_id = plan.resolved.projector_device
     size_rule = backend_traits(plan.rig.device(device_id) or plan.rig.host).size_rule
-    return ProjectorFile(_as_text(projector.path), device_id, projector.weights_bytes(size_rule))
+    weights_bytes = projector.weights_bytes(size_rule)
+    return ProjectorFile(_as_text(projector.path), device_id, weights_bytes, projector.plain_bytes)
 
 
 def _as_text(path: Path) -> str:

@@ -7,6 +7,7 @@ import signal as signals
 from dataclasses import dataclass
 from enum import StrEnum
 
+from engine.device_loss import loss_sentences, tells_of_loss
 from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.gguf.quoting import clean
 from engine.language import tr
@@ -75,11 +76,20 @@ class ProcessOutcome:
         return match.group(1).rstrip(".,") if match else None
 
     @property
+    def lost_device(self) -> bool:
+        """Whether the child went down because a device was lost."""
+        return self.reason is EndReason.ITSELF and self.exit_code != 0 and tells_of_loss(self._said)
+
+    @property
+    def _said(self) -> str:
+        return "\n".join((self.abort_text, *self.stderr_tail))
+
+    @property
     def is_fault_of_engine(self) -> bool:
         """Whether it went down by itself, and not by a signal that comes from outside or for a file's sake."""
         outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
-        return by_itself and not self._is_about_model
+        return by_itself and not self._is_about_model and not self.lost_device
 
     @property
     def _is_about_model(self) -> bool:
@@ -113,6 +123,8 @@ class ProcessOutcome:
                     "not help, install this program again.",
                     detail=self.detail,
                 )
+            case EndReason.ITSELF if self.lost_device:
+                return f"{loss_sentences(self._said, tr('while it was in use'))}{self._last_words()}"
             case EndReason.ITSELF:
                 return tr(
                     "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_words()
@@ -124,6 +136,8 @@ class ProcessOutcome:
             return WorkerStalledError(self.sentence)
         if self.reason in (EndReason.BROKEN, EndReason.NOT_STARTED):
             return EngineError(self.sentence)
+        if self.lost_device:
+            return UnreachableError(self.sentence)
         if self.lost_rpc:
             return UnreachableError(self.sentence, endpoint=self.lost_endpoint)
         return WorkerCrashedError(

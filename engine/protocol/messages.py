@@ -76,11 +76,13 @@ class AdapterFile(msgspec.Struct, frozen=True):
 
 
 class ProjectorFile(msgspec.Struct, frozen=True):
-    """A projector, our id of the device that it runs on, and what its weights take there."""
+    """A projector, our id of the device that it runs on, and what its weights take there; `plain_bytes`: without the
+    padding between them, 0 where nobody counted."""
 
     path: str
     device: str
     weights_bytes: int
+    plain_bytes: int = 0
 
 
 class Probe(Request, frozen=True, tag="probe", kw_only=True):

@@ -91,6 +91,8 @@ def crash_event(outcome: ProcessOutcome, known: str = "") -> Failed | Crashed:
         return Failed(kind="stalled", message=outcome.sentence)
     if outcome.reason is not EndReason.ITSELF:
         return Failed(kind="internal", message=outcome.sentence)
+    if outcome.lost_device:
+        return Failed(kind="unreachable", message=outcome.sentence)
     message = outcome.sentence
     if known and outcome.is_fault_of_engine:
         message = f"{message.rstrip('.')}. {known}"  # Its last words end as they are.

@@ -102,9 +102,9 @@ class _Tunnel:
             self._restarts_left -= 1
             self._request = msgspec.structs.replace(self._request, port=self._port)
             child = self._child = self._make()
+            _log.warning("the tunnel to %s is started again: %s", self._request.endpoint, outcome.sentence)
             # Still under the lock: who closes meanwhile must find a child that it can end.
             self._begin(child)
-        _log.warning("the tunnel to %s is started again: %s", self._request.endpoint, outcome.sentence)
 
 
 class Tunnels:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from engine.device_loss import loss_sentences, tells_of_loss
 from engine.protocol.messages import AllocationFailure, Failure, LoadStage, Part
 from engine.worker.devices import ResolvedDevices
 from engine.worker.log import FailedAllocation, LogFacts
@@ -22,6 +23,8 @@ LAYOUT_WORDS = (
 """In the engine's reason: the layout or a context option cannot be, the file is fine."""
 DEVICE_WORDS = ("failed to initialize", "backend")
 HOST_OUT_OF_MEMORY = "std::bad_alloc"
+DEVICE_OUT_OF_MEMORY = "ErrorOutOfDeviceMemory"
+"""What Vulkan says where it takes memory for itself; a refused buffer is told with its size."""
 
 
 class FreeMemory:
@@ -60,8 +63,9 @@ def allocation_failure(
 def model_failure(path: str, facts: LogFacts) -> Failure:
     """Return why a model was not loaded, where it was not for memory."""
     reason, name = facts.reason().removeprefix("error loading model: "), Path(path).name
-    if HOST_OUT_OF_MEMORY in reason:
-        return host_memory_failure(f"reading {name}")
+    failure = _device_failure(reason, f"reading {name}")
+    if failure is not None:
+        return failure
     if _is_about_layout(reason):
         return Failure(kind="layout", message=f"llama.cpp cannot do this layout: {_sentence(reason)}")
     if not reason:
@@ -72,8 +76,9 @@ def model_failure(path: str, facts: LogFacts) -> Failure:
 def context_failure(tokens: int, facts: LogFacts) -> Failure:
     """Return why a context of `tokens` tokens was not made, where no device refused memory."""
     reason = facts.reason().removeprefix("failed to initialize the context: ")
-    if HOST_OUT_OF_MEMORY in reason:
-        return host_memory_failure(f"a context of {tokens} tokens")
+    failure = _device_failure(reason, f"making a context of {tokens} tokens")
+    if failure is not None:
+        return failure
     if all(word in reason for word in DEVICE_WORDS):
         return Failure(kind="unreachable", message=f"A device did not start: {_sentence(reason)} List devices again.")
     kind = "layout" if _is_about_layout(reason) else "internal"
@@ -83,16 +88,35 @@ def context_failure(tokens: int, facts: LogFacts) -> Failure:
 
 def decode_failure(status: int, facts: LogFacts) -> Failure:
     """Return what a failed computation means."""
+    failure = _device_failure(facts.reason(), "computing") if facts.errors else None
+    if failure is not None:
+        return failure
     reason = _sentence(facts.reason()) if facts.errors else "no reason was given."
     return Failure(kind="internal", message=f"llama.cpp failed to compute (status {status}): {reason}")
 
 
-def host_memory_failure(what: str) -> Failure:
+def host_memory_failure(doing: str) -> Failure:
     """Return the failure for host memory that C++ did not get: it tells neither the size nor the buffer."""
     return Failure(
         kind="does_not_fit",
-        message=f"The host's memory ran out for {what}. Use a shorter context or close other programs.",
+        message=f"The host's memory ran out while {doing}. Use a shorter context or close other programs.",
     )
+
+
+def _device_failure(reason: str, doing: str) -> Failure | None:
+    """Return what a reason says of the host's or a device's memory, or of a device that is gone; None for nothing."""
+    if HOST_OUT_OF_MEMORY in reason:
+        return host_memory_failure(doing)
+    if DEVICE_OUT_OF_MEMORY in reason:
+        return Failure(
+            kind="does_not_fit",
+            message=f"A device's memory ran out while {doing}: {_sentence(reason)} Put fewer layers on the devices, "
+            "use a shorter context or close other programs.",
+        )
+    if tells_of_loss(reason):
+        said = f"The engine says: {_sentence(reason)}"
+        return Failure(kind="unreachable", message=f"{loss_sentences(reason, f'while {doing}')} {said}")
+    return None
 
 
 def _is_about_layout(reason: str) -> bool:

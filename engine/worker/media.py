@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from engine.chats.image_reader import MAX_SIDE_PX
+from engine.images.reader import MAX_SIDE_PX
 from engine.protocol.messages import ImageFile
 from engine.worker.outcome import failure
 from engine.worker.side_files import Projector

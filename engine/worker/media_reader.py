@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from engine.chats.images import pixels_of
 from engine.errors import ChatError
+from engine.images.pictures import pixels_of
 from engine.worker.loaded_context import ABORTED, DECODED, LoadedContext
 from engine.worker.media import NO_MEDIA, Embeddings, ImagePart, MediaPrompt
 from engine.worker.outcome import failure

@@ -7,11 +7,8 @@ not exported, or give no map of the form that `breakdown` reads, the caller fall
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 from typing import Any
 
-from engine.errors import EngineError
-from engine.memory.side_files import read_projector
 from engine.protocol.messages import Part, ProjectorFile
 from engine.worker.breakdown import read_map
 from engine.worker.devices import ResolvedDevices
@@ -51,17 +48,13 @@ def dry_bytes(library: Any, file: ProjectorFile, parameters: Any) -> dict[int, i
 
 def exact_parts(devices: ResolvedDevices, file: ProjectorFile, sizes: dict[int, int] | None) -> tuple[Part, ...] | None:
     """Return weights and compute buffers; None where the engine's account does not go with the file's header."""
-    try:
-        plain_bytes = sum(tensor.size_bytes for tensor in read_projector(Path(file.path)).tensors)
-    except EngineError:
-        return None
     home = devices.by_id[file.device]
-    if sizes is None or sizes.get(home, 0) < plain_bytes:
+    if sizes is None or not file.plain_bytes or sizes.get(home, 0) < file.plain_bytes:
         return None
     ids = {device: device_id for device_id, device in devices.by_id.items()}
     if not sizes.keys() <= ids.keys():
         return None
-    computing = {ids[device]: size - (plain_bytes if device == home else 0) for device, size in sizes.items()}
+    computing = {ids[device]: size - (file.plain_bytes if device == home else 0) for device, size in sizes.items()}
     return (
         Part(device=file.device, buffer_type=PROJECTOR, weights_bytes=file.weights_bytes),
         *(

@@ -7,9 +7,9 @@ import subprocess
 
 import pytest
 
-from engine.chats.image_reader import MAX_SIDE_PX, read_image
-from engine.chats.images import look_at
 from engine.errors import ChatError
+from engine.images.pictures import look_at
+from engine.images.reader import MAX_SIDE_PX, read_image
 from tests.support.pictures import picture
 
 FORMS = ("JPEG", "PNG", "BMP", "GIF", "WEBP")

@@ -12,6 +12,14 @@ from engine.protocol.messages import AnyMessage, AnyRequest, Hello, Piece, Readi
 from tests.support.patience import DEADLINE_S
 
 
+class ChildEndedError(AssertionError):
+    """The worker ended where an answer was due."""
+
+    def __init__(self, outcome: ProcessOutcome) -> None:
+        super().__init__(f"the child ended: {outcome}")
+        self.outcome = outcome
+
+
 class Conversation:
     """A worker as a context manager. `heard` are the messages before the last answer: progress and pieces."""
 
@@ -53,7 +61,7 @@ class Conversation:
         while True:
             message = self._messages.get(timeout=max(0.0, deadline_s - time.monotonic()))
             if isinstance(message, ProcessOutcome):
-                raise AssertionError(f"the child ended: {message}")
+                raise ChildEndedError(message)
             if not isinstance(message, Hello | StageProgress | Reading | Piece):
                 return message
             self.heard.append(message)

@@ -88,6 +88,10 @@ static function of_device(void * device, const char * name) {
 }
 
 function vkGetInstanceProcAddr(void * instance, const char * name) {
-    if (next_of_instance == NULL) next_of_instance = (get_function) dlsym(RTLD_NEXT, "vkGetInstanceProcAddr");
+    if (next_of_instance == NULL) {
+        /* The engine's libraries are not in the scope of the whole process, so that there is no next one here. */
+        void * loader = dlopen("libvulkan.so.1", RTLD_NOW | RTLD_LOCAL);
+        if (loader != NULL) next_of_instance = (get_function) dlsym(loader, "vkGetInstanceProcAddr");
+    }
     return next_of_instance == NULL ? NULL : ours(name, next_of_instance(instance, name));
 }

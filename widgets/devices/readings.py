@@ -37,8 +37,8 @@ def device_subtitle(device: Device) -> str:
     """Return the dim words beside the id."""
     if device.endpoint is None:
         return device.name
-    words = device.endpoint if device.name in ("", device.endpoint) else f"{device.name} · {device.endpoint}"
-    return words if device.fingerprint is None else f"{words} · encrypted"
+    name = "" if device.name in ("", device.endpoint) else device.name
+    return " · ".join(filter(None, (name, "encrypted" if device.fingerprint is not None else "", device.endpoint)))
 
 
 def status_line(sample: Sample | None) -> str:

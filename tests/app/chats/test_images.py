@@ -61,13 +61,16 @@ class Bench:
         self._qtbot.waitUntil(condition)
 
     def load(self, *, sees: bool = True, n_ctx: int = 1024) -> None:
-        self.desk.opener.open(self._model)
-        self.wait(lambda: self.desk.models.current.name == "ada")
+        if self.desk.models.current.name != "ada":
+            self.desk.opener.open(self._model)
+            self.wait(lambda: self.desk.models.current.name == "ada")
         context = ContextSettings(n_ctx=n_ctx, threads=1, threads_batch=1)
         files = SideFiles(read_projector(self._projector, CPU_ID)) if sees else SideFiles()
-        self.desk.document.replace(Edit(single_device(N_LAYERS, CPU_ID), context, files), "test")
+        edit = Edit(single_device(N_LAYERS, CPU_ID), context, files)
+        self.desk.document.replace(edit, "test")
         loading = self.desk.models.current.loading
         self.desk.loader.load()
+        self.wait(lambda: loading.loaded is not None and loading.loaded.edit.side_files == files)
         self.wait(lambda: loading.state is ModelState.READY)
 
     def attach(self, *seeds: int) -> None:

@@ -203,13 +203,13 @@ def test_nothing_is_kept_of_what_was_deleted_and_the_quota_holds(bench: Bench) -
     bench.wait(lambda: not bench.files)
     bench.say(f"Another one. {LONG_WORDS}")
     bench.settle()
+    said: list[str] = []
+    bench.desk.notices.given.connect(lambda notice: said.append(notice.text))
     done: list[bool] = []
     bench.desk.states.set_quota(1, lambda: done.append(True))
     bench.wait(lambda: bool(done))
     assert bench.files == []
     assert Settings(bench._folder / "settings.ini").kept_states_bytes == 1
-    said: list[str] = []
-    bench.desk.notices.given.connect(lambda notice: said.append(notice.text))
     bench.say(LONG_WORDS)
     bench.settle()
     bench.wait(lambda: any("larger than the room" in text for text in said))

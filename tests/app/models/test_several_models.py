@@ -174,9 +174,9 @@ def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     desk.opener.open_again()
     bench.wait(lambda: desk.models.current is not first)
     second = desk.models.current
-    assert (first.name, second.name) == ("ada", "ada (2)")
+    assert (first.name, second.name) == ("ada", "(2) ada")
     assert desk.document.model is not None
-    assert desk.document.model.name == "ada (2)"
+    assert desk.document.model.name == "(2) ada"
     assert [each.title for each in desk.settings.recent_models] == ["ada"]
     desk.document.replace(Edit(single_device(N_LAYERS, "RPC1"), CONTEXT), "test")
     preview = desk.document.preview
@@ -188,7 +188,7 @@ def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     bench.wait_for(second, ModelState.READY)
     assert [(held.name, set(held.held_bytes) - {CPU_ID}) for held in desk.models.held] == [
         ("ada", {"RPC0"}),
-        ("ada (2)", {"RPC1"}),
+        ("(2) ada", {"RPC1"}),
     ]
     for model in (first, second):
         bench.answer_of(model)
@@ -199,7 +199,7 @@ def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     assert desk.document.edit is not None
     assert used_devices(desk.document.edit.layout) == {"RPC0"}
     desk.unloader.unload(first)
-    assert bench.loaded_names == ["ada (2)"]
+    assert bench.loaded_names == ["(2) ada"]
     assert second.loading.state is ModelState.READY
 
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from engine.chats.attachments import MAX_TEXT_BYTES, read_attachment
-from engine.chats.images import MAX_IMAGE_BYTES
 from engine.chats.pdf_reader import pdf_text
 from engine.errors import ChatError
+from engine.images.pictures import MAX_IMAGE_BYTES
 
 
 def write_pdf(path: Path, content: bytes) -> Path:

@@ -145,3 +145,15 @@ def test_a_stall_blames_a_server_only_when_one_does_not_answer() -> None:
     unblamed = lost_event(stalled, "read", DEVICES, fine)
     assert isinstance(unblamed, Failed)
     assert unblamed.kind == "stalled"
+
+
+def test_a_lost_device_is_named_and_not_taken_for_a_fault_of_the_engine() -> None:
+    lines = ("ggml_vulkan: device lost on Vulkan1", "terminate called after throwing 'vk::DeviceLostError'")
+    outcome = aborted("", *lines)
+    event = crash_event(outcome, "Something is known.")
+    assert isinstance(event, Failed)
+    assert event.kind == "unreachable"
+    assert event.message.startswith("Vulkan1 was lost while it was in use: ")
+    assert "Something is known." not in event.message
+    assert isinstance(outcome.error(), UnreachableError)
+    assert not outcome.is_fault_of_engine

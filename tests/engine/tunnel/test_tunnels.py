@@ -96,7 +96,9 @@ def test_a_machine_that_is_not_paired_is_asked_by_nobody(served: Attic, tmp_path
     assert "not paired with this computer" in found.sentence
 
 
-def test_a_forwarder_that_dies_is_started_again_on_its_port(served: Attic, laptop: Home) -> None:
+def test_a_forwarder_that_dies_is_started_again_on_its_port(
+    served: Attic, laptop: Home, caplog: pytest.LogCaptureFixture
+) -> None:
     with tunnels_of(laptop) as tunnels:
         rig = tunnels.reach(rig_of(served))
         before = {child.pid for child in psutil.Process().children()}
@@ -106,6 +108,7 @@ def test_a_forwarder_that_dies_is_started_again_on_its_port(served: Attic, lapto
         while not (found := greeting(rig)).ok and time.monotonic() < deadline_s:
             assert "tunnel" in found.sentence
         assert found.ok
+        assert f"the tunnel to {served.endpoint} is started again" in caplog.text
         assert before.isdisjoint(child.pid for child in psutil.Process().children())
     assert not psutil.Process().children()
 

@@ -19,12 +19,11 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, LoadedModel, Piece
-from engine.rigs.discovery import discover
 from engine.session.reports import loaded_event
 from engine.settings.context_settings import ContextSettings
+from tests.engine.vulkan.conftest import LONGEST_S, V0, V1, V2
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama, write_tiny_moe
-from tests.support.patience import DEADLINE_S
 from tests.support.truth import Measured, TruthCase, case_of
 from tests.zoo.pack import pack_case
 from tests.zoo.record import DEFAULTS, choose_cases, describe, layout_cases, measure_cases
@@ -32,29 +31,10 @@ from tests.zoo.record import Engine as ZooEngine
 
 pytestmark = pytest.mark.engine("vulkan")
 
-V0, V1, V2 = "Vulkan0", "Vulkan1", "Vulkan2"
 CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=128, threads=2, threads_batch=2)
 PROMPT = "One device after another."
 _N_LAYERS = 6
 _PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
-_LONGEST_S = 10 * DEADLINE_S
-"""llvmpipe compiles every shader in each process anew."""
-
-
-@pytest.fixture(scope="module", autouse=True)
-def three_devices() -> Iterator[None]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GGML_VK_VISIBLE_DEVICES", "0,0,0")
-        yield
-
-
-@pytest.fixture(scope="module")
-def rig(three_devices: None) -> Rig:
-    found = discover(timeout_s=_LONGEST_S)
-    assert [(device.id, device.backend) for device in found.devices] == [(each, "Vulkan") for each in (V0, V1, V2)], (
-        "there is no Vulkan device: is mesa-vulkan-drivers installed, and the engine built with Vulkan?"
-    )
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +77,7 @@ def _plan(memory: ModelMemory, rig: Rig, layout: Layout, context: ContextSetting
 def _loaded(plan: Plan) -> Iterator[tuple[Conversation, LoadedModel]]:
     """Load a plan in a child of its own."""
     with Conversation() as child:
-        loaded = child.ask(load_request(plan), _LONGEST_S)
+        loaded = child.ask(load_request(plan), LONGEST_S)
         assert isinstance(loaded, LoadedModel), loaded
         yield child, loaded
 
@@ -114,7 +94,7 @@ def _differences(plan: Plan, loaded: LoadedModel) -> dict[str, tuple[int, int]]:
 
 
 def _answer(child: Conversation) -> str:
-    done = child.ask(Generate(id=1, prompt=PROMPT, max_tokens=12, temperature=0.0), _LONGEST_S)
+    done = child.ask(Generate(id=1, prompt=PROMPT, max_tokens=12, temperature=0.0), LONGEST_S)
     assert isinstance(done, Generated), done
     return "".join(message.text for message in child.heard if isinstance(message, Piece))
 

@@ -44,7 +44,7 @@ KINDS: tuple[ProjectorKind, ...] = ("mlp", "gemma3", "qwen2vl_merger")
 
 
 def write_model(folder: Path, kind: ProjectorKind = "mlp") -> tuple[Path, Path]:
-    image_px = 32 if kind == "gemma3" else 16
+    image_px = 64 if kind == "gemma3" else 16
     projector = write_tiny_projector(folder / f"{kind}.gguf", kind=kind, image_px=image_px)
     if kind == "qwen2vl_merger":
         sections = {"qwen2vl.rope.dimension_sections": [2, 3, 3, 0]}
@@ -106,7 +106,7 @@ def test_an_image_is_part_of_the_prompt_and_stays_cached(tmp_path: Path, kind: P
 @pytest.mark.parametrize("kind", KINDS)
 def test_what_is_cached_of_images_is_kept_and_restored(tmp_path: Path, kind: ProjectorKind) -> None:
     model, projector = write_model(tmp_path, kind)
-    other = write_tiny_projector(tmp_path / "other.gguf", seed=9, kind=kind, image_px=32 if kind == "gemma3" else 16)
+    other = write_tiny_projector(tmp_path / "other.gguf", seed=9, kind=kind, image_px=64 if kind == "gemma3" else 16)
     kept = str(tmp_path / "kept.state")
     with RawChild() as child:
         load(child, model, projector)
@@ -142,7 +142,7 @@ def test_an_image_that_cannot_be_cut_wants_a_batch_as_large(tmp_path: Path) -> N
         refused = child.ask(question(1, ONE))
         answer(child, question(2))
     assert isinstance(refused, Failure)
-    assert "n_ubatch of 4 at least" in refused.message
+    assert "n_ubatch of 16 at least" in refused.message
 
 
 def test_a_damaged_image_costs_the_question_alone(tmp_path: Path) -> None:

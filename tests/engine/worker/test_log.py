@@ -85,6 +85,10 @@ def test_refused_allocations_are_told_at_once(line: str, buffer_type: str, size:
         (["llama_model_load: error loading model: device RPC0 does not support split buffers"], "layout", "split"),
         (["llama_model_load: error loading model: LLAMA_SPLIT_MODE_TENSOR not implemented"], "layout", "TENSOR"),
         (["llama_model_load: error loading model: std::bad_alloc"], "does_not_fit", "memory ran out"),
+        (["llama_model_load: error loading model: vk::Queue::submit: ErrorDeviceLost"], "unreachable",
+         "A device was lost while reading m.gguf"),
+        (["llama_model_load: error loading model: vk::Device::allocateMemory: ErrorOutOfDeviceMemory"], "does_not_fit",
+         "A device's memory ran out while reading m.gguf"),
         ([], "model_file", "no reason"),
     ],
 )  # fmt: skip

@@ -25,8 +25,9 @@ def computing(parts: tuple[Part, ...]) -> dict[str, int]:
 def test_a_dry_run_tells_what_a_load_takes(tmp_path: Path, kind: ProjectorKind) -> None:
     model = str(write_tiny_llama(tmp_path / "m.gguf", n_layers=4))
     path = write_tiny_projector(tmp_path / "mmproj.gguf", kind=kind, image_px=64)
-    weights_bytes = read_projector(path).weights_bytes(HOST_RULE)
-    files = [ProjectorFile(str(path), device, weights_bytes) for device in ("CPU", "W0")]
+    projector = read_projector(path)
+    weights_bytes = projector.weights_bytes(HOST_RULE)
+    files = [ProjectorFile(str(path), device, weights_bytes, projector.plain_bytes) for device in ("CPU", "W0")]
     layout = entries(("W0", 3))
     with rpc_workers(None) as (_, devices):
         # a worker has one client at a time

@@ -14,6 +14,8 @@ from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, 
 
 _LEAST_LIMIT = 1e-6
 """Gates are limited, in several operations, by more than this."""
+_SIGMOID = 2
+"""`LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ class Numbers:
     are turned by position; `n_streams`: residual ones side by side, made even in `mixing_steps`; `turned_heads`: keys
     and values that a quantised cache turns by a matrix, of layers that attend to everything and of sliding ones, 0
     where it does not; `stacked_inputs`: embeddings behind that of a token, which the first layers add;
-    `n_runs`: how often all `n_blocks` of the file run."""
+    `n_runs`: how often all `n_blocks` of the file run; `bends_experts`: the odds of experts are sigmoids."""
 
     n_embd: int
     n_vocab: int
@@ -111,6 +113,7 @@ class Numbers:
     has_rope_table: bool
     scales_experts: bool
     normalises_experts: bool
+    bends_experts: bool
     scales_residuals: bool
     residual_period: int
     hashes: int
@@ -160,6 +163,7 @@ def read_numbers(
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
+        bends_experts=model.hyper_parameter("expert_gating_func") == _SIGMOID,
         scales_residuals=_is_set(model, "residual_scale"),
         residual_period=number(model, "attn_res.block_size", 0, least=0),
         hashes=_hashes(model),

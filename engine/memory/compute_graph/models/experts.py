@@ -28,7 +28,8 @@ def experts(
     n_used, (n_embd, n_tokens) = sketch.layer.numbers.n_experts_used, source.ne[:2]
     n_experts = sketch.layer.weights["ffn_down_exps"].ne[2]
     logits = sketch.linear("ffn_gate_inp", source) if logits is None else logits
-    odds = logits if late_softmax else graph.like("soft_max", logits)
+    bends = numbers.bends_experts or weigh_first
+    odds = logits if late_softmax else graph.unary(logits) if bends else graph.like("soft_max", logits)
     choice = graph.add(odds, sketch.weight("exp_probs_b.bias")) if sketch.has("exp_probs_b.bias") else odds
     if weigh_first:
         choice = logits

@@ -1,4 +1,4 @@
-"""`python -m engine.chats.image_reader look|pixels`: an image on standard input, decoded.
+"""`python -m engine.images.reader look|pixels`: an image on standard input, decoded.
 
 The answer is a line of JSON (`ImageFacts`) and then the bytes of a small picture (`look`) or of the whole one
 (`pixels`), three for each pixel. A stranger's image is a program for its decoder: this process has an alarm, an address

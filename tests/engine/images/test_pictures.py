@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from engine.chats.attachments import read_attachment
-from engine.chats.image_reader import MAX_SIDE_PX, read_image
-from engine.chats.images import is_image, look_at, pixels_of
 from engine.errors import ChatError
+from engine.images.pictures import is_image, look_at, pixels_of
+from engine.images.reader import MAX_SIDE_PX, read_image
 from tests.support.pictures import SIZE, picture
 
 FORMS = {"JPEG": "image/jpeg", "PNG": "image/png", "BMP": "image/bmp", "GIF": "image/gif", "WEBP": "image/webp"}

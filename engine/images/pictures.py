@@ -11,8 +11,8 @@ from typing import Literal
 
 import msgspec
 
-from engine.chats.image_reader import MAX_SIDE_PX, SECONDS, THUMBNAIL_PX, ImageFacts
 from engine.errors import ChatError
+from engine.images.reader import MAX_SIDE_PX, SECONDS, THUMBNAIL_PX, ImageFacts
 from engine.json_file import UNREADABLE
 from engine.programs import child_argv
 

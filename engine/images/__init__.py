@@ -1,0 +1,1 @@
+"""Images of strangers: decoded by a process of their own, into plain pixels."""

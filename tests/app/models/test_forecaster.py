@@ -242,7 +242,10 @@ def _broken(*_: object) -> Preview:
 # ---------------------------------------------------------------------- what goes beside
 
 
-def test_what_took_long_the_last_time_is_not_quick_and_other_kinds_are_judged_alone() -> None:
+def test_what_took_long_the_last_time_is_not_quick_and_other_kinds_are_judged_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(forecaster, "DIRECT_S", 0.005)
     pace, layouts = Pace(), [make_layout(N_LAYERS, [device] * N_LAYERS) for device in PLACES]
     first, second, third = (Edit(layout, ContextSettings()) for layout in layouts)
     assert pace.is_quick(RIG, first)

@@ -160,7 +160,9 @@ def serve_later_starts(application: QApplication, opening: Opening) -> None:
 
     first = FirstInstance(instance_name(), application)
     early: list[list[Path]] = []
-    sources = [first, OpenEvents(application)] if sys.platform == "darwin" else [first]
+    sources: list[FirstInstance | OpenEvents] = [first]
+    if sys.platform == "darwin":
+        sources.append(OpenEvents(application))
     for source in sources:
         source.asked.connect(early.append)
 

@@ -25,10 +25,10 @@ from engine.texts import show
 
 MAX_FILES = 16
 MAX_NAME_CHARACTERS = 80
-PASTED = "Pasted image"
-BLIND = (
-    "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj file) beside the model in the"
-    " settings, and load again."
+PASTED = tr("Pasted image")
+BLIND = tr(
+    "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj "
+    "file) beside the model in the settings, and load again."
 )
 
 

@@ -11,6 +11,7 @@ from app.background import Background
 from app.models.chat_keeper import ChatKeeper
 from engine.errors import ChatError, EngineError
 from engine.images.pictures import Looked, Picture, look_at
+from engine.language import tr
 from widgets.chat.gallery import Gallery
 
 _log = logging.getLogger("layerdeck.images")
@@ -45,5 +46,5 @@ class Thumbnails(QObject):
 
 def _look(data: bytes | None) -> Looked:
     if data is None:
-        raise ChatError("An image is not kept any more.")
-    return look_at(data, "An image")
+        raise ChatError(tr("An image is not kept any more."))
+    return look_at(data, tr("An image"))

@@ -266,11 +266,12 @@ class LayoutDocument(QObject):
             self._draw(self.plan, replace(drawn, edit=sheet.edit, answered_per_second=None))
 
     def _on_answer(self, answer: Answer) -> None:
-        if answer.question.owner is not self._sheet:
+        sheet = self._sheet
+        if sheet is None or answer.question.owner is not sheet:
             return
         if self.is_behind and not self.is_dragging:
             return  # What is drawn is newer.
-        self._sheet.answer = answer
+        sheet.answer = answer
         self._draw(answer.plan, answer.preview)
         if not self.is_behind:
             waiting, self._then = self._then, []

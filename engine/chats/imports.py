@@ -147,9 +147,9 @@ def _check_images(messages: Sequence[Message], files: Mapping[str, bytes]) -> No
             if each.kind != "image" or data is None:
                 continue
             if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
-                _refuse("an attached image is none, or too large")
+                _refuse(tr("an attached image is none, or too large"))
             if not (0 < each.width_px <= MAX_SIDE_PX and 0 < each.height_px <= MAX_SIDE_PX):
-                _refuse("an attached image has a size that none can have")
+                _refuse(tr("an attached image has a size that none can have"))
 
 
 # ------------------------------------------------------------------ llama.cpp's lines
@@ -256,7 +256,7 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
     try:
         found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
     except (binascii.Error, ChatError) as error:
-        raise ValueError(f"an image cannot be read: {error}") from None
+        raise ValueError(tr("an image cannot be read: {error}", error=error)) from None
     files[found.attachment.sha256] = found.data
     return found.attachment
 

@@ -124,7 +124,7 @@ class ProcessOutcome:
                     detail=self.detail,
                 )
             case EndReason.ITSELF if self.lost_device:
-                return f"{loss_sentences(self._said, 'while it was in use')}{self._last_words()}"
+                return f"{loss_sentences(self._said, tr('while it was in use'))}{self._last_words()}"
             case EndReason.ITSELF:
                 return tr(
                     "The engine process {how}.{hint}{last}", how=self._how(), hint=self._hint(), last=self._last_words()

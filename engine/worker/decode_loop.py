@@ -215,7 +215,7 @@ class DecodeLoop:
             else:
                 slot.tokens += task.tokens[begun:end]
             slot.copied = False
-            self._slots.look_at(slot, task.marks)
+            self._slots.look_at(slot, task.tokens, task.marks)
             told = task.read(cells)
             if told is not None:
                 answers.append(told)

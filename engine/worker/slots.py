@@ -151,11 +151,11 @@ class Slots:
         held = len(slot.tokens)
         return min(missing, next_mark(held, marks, slot.looked_at, self._taker.spacing) - held)
 
-    def look_at(self, slot: Slot, marks: Sequence[int]) -> None:
-        """Take a checkpoint where one is due."""
-        if not self._taker.is_needed:
-            return
+    def look_at(self, slot: Slot, wanted: Sequence[int], marks: Sequence[int]) -> None:
+        """Take a checkpoint where one is due on the way to `wanted`, but in no image, which is read whole."""
         held = len(slot.tokens)
+        if not self._taker.is_needed or _within_image(wanted, held):
+            return
         if held not in marks and held < slot.looked_at + self._taker.spacing:
             return
         slot.looked_at = held
@@ -254,9 +254,13 @@ def common_prefix(one: Sequence[int], other: Sequence[int]) -> int:
         if left != right:
             break
         length += 1
-    while 0 < length < len(other) and other[length] < 0 and other[length] == other[length - 1]:
+    while _within_image(other, length):
         length -= 1
     return length
+
+
+def _within_image(tokens: Sequence[int], place: int) -> bool:
+    return 0 < place < len(tokens) and tokens[place] < 0 and tokens[place] == tokens[place - 1]
 
 
 def _age(slot: Slot) -> tuple[bool, int, int]:

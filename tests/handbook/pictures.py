@@ -32,7 +32,7 @@ SIZE = QSize(1280, 860)
 DEADLINE_S = 300.0
 LOOK_MS = 50
 STILL_LOOKS = 6
-"""So many pictures in a row that are the same: nothing moves any more, and live graphs have a new sample each second."""
+"""So many pictures in a row that are the same: nothing moves any more (live graphs have a new sample each second)."""
 
 
 def wait_for(what: str, condition: Callable[[], bool]) -> None:

@@ -8,6 +8,7 @@ from PySide6.QtCore import QRect, QSize, Qt
 from PySide6.QtGui import QColor, QPainter, QPaintEvent
 from PySide6.QtWidgets import QWidget
 
+from engine.language import tr
 from widgets.chat.gallery import Gallery
 from widgets.chat.shown import ShownImage
 
@@ -35,7 +36,7 @@ class ImageStrip(QWidget):
         for image in self._images:
             self._gallery.ask(image.picture)
         names = ", ".join(image.name for image in self._images)
-        self.setAccessibleName(f"Images: {names}" if names else "")
+        self.setAccessibleName(tr("Images: {names}", names=names) if names else "")
         self.setToolTip(names)
         self.update()
 

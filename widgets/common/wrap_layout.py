@@ -51,6 +51,8 @@ class WrapLayout(QLayout):
 
     def setGeometry(self, rect: QRect) -> None:
         super().setGeometry(rect)
+        parent = self.parentWidget()
+        direction = Qt.LayoutDirection.LeftToRight if parent is None else parent.layoutDirection()
         top = rect.top()
         for items, height in self._lines(rect.width()):
             left = rect.left()
@@ -59,7 +61,7 @@ class WrapLayout(QLayout):
                 width = min(_narrowest(item) + (max(spare, 0) if _expands(item) else 0), item.maximumSize().width())
                 size = QSize(min(width, rect.width()), item.sizeHint().height())
                 place = QRect(QPoint(left, top + (height - size.height()) // 2), size)
-                item.setGeometry(QStyle.visualRect(self.parentWidget().layoutDirection(), rect, place))
+                item.setGeometry(QStyle.visualRect(direction, rect, place))
                 left += size.width() + self.spacing()
             top += height + self.spacing()
 

@@ -33,6 +33,8 @@ pytestmark = pytest.mark.engine("vulkan")
 
 CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=128, threads=2, threads_batch=2)
 PROMPT = "One device after another."
+SEVERAL_BUFFERS = ("one-device-full", "flash-off", "ubatch-2048")
+"""Of several devices that work as a pipeline the engine places copies one by one, which decides where a buffer ends."""
 _N_LAYERS = 6
 _PARTS = ("weights_bytes", "mapped_bytes", "kv_cache_bytes", "recurrent_bytes", "compute_bytes", "output_bytes")
 
@@ -124,6 +126,25 @@ def test_loads_are_forecast_to_the_byte(name: str, models: dict[str, ModelMemory
         assert case.refused is None, case.refused
         if not case.lists_idle_devices:
             found += _off(memory, replace(case, rig=_like(case.rig, rig)))
+    assert found == []
+
+
+@pytest.mark.parametrize("most_bytes", [1 << 18, 1 << 20])
+def test_buffers_above_the_largest_are_several(
+    most_bytes: int, models: dict[str, ModelMemory], rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine's limit is lowered, as a buffer of 1 GiB would take long."""
+    monkeypatch.setenv("GGML_VK_SUBALLOCATION_BLOCK_SIZE", str(most_bytes))
+    memory = models["dense"]
+    path = memory.model.paths[0]
+    cases = [case for case in choose_cases(describe(path), tiny=True) if case["name"] in SEVERAL_BUFFERS]
+    results = measure_cases(path, cases, ZooEngine(Path(sys.executable), card="vulkan"), real=True)
+    assert len(results) == len(SEVERAL_BUFFERS)
+    narrow = Rig(tuple(replace(device, largest_buffer_bytes=most_bytes) for device in rig.devices), rig.host)
+    found: list[str] = []
+    for result in results:
+        case = case_of(memory.model, {**DEFAULTS, **pack_case(result, "vulkan", "real")})
+        found += _off(memory, replace(case, rig=_like(case.rig, narrow)))
     assert found == []
 
 

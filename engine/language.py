@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import NamedTuple
 
 ENGLISH = "en"
 LANGUAGES = {ENGLISH: "English", "de": "Deutsch"}
@@ -25,13 +26,15 @@ def _several(count: int) -> int:
     return int(count != 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Language:
-    """Texts by their English ones, those that depend on a number with all their forms, and which of these it is."""
+class Language(NamedTuple):
+    """Texts by their English ones, those that depend on a number with all their forms, and which of these it is.
+
+    No dataclass: what makes those is slow to import, and the command line's help has sizes in it.
+    """
 
     name: str = ENGLISH
-    texts: Mapping[str, str] = field(default_factory=dict)
-    forms: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    texts: Mapping[str, str] = MappingProxyType({})
+    forms: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     form_of: Callable[[int], int] = _several
 
 

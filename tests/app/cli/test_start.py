@@ -36,6 +36,7 @@ def test_help_imports_neither_the_engine_nor_any_package(words: tuple[str, ...])
     assert not modules & (HEAVY | {"msgspec", "dataclasses", "logging", "json"})
     assert {name for name in modules if name.startswith("engine.")} == {
         "engine.errors",
+        "engine.language",
         "engine.texts",
         "engine.units",
     }

@@ -98,7 +98,9 @@ def _free(bytes_free: int) -> Callable[[Rig], Rig]:
 
 
 Deed = Callable[[LayoutDocument], None]
-boundaries = st.integers(0, N_LAYERS).map(lambda layer: lambda each: each.move(lambda old: old.move_boundary(0, layer)))
+boundaries = st.integers(0, N_LAYERS).map(
+    lambda layer: lambda each: each.move(lambda old: old.move_boundary(0, layer) if len(old.runs) > 1 else old)
+)
 ranges = st.tuples(st.integers(0, N_LAYERS - 1), st.sampled_from(PLACES)).map(
     lambda to: lambda each: each.move(lambda old: old.move_range(to[0], N_LAYERS - 1, to[1]))
 )

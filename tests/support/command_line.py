@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 from app.cli import main
+from engine.packs.book import PACKS_VARIABLE
 from tests.support.patience import DEADLINE_S
 from tests.support.selection import BUNDLE_VARIABLE
 
@@ -97,15 +98,18 @@ def run_cli(*words: str | Path, env: dict[str, str] | None = None, stdout: Any =
 
 
 def run_here(capsys: pytest.CaptureFixture[str], *words: str | Path) -> Answer:
-    """Run a command in this process, which saves its start; signals and log levels are put back."""
+    """Run a command in this process, which saves its start; signals, log levels and packs to load are put back."""
     log = logging.getLogger("layerdeck")
     before = [(number, signal.getsignal(number)) for number in _SIGNALS]
     level = log.level
+    packs = os.environ.get(PACKS_VARIABLE)
     capsys.readouterr()
     try:
         code = main([str(word) for word in words])
     finally:
         log.setLevel(level)
+        if packs is None:
+            os.environ.pop(PACKS_VARIABLE, None)
         for number, handler in before:
             signal.signal(number, handler)
     out, err = capsys.readouterr()

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from app.cli import exit_codes, main
+from app.cli import exit_codes
 from app.paths import pack_book_path, packs_path
 from engine.engine_build import engine_version
+from tests.support.command_line import run_here
 from tests.support.packs import IS_NO_BACKEND, compiled, write_pack
 
 
@@ -29,8 +30,8 @@ def no_packs() -> Iterator[None]:
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:
-    code = main(["packs", *words])
-    return code, capsys.readouterr().out
+    answer = run_here(capsys, "packs", *words)
+    return answer.code, answer.out
 
 
 def test_nothing_is_installed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -71,6 +72,6 @@ def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], t
     ],
 )
 def test_what_cannot_be_done_is_a_sentence(capsys: pytest.CaptureFixture[str], words: list[str], sentence: str) -> None:
-    code = main(["packs", *words])
-    assert code == exit_codes.ARGUMENT
-    assert sentence in capsys.readouterr().err.splitlines()[-1]
+    answer = run_here(capsys, "packs", *words)
+    assert answer.code == exit_codes.ARGUMENT
+    assert sentence in answer.err.splitlines()[-1]

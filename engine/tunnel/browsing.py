@@ -16,7 +16,7 @@ from engine.confinement import code_folders, confine, system_folders
 from engine.devices.endpoint import MAX_DEVICE_BYTES, parse_endpoint
 from engine.errors import EngineError
 from engine.protocol.messages import Message, NearbyMachine, NearbyMachines
-from engine.texts import show
+from engine.texts import one_line, shorten
 from engine.tunnel.announcing import SERVICE, VERSION
 from engine.tunnel.fingerprints import is_fingerprint
 from engine.tunnel.pairings import MAX_NAME
@@ -95,9 +95,9 @@ def read_machine(
         return None
     is_size = memory.isascii() and memory.isdecimal() and len(memory) < 20
     return NearbyMachine(
-        name=show(" ".join(texts.get("name", "").split()), MAX_NAME) or "unnamed",
+        name=shorten(one_line(texts.get("name", "")), MAX_NAME) or "unnamed",
         endpoint=f"{host}:{number}",
-        device=show(" ".join(texts.get("device", "").split()), MAX_DEVICE),
+        device=shorten(one_line(texts.get("device", "")), MAX_DEVICE),
         total_bytes=min(int(memory), MAX_DEVICE_BYTES) if is_size else 0,
         fingerprint=fingerprint,
     )

@@ -122,7 +122,8 @@ def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> Non
     with serving(folder) as relay:
         first, second = load(memory, relay), load(memory, relay)
         assert first > sum(large)
-        assert 0 < second <= first - sum(large), "none of the large ones was sent again"
+        # Not to the byte: a load on a busy machine may look at the worker's memory more often than another.
+        assert 0 < second < first - sum(large) + THRESHOLD_BYTES, "none of the large ones was sent again"
         deadline = time.monotonic() + DEADLINE_S
         whole: dict[str, int] = {}
         while sorted(whole.values()) != sorted(large):

@@ -12,28 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 import msgspec
 
 from engine.downloads.carrying import carry_out
-from engine.protocol.messages import PROTOCOL_VERSION, AnyRequest, Download, Failure, Hello, Message
+from engine.protocol.messages import PROTOCOL_VERSION, AnyRequest, Download, Failure, Hello
+from engine.protocol.pipe import Pipe
 
-_encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
-
-
-class Pipe:
-    """Messages out; the end of the parent is the end of this process."""
-
-    def __init__(self) -> None:
-        self._descriptor = os.dup(1)
-        os.dup2(2, 1)
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        data = _encode(message) + b"\n"
-        with self._lock:
-            try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-            except OSError:
-                os._exit(0)
 
 
 def main() -> None:

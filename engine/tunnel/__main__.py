@@ -23,31 +23,12 @@ from engine.protocol.messages import (
     Browse,
     Failure,
     Hello,
-    Message,
     OpenTunnel,
     TunnelOpened,
 )
+from engine.protocol.pipe import Pipe
 
-_encode = msgspec.json.Encoder().encode
 _decoder: msgspec.json.Decoder[AnyRequest] = msgspec.json.Decoder(AnyRequest)
-
-
-class Pipe:
-    """Messages out, from any thread. What libraries print goes to standard error."""
-
-    def __init__(self) -> None:
-        self._descriptor = os.dup(1)
-        os.dup2(2, 1)
-        self._lock = threading.Lock()
-
-    def send(self, message: Message) -> None:
-        data = _encode(message) + b"\n"
-        with self._lock:
-            try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
-            except OSError:
-                os._exit(0)
 
 
 def main() -> None:

@@ -10,9 +10,11 @@ import shutil
 import subprocess
 import sys
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from app.paths import pack_book_path, packs_path
 from engine.engine_build import engine_version
 
 CRASHES = "__attribute__((constructor)) static void begin(void) { __builtin_trap(); }"
@@ -20,6 +22,19 @@ IS_NO_BACKEND = "int nothing;"
 NEEDS_WHAT_IS_NOT_THERE = "void not_anywhere(void); void begin(void) { not_anywhere(); }"
 IS_ANOTHER_INTERFACE = "static int registry[64] = {9999}; void *ggml_backend_init(void) { return registry; }"
 """Its registry says that it was written for version 9999 of ggml's interface."""
+
+
+@contextmanager
+def no_packs() -> Iterator[None]:
+    """None are there before, and none stay: tests of a process share a home."""
+
+    def clear() -> None:
+        shutil.rmtree(packs_path(), ignore_errors=True)
+        pack_book_path().unlink(missing_ok=True)
+
+    clear()
+    yield
+    clear()
 
 
 def compiled(code: str, folder: Path) -> bytes:

@@ -10,23 +10,16 @@ from pathlib import Path
 import pytest
 
 from app.cli import exit_codes
-from app.paths import pack_book_path, packs_path
+from app.paths import packs_path
 from engine.engine_build import engine_version
 from tests.support.command_line import run_here
-from tests.support.packs import IS_NO_BACKEND, compiled, write_pack
+from tests.support.packs import IS_NO_BACKEND, compiled, no_packs, write_pack
 
 
 @pytest.fixture(autouse=True)
-def no_packs() -> Iterator[None]:
-    """None are there before, and none stay: tests of a process share a home."""
-
-    def clear() -> None:
-        shutil.rmtree(packs_path(), ignore_errors=True)
-        pack_book_path().unlink(missing_ok=True)
-
-    clear()
-    yield
-    clear()
+def without_packs() -> Iterator[None]:
+    with no_packs():
+        yield
 
 
 def told(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str]:

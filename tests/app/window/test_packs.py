@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,21 +23,14 @@ from app.window.packs_presenter import PacksPresenter
 from engine.engine_build import engine_build, engine_version
 from engine.packs.book import PackBook, Verdict, file_states, read_book, write_book
 from engine.packs.store import PackStore
-from tests.support.packs import write_pack
+from tests.support.packs import no_packs, write_pack
 from tests.support.patience import DEADLINE_MS
 
 
 @pytest.fixture(autouse=True)
-def no_packs() -> Iterator[None]:
-    """None are there before, and none stay: tests of a process share a home."""
-
-    def clear() -> None:
-        shutil.rmtree(packs_path(), ignore_errors=True)
-        pack_book_path().unlink(missing_ok=True)
-
-    clear()
-    yield
-    clear()
+def without_packs() -> Iterator[None]:
+    with no_packs():
+        yield
 
 
 @pytest.fixture

@@ -16,6 +16,8 @@ from engine.units import MIB
 
 FREE_STEP_BYTES = 16 * MIB
 """Free memory is followed in steps of this size, so that forecasts do not flicker with every page that moves."""
+_STEPS = 64
+"""Steps that a small device has at least: on a worker of 160 MiB a step of 16 would hide what is left."""
 
 
 class LiveMemory:
@@ -101,7 +103,8 @@ class LiveMemory:
 
         def follow(device: Device) -> Device:
             now = self._free.get(device.id)
-            if now is None or (device.free_bytes is not None and abs(now - device.free_bytes) < FREE_STEP_BYTES):
+            step_bytes = min(FREE_STEP_BYTES, device.total_bytes // _STEPS)
+            if now is None or (device.free_bytes is not None and abs(now - device.free_bytes) < step_bytes):
                 return device
             return replace(device, free_bytes=min(now, device.total_bytes))
 

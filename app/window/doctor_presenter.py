@@ -2,31 +2,15 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import QObject
 from PySide6.QtWidgets import QWidget
 
 from app.rig.examiner import Examiner
 from app.window.doctor_dialog import DoctorDialog
+from app.window.one_dialog import OneDialog
 
 
-class DoctorPresenter(QObject):
-    """Opens the dialog beside the window, which stays usable."""
+class DoctorPresenter(OneDialog[DoctorDialog]):
+    """Checks this machine when its dialog is opened."""
 
     def __init__(self, examiner: Examiner, window: QWidget) -> None:
-        super().__init__(window)
-        self._examiner = examiner
-        self._window = window
-        self.dialog: DoctorDialog | None = None
-
-    def show(self) -> None:
-        """Check this machine, or bring the check that runs to the front."""
-        if self.dialog is None:
-            self.dialog = DoctorDialog(self._window, self._examiner)
-            self.dialog.finished.connect(self._on_closed)
-            self.dialog.begin()
-            self.dialog.show()
-        self.dialog.raise_()
-        self.dialog.activateWindow()
-
-    def _on_closed(self) -> None:
-        self.dialog = None
+        super().__init__(lambda: DoctorDialog(window, examiner), DoctorDialog.begin, window)

@@ -43,7 +43,7 @@ class RowTable(QTableWidget):
         """
         blocked = self.blockSignals(True)
         self.clearSelection()
-        self.setCurrentItem(None)
+        self.setCurrentCell(-1, -1)
         self.setRowCount(0)
         self.add_rows(rows, tips)
         if chosen is not None:

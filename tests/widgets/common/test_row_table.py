@@ -28,9 +28,12 @@ def test_rows_are_replaced_and_the_chosen_one_is_not_told_again(qtbot: QtBot) ->
     table.selectRow(1)
     assert told == [1]
     table.show_rows(ROWS[1:], chosen=0)
-    assert (texts(table), table.chosen_row, told) == (list(ROWS[1:]), 0, [1])
+    assert texts(table) == list(ROWS[1:])
+    assert table.chosen_row == 0
     table.show_rows(())
-    assert (texts(table), table.chosen_row, told) == ([], None, [1])
+    assert texts(table) == []
+    assert table.currentRow() == -1
+    assert told == [1]
 
 
 def test_rows_are_added_with_tips(qtbot: QtBot) -> None:

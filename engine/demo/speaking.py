@@ -13,7 +13,7 @@ from engine.units import MIB
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
-"""As `DEMO_MODEL` and `DEMO_MODEL_BYTES` in make.py, which knows nothing of us."""
+"""As `DEMO_MODEL` and `DEMO_MODEL_BYTES` of `resources/setup/demo_model.py`, which knows nothing of us."""
 N_LAYERS = 30
 
 LAB_CAPS_BYTES = (160 * MIB, 160 * MIB, 256 * MIB)

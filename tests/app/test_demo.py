@@ -1,4 +1,4 @@
-"""Which demo model the window and `layerdeck-cli demo` take, and that make.py and the app mean the same file."""
+"""Which demo model the window and `layerdeck-cli demo` take, and that set-up and app mean the same file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-import make
 from app.demo import MADE_UP_CAPS_BYTES, fetched_demo, find_demo
 from app.paths import fetched_models_path
 from engine.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, SAMPLE_QUESTIONS, SIZE_BYTES, sample_questions
@@ -19,6 +18,8 @@ from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.defaults import default_context
 from engine.plan.preview import make_report
+from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
+from resources.setup.places import model_folder
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.orders import worker_device
@@ -36,8 +37,8 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_set_up_and_window_mean_the_same_file() -> None:
-    assert (make.DEMO_MODEL, make.DEMO_MODEL_BYTES) == (FILE_NAME, SIZE_BYTES)
-    assert make.model_folder(sys.platform, os.environ, Path.home()) == fetched_models_path()
+    assert (DEMO_MODEL, DEMO_MODEL_BYTES) == (FILE_NAME, SIZE_BYTES)
+    assert model_folder(sys.platform, os.environ, Path.home()) == fetched_models_path()
 
 
 def test_the_fetched_model_is_the_demo_where_it_is_whole(fetched: Path) -> None:

@@ -7,24 +7,25 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-import subprocess
 from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
 
 from engine.chats.message import Attachment, AttachmentKind, new_id
-from engine.chats.pdf_reader import SECONDS, PdfText
+from engine.chats.pdf_reader import MAX_CHARACTERS, SECONDS, PdfText
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.images.pictures import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
 from engine.json_file import UNREADABLE
 from engine.language import tr
-from engine.programs import child_argv
+from engine.programs import ask_once, child_argv
 from engine.texts import show
 
 MAX_TEXT_BYTES = 2 << 20
 MAX_PDF_BYTES = 64 << 20
+MAX_PDF_ANSWER_BYTES = 8 * MAX_CHARACTERS
+"""As JSON, which writes some characters as six."""
 MAX_NAME_CHARACTERS = 200
 GRACE_SECONDS = 5.0
 """The child's own alarm rings first; where it could not, it is killed this much later."""
@@ -97,16 +98,9 @@ def _text(data: bytes, name: str) -> str:
 
 def _pdf_text(data: bytes, name: str) -> str:
     try:
-        done = subprocess.run(
-            child_argv("pdf"),
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS + GRACE_SECONDS,
-            check=False,
-        )
-        found = msgspec.json.decode(done.stdout, type=PdfText)
-    except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
+        said = ask_once(child_argv("pdf"), data, timeout_s=SECONDS + GRACE_SECONDS, max_bytes=MAX_PDF_ANSWER_BYTES)
+        found = msgspec.json.decode(said, type=PdfText)
+    except (OSError, *UNREADABLE):
         found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:
         raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))

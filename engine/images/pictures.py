@@ -5,7 +5,6 @@ All decoding is done by `image_reader` in a process of its own; what comes back 
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,10 +13,11 @@ import msgspec
 from engine.errors import ChatError
 from engine.images.reader import MAX_SIDE_PX, SECONDS, THUMBNAIL_PX, ImageFacts
 from engine.json_file import UNREADABLE
-from engine.programs import child_argv
+from engine.programs import ask_once, child_argv
 
 MAX_IMAGE_BYTES = 20 << 20
 CHANNELS = 3
+MAX_ANSWER_BYTES = CHANNELS * MAX_SIDE_PX * MAX_SIDE_PX + (1 << 16)
 GRACE_SECONDS = 5.0
 """The child's own alarm rings first; where it could not, it is killed this much later."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
@@ -65,17 +65,11 @@ def pixels_of(data: bytes, name: str) -> Picture:
 
 def _read(data: bytes, name: str, what: Literal["look", "pixels"], most_px: int) -> tuple[ImageFacts, Picture]:
     try:
-        done = subprocess.run(
-            child_argv("image", what),
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS + GRACE_SECONDS,
-            check=False,
-        )
-        line, _, pixels = done.stdout.partition(b"\n")
+        argv = child_argv("image", what)
+        said = ask_once(argv, data, timeout_s=SECONDS + GRACE_SECONDS, max_bytes=MAX_ANSWER_BYTES)
+        line, _, pixels = said.partition(b"\n")
         facts = msgspec.json.decode(line, type=ImageFacts)
-    except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
+    except (OSError, *UNREADABLE):
         facts, pixels = ImageFacts(fault=f"it broke its decoder, or took longer than {SECONDS:g} s"), b""
     if facts.fault:
         raise ChatError(f"{name} cannot be read: {facts.fault}.")

@@ -680,6 +680,10 @@ class DeviceMemoryReadings(Message, frozen=True, tag="device_memory_readings", k
     readings: tuple[DeviceMemoryReading, ...]
 
 
+GAVE_UP_EXIT_CODE = 75
+"""With this a worker ends itself; its last word is a whole sentence for people, with what to do."""
+
+
 class Aborting(Message, frozen=True, tag="aborting", kw_only=True):
     """Sent by the abort callback on the way down; SIGABRT follows."""
 

@@ -10,7 +10,9 @@ import pytest
 
 from app.logs import start_logging
 from app.settings import KeptSideFiles, Settings
-from engine.files import write_whole
+from app.window.code_saver import write_code
+from engine.errors import ArgumentError
+from engine.files import read_at_most, write_whole
 from widgets.library.recent_model import RecentModel
 
 
@@ -72,3 +74,24 @@ def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path) -> None:
     _loop(tmp_path / "a")
     with pytest.raises(OSError, match="symbolic links"):
         write_whole(tmp_path / "a", b"")
+
+
+def test_reading_a_folder_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with pytest.raises(IsADirectoryError):
+            read_at_most(tmp_path / "folder", 100)
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, os.mkdir, _loop])
+def test_code_of_an_answer_replaces_no_pipe_and_no_folder(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(tmp_path / "code.py")
+    with pytest.raises(ArgumentError, match="choose another place"):
+        write_code(tmp_path / "code.py", "print()")
+
+
+def test_code_of_an_answer_may_hold_half_a_character(tmp_path: Path) -> None:
+    write_code(tmp_path / "code.py", "\ud800")
+    assert (tmp_path / "code.py").read_text(encoding="utf-8") == "?\n"

@@ -216,3 +216,4 @@ def test_the_prompt_says_where_sounds_are(child: RawChild, tmp_path: Path) -> No
     assert isinstance(rendered, Rendered)
     assert rendered.text == "<s><|user|>[sound][sound]What?<|end|><|assistant|>"
     assert rendered.pieces.count("[sound]") == 2
+    assert rendered.n_tokens == len(rendered.pieces) + 2 * (TOKENS["ultravox"] - 1)

@@ -579,12 +579,14 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
     """`replaced`: why the model's own template was not used; empty where it was, or where there is none. `tokens` and
-    `pieces` as of `Tokenised`, where they were asked for."""
+    `pieces` as of `Tokenised`, where they were asked for; an image or a sound is one of them, and `n_tokens` counts it
+    as long as it is."""
 
     text: str
     replaced: str = ""
     tokens: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
+    n_tokens: int = 0
 
 
 class SequenceSaved(LastWord, frozen=True, tag="sequence_saved", kw_only=True):

@@ -20,7 +20,7 @@ from engine.chats.asking import (
     chat_messages,
     count_request,
     messages_by_id,
-    names_of_images,
+    names_of_media,
     with_files,
 )
 from engine.chats.attachments import ReadFile
@@ -210,8 +210,8 @@ class Talk:
         self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
 
     def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
-        """Return messages with the bytes of their images; raises as `with_files` does."""
-        names = names_of_images(messages)
+        """Return messages with the bytes of their images and sounds; raises as `with_files` does."""
+        names = names_of_media(messages)
         if not names:
             return messages
         self._store.settled().result()

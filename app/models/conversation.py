@@ -147,9 +147,14 @@ class Conversation(QObject):
         """Messages of what is shown that the model is not shown any more."""
         return self._left_out
 
+    @property
+    def prompt_path(self) -> tuple[Message, ...]:
+        """What a model would be shown of what was said."""
+        return shown_path(self.tree.path, self._left_out)
+
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
         """Return what a model would be shown of this conversation, with what is typed as the next question."""
-        path = shown_path(self.tree.path, self._left_out)
+        path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
         return chat_messages(self.system, path)

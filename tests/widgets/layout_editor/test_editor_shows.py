@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor
@@ -135,10 +136,16 @@ def test_measured_numbers_stand_beside_the_forecast_only_while_they_are_of_this_
     preview = dense_preview()
     editor = make_editor(preview)
     loaded = loaded_from(preview, extra_bytes=24 * MIB)
-    editor.set_loaded(loaded)
+    forecast = tuple(
+        msgspec.structs.replace(row, overhead_bytes=MIB, need_bytes=row.need_bytes + MIB) for row in loaded.forecast
+    )
+    editor.set_loaded(replace(loaded, forecast=forecast))
     assert editor.shown is not None
     assert [value.row for value in editor.shown.values] == list(loaded.measured)
-    assert [value.forecast for value in editor.shown.values] == list(loaded.forecast)
+    shown = [value.forecast for value in editor.shown.values]
+    assert [row and (row.overhead_bytes, row.need_bytes) for row in shown] == [
+        (0, row.need_bytes) for row in loaded.forecast
+    ], "a measurement has nothing of what a process takes besides its buffers"
     editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 15), ("CUDA1", 11), (CPU_ID, 6)])))
     assert all(value.forecast is None for value in editor.shown.values)
 

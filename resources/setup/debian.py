@@ -47,7 +47,15 @@ QT_PACKAGES = (
 """What the libraries and the xcb platform plugin in PySide6-Essentials link to and do not bring along."""
 TEST_PACKAGES = ("openbox", "xdotool", "xvfb")
 """End-to-end tests drive the real window by mouse in an X server of their own."""
-BUNDLE_PACKAGES = ("appstream", "binutils", "desktop-file-utils", "lintian", "shared-mime-info", "xdg-utils")
+BUNDLE_PACKAGES = (
+    "appstream",
+    "binutils",
+    "desktop-file-utils",
+    "dpkg-dev",
+    "lintian",
+    "shared-mime-info",
+    "xdg-utils",
+)
 """What the application is made with and checked by, on Debian."""
 VULKAN_TEST_DRIVER = "mesa-vulkan-drivers"
 """Has llvmpipe, a Vulkan device that needs no card."""

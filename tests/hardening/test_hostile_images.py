@@ -57,6 +57,6 @@ def test_a_mutated_image_is_pixels_or_a_sentence(form: str) -> None:
     ],
 )
 def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
-    monkeypatch.setattr(pictures, "ask_once", lambda *_, **__: answer)
+    monkeypatch.setattr(pictures, "ask_decoder", lambda *_, **__: answer)
     with pytest.raises(ChatError, match=r"^photo cannot be read"):
         look_at(picture(), "photo")

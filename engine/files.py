@@ -95,6 +95,27 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
         return b"".join(parts)
 
 
+def open_regular(path: Path) -> FileIO:
+    """Return a file that holds something, open for reading; nothing here waits.
+
+    Raises:
+        OSError: where it cannot be opened, or is no regular file, or an empty one, as those of `/proc` call themselves.
+        ValueError: for what is no possible path.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, tr("it is not a regular file"))
+    if not status.st_size:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, tr("it is empty"))
+    return FileIO(descriptor)
+
+
 def sync_folder(folder: Path) -> None:
     """Make a rename survive a power cut, where the system lets a folder be opened for that."""
     if os.name == "nt":

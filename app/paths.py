@@ -29,7 +29,7 @@ def demo_path() -> Path:
 
 
 def fetched_models_path() -> Path:
-    """Return the folder of models that the set-up has fetched (`model_folder` in make.py)."""
+    """Return the folder of models that the set-up has fetched (`model_folder` of `resources/setup/places.py`)."""
     return user_cache_path(APPLICATION, appauthor=False) / "models"
 
 

@@ -1,10 +1,12 @@
 """Hours of use in minutes: one window with a lab rig that loads, answers, edits and unloads while things go wrong.
 
-    python -m benchmarks.soak [--minutes 60] [--seed 1]
+    python -m benchmarks.soak [--minutes 60] [--seed 1] [--rounds N] [--only edits|loads|answers|kills] [--objects]
 
 Each round it moves layers, changes the context, loads, asks, stops some answers, and unloads. At random it kills a lab
 worker or the model's child, and takes memory from the machine for a moment. Once a minute it is at rest: then resident
 memory (what the allocator holds unused given back), descriptors, threads, child processes and the log are counted.
+`--only` does one kind of step, many times as fast, which tells what grows; `--rounds` ends and reads by rounds, for
+machines that are busy; `--objects` tells of which types there are more in the end than after the first readings.
 The first sixth of the time, at most ten minutes, is for what fills up once: imports, caches, pools. Exit code 1 where
 memory then grew by more than 5 MB, anything else stayed behind, or the log outgrew its limit. The last line is JSON.
 """
@@ -12,8 +14,6 @@ memory then grew by more than 5 MB, anything else stayed behind, or the log outg
 from __future__ import annotations
 
 import argparse
-import ctypes
-import ctypes.util
 import gc
 import json
 import logging
@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -34,6 +35,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import psutil
 
+from benchmarks._process_memory import give_back, object_counts, used_bytes
 from engine.layout.layout import Layout, make_layout
 from engine.units import MIB
 
@@ -47,6 +49,11 @@ GROWTH_LIMIT_BYTES = 5_000_000
 SETTLE_SHARE = 6
 SETTLE_MAX_S = 600.0
 STEP_TIMEOUT_S = 120.0
+READINGS = 20
+"""As many are made of a soak whose rounds are counted."""
+MOST = 30
+"""Types of which there are more in the end: so many are told."""
+STEPS = ("edits", "loads", "answers", "kills")
 LAYOUTS = 16
 """As many are edited in turn: what is forecast once is kept, and would else go on to fill up for hours."""
 PRESSURE_BYTES = 512 * MIB
@@ -57,12 +64,45 @@ _log = logging.getLogger("layerdeck.soak")
 
 
 @dataclass(frozen=True, slots=True)
+class Options:
+    """How long, and what. `rounds`: by these, and not by `minutes`."""
+
+    minutes: float
+    seed: int
+    rounds: int | None
+    only: str | None
+    counts_objects: bool
+
+    def is_over(self, second: float, rounds: int) -> bool:
+        """Return whether enough was done."""
+        return second >= self.minutes * 60 if self.rounds is None else rounds >= self.rounds
+
+    def is_settled(self, second: float, rounds: int) -> bool:
+        """Return whether what fills up once has had its time."""
+        if self.rounds is None:
+            return second >= min(SETTLE_MAX_S, self.minutes * 60 / SETTLE_SHARE)
+        return rounds >= self.rounds / SETTLE_SHARE
+
+    def is_due(self, second: float, rounds: int, last: Reading | None) -> bool:
+        """Return whether it is time for a reading."""
+        if last is None:
+            return True
+        if self.rounds is None:
+            return second >= last.second + min(60.0, self.minutes * 3)
+        return rounds >= last.rounds + max(1, self.rounds // READINGS)
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
     """The process at rest; `second` since the beginning, `rounds` done until then."""
 
     second: int
     rounds: int
     resident_bytes: int
+    used_bytes: int
+    """Of the C library, by its own count: what is not there any more grows `resident_bytes` alone."""
+    python_blocks: int
+    """Of Python's own allocator."""
     descriptors: int
     threads: int
     children: int
@@ -86,9 +126,28 @@ class Soak:
         self._desk.opener.open(self._model)
         self._wait("the model is open", lambda: self._desk.document.edit is not None)
 
-    def round(self) -> None:
-        """Edit, load, ask, unload; and whatever goes wrong."""
+    def round(self, only: str | None = None) -> None:
+        """Edit, load, ask, unload, and whatever goes wrong; or only one of these."""
         self.done["rounds"] += 1
+        match only:
+            case "edits":
+                self._edit()
+            case "loads":
+                self._load()
+                self._unload()
+            case "answers":
+                if not self._is("READY"):
+                    self._load()
+                self._ask()
+                self._delete_chat()
+            case "kills":
+                self._load()
+                self._numbers.choice((self._kill_worker, self._kill_child))()
+                self._unload()
+            case _:
+                self._all()
+
+    def _all(self) -> None:
         self._edit()
         if self._numbers.random() < 0.2:
             with suppress(OSError):
@@ -102,20 +161,25 @@ class Soak:
         elif self._numbers.random() < 0.25:
             self._kill_child()
         self._delete_chat()
+        self._unload()
+
+    def _unload(self) -> None:
         self._desk.unloader.unload_current()
         self._wait("nothing is loaded", lambda: not self._desk.loading.has_child)
 
     def read(self) -> Reading:
         """Come to rest and count."""
-        self._wait("probes are done", lambda: not self._probing_children())
+        self._wait("probes are done", lambda: len(self._probing_children()) <= self._desk.loading.has_child)
         self._pump(1.0)
         gc.collect()
-        _give_back()
+        give_back()
         process = psutil.Process()
         return Reading(
             second=round(time.monotonic() - self._began_s),
             rounds=self.done["rounds"],
             resident_bytes=process.memory_info().rss,
+            used_bytes=used_bytes(),
+            python_blocks=sys.getallocatedblocks(),
             descriptors=process.num_fds(),
             threads=threading.active_count(),
             children=len(process.children(recursive=True)),
@@ -178,8 +242,7 @@ class Soak:
         os.kill(self._numbers.choice(processes), signal.SIGKILL)
         self.done["killed workers"] += 1
         self._pump(1.0)
-        self._desk.unloader.unload_current()
-        self._wait("nothing is loaded", lambda: not self._desk.loading.has_child)
+        self._unload()
         self._desk.rig.lab.stop()
         self._wait("the lab is down", lambda: not self._desk.rig.lab.processes)
         self._start_lab()
@@ -195,7 +258,7 @@ class Soak:
         return self._desk.loading.state.name == state
 
     def _probing_children(self) -> list[psutil.Process]:
-        """Return the children that ask the engine something; one that waits to be asked is the window's own."""
+        """Return the children that ask the engine something, or hold a model; one that waits is the window's own."""
         lab = {each.pid for each in self._desk.rig.lab.processes.values()}
         return [each for each in psutil.Process().children() if each.pid not in lab and _role(each) != "probe"]
 
@@ -226,18 +289,11 @@ def _role(process: psutil.Process) -> str:
     return ""
 
 
-def _give_back() -> None:
-    """Have the C allocator return what it holds unused: what is measured is then what is used."""
-    with suppress(AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
-def verdict(readings: list[Reading], minutes: float) -> tuple[int, list[str]]:
+def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
     """Return by how much memory grew after the first part, and what is wrong."""
     from app.logs import KEPT_LOGS, MAX_LOG_BYTES
 
-    settle_s = min(SETTLE_MAX_S, minutes * 60 / SETTLE_SHARE)
-    settled = [reading for reading in readings if reading.second >= settle_s] or readings[-1:]
+    settled = [each for each in readings if options.is_settled(each.second, each.rounds)] or readings[-1:]
     first, last = settled[0], settled[-1]
     growth_bytes = last.resident_bytes - first.resident_bytes
     wrong = [f"memory grew by {growth_bytes} bytes"] if growth_bytes > GROWTH_LIMIT_BYTES else []
@@ -250,8 +306,8 @@ def verdict(readings: list[Reading], minutes: float) -> tuple[int, list[str]]:
     return growth_bytes, wrong
 
 
-def run(minutes: float, seed: int) -> int:
-    """Soak for so many minutes; return the exit code."""
+def run(options: Options) -> int:
+    """Soak; return the exit code."""
     with tempfile.TemporaryDirectory(prefix="soak") as home:
         os.environ.setdefault("QT_QPA_PLATFORM", "offscreen")
         os.environ["HOME"] = home
@@ -276,20 +332,25 @@ def run(minutes: float, seed: int) -> int:
         spare_what_stays()
         model = Path(home) / "demo.gguf"
         write_demo_model(model)
-        soak = Soak(application, window, model, log_path(), seed)
+        soak = Soak(application, window, model, log_path(), options.seed)
         readings: list[Reading] = []
+        counts: Counter[str] | None = None
         soak.begin()
-        end_s = time.monotonic() + minutes * 60
-        next_s = time.monotonic()
-        while time.monotonic() < end_s:
-            soak.round()
-            if time.monotonic() >= next_s:
+        begun_s = time.monotonic()
+        while not options.is_over(time.monotonic() - begun_s, soak.done["rounds"]):
+            soak.round(options.only)
+            done = time.monotonic() - begun_s, soak.done["rounds"]
+            if options.is_due(*done, readings[-1] if readings else None):
                 readings.append(soak.read())
-                next_s = time.monotonic() + min(60.0, minutes * 3)
                 print(json.dumps(asdict(readings[-1])), flush=True)
+                if counts is None and options.counts_objects and options.is_settled(*done):
+                    counts = object_counts()
         readings.append(soak.read())
+        if counts is not None:
+            more = (object_counts() - counts).most_common(MOST)
+            print(json.dumps({"more_objects": dict(more)}), flush=True)
         window.main.close()
-        growth_bytes, wrong = verdict(readings, minutes)
+        growth_bytes, wrong = verdict(readings, options)
         left = [" ".join(each.cmdline()) for each in psutil.Process().children(recursive=True)]
         wrong += [f"left behind: {each}" for each in left]
         print(json.dumps({"growth_bytes": growth_bytes, "wrong": wrong, **soak.done}), flush=True)
@@ -301,8 +362,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="soak", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=1)
-    options = parser.parse_args()
-    return run(options.minutes, options.seed)
+    parser.add_argument("--rounds", type=int, help="end after so many, whatever time they take")
+    parser.add_argument("--only", choices=STEPS, help="do one kind of step")
+    parser.add_argument("--objects", action="store_true", help="tell of which types there are more in the end")
+    given = parser.parse_args()
+    return run(Options(given.minutes, given.seed, given.rounds, given.only, given.objects))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ CHILDREN = {
     "download": "engine.downloads",
     "pdf": "engine.chats.pdf_reader",
     "image": "engine.images.reader",
+    "sound": "engine.sounds.reader",
     "library": "engine.library.child",
     "tunnel": "engine.tunnel",
 }

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Signal
 from app.background import Background
 from app.models.loading import Loading, ModelState
 from app.models.open_model import OpenModel
-from engine.chats.asking import attachment_text, image_of
+from engine.chats.asking import attachment_text, media_file
 from engine.chats.attachments import ReadFile, as_attachment, read_attachment
 from engine.chats.message import Attachment, new_id
 from engine.errors import ChatError, EngineError
@@ -28,6 +28,10 @@ MAX_NAME_CHARACTERS = 80
 PASTED = tr("Pasted image")
 BLIND = tr(
     "{name} is not taken: the loaded model reads no images. Choose its projector (mmproj "
+    "file) beside the model in the settings, and load again."
+)
+DEAF = tr(
+    "{name} is not taken: the loaded model hears no sound. Choose a projector for sound (mmproj "
     "file) beside the model in the settings, and load again."
 )
 
@@ -128,8 +132,8 @@ class Attacher(QObject):
         files.append(file)
 
         def take(found: ReadFile) -> None:
-            if found.attachment.kind == "image" and self._is_blind:
-                refuse(ChatError(BLIND.format(name=file.name)))
+            if lacks := self._lacks(found.attachment):
+                refuse(ChatError(lacks.format(name=file.name)))
                 return
             file.attachment, file.data = found.attachment, found.data
             if found.thumbnail is not None:
@@ -145,14 +149,15 @@ class Attacher(QObject):
 
         self._background.run(tr("Reading {name}", name=file.name), read, take, refuse)
 
-    @property
-    def _is_blind(self) -> bool:
-        """Whether what is loaded reads no images."""
+    def _lacks(self, attachment: Attachment) -> str:
+        """Return the sentence where what is loaded cannot read this; empty where it can, or nothing is loaded."""
         info = self._loading.snapshot.loaded
         if info is None:
-            return False
+            return ""
         projector = info.order.plan.edit.side_files.projector
-        return projector is None or not projector.sees
+        if attachment.kind == "image" and (projector is None or not projector.sees):
+            return BLIND
+        return DEAF if attachment.kind == "audio" and (projector is None or not projector.hears) else ""
 
     # ------------------------------------------------------------------ tokens
 
@@ -168,7 +173,7 @@ class Attacher(QObject):
     def _on_answered(self, event: Answered) -> None:
         file = self._counting.pop(event.request, None)
         if file is not None and isinstance(event.answer, Counted):
-            file.tokens = sum((*event.answer.texts, *event.answer.images))
+            file.tokens = sum((*event.answer.texts, *event.answer.media))
             self.changed.emit()
 
     def _on_loaded_changed(self) -> None:
@@ -185,6 +190,5 @@ def _too_many() -> str:
 
 
 def _count_request(attachment: Attachment) -> CountTokens:
-    if attachment.kind == "image":
-        return CountTokens(images=(image_of(attachment),))
-    return CountTokens(texts=(attachment_text(attachment),))
+    file = media_file(attachment)
+    return CountTokens(texts=(attachment_text(attachment),)) if file is None else CountTokens(media=(file,))

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from app.chats.attachment_words import attachment_size
 from engine.chats.message import Message, Timings
 from engine.chats.tree import MessageTree
 from engine.language import tr
-from engine.units import format_bytes
 from widgets.chat.shown import Role, ShownImage, ShownMessage
 from widgets.common.counts import format_count
 
@@ -40,7 +40,7 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         versions=len(versions),
         is_open=is_open,
         files=", ".join(
-            f"{each.name} ({format_bytes(each.size_bytes)})" for each in message.attachments if each.kind != "image"
+            f"{each.name} ({attachment_size(each)})" for each in message.attachments if each.kind != "image"
         ),
         images=tuple(
             ShownImage(each.sha256, each.name, each.width_px, each.height_px)

@@ -52,8 +52,11 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         return exit_codes.INTERRUPTED
     attached = tuple(map(read_attachment, options.attach))
     projector = order.plan.edit.side_files.projector
-    if any(file.attachment.kind == "image" for file in attached) and (projector is None or not projector.sees):
+    kinds = {file.attachment.kind for file in attached}
+    if "image" in kinds and (projector is None or not projector.sees):
         raise ArgumentError("--attach: this model reads no images alone; name its projector with --mmproj.")
+    if "audio" in kinds and (projector is None or not projector.hears):
+        raise ArgumentError("--attach: this model hears no sound alone; name a projector for sound with --mmproj.")
     states = KeptStates(kept_states_path())
     wishes = TalkOptions(
         preset,

@@ -13,7 +13,7 @@ from types import FrameType
 from app.cli import exit_codes
 from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
-from app.packs import find_all_devices
+from app.packs import find_all_devices, pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
@@ -35,7 +35,8 @@ def run_doctor(options: Namespace) -> int:
     rig, problem = find_rig(find)
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
-    with _cancelling(cancel), Machine(rig, examined_files(), cancel, problem=problem) as machine:
+    packs = pack_keeper().listed()
+    with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
         steps = machine.engine_steps() if options.engine else machine.steps()
         report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home()))
     _clear()

@@ -21,7 +21,7 @@ from engine.chats.asking import (
     chat_messages,
     count_request,
     messages_by_id,
-    names_of_images,
+    names_of_media,
     with_files,
 )
 from engine.chats.attachments import ReadFile
@@ -32,6 +32,7 @@ from engine.chats.message import Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
 from engine.chats.tree import add
+from engine.demo.speaking import recommended_sampling
 from engine.errors import ChatError, EngineError
 from engine.fit.step_back import layout_words
 from engine.protocol.messages import ChatMessage, Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
@@ -74,7 +75,8 @@ class Talk:
         self._key = key_of(self._model, plan.settings, plan.edit.side_files.adapters)
         preset = {} if options.preset is None else options.preset.settings
         chat = {**conversation.settings, **options.settings}
-        self._sampling = sampling_of(model_sampling(plan.model.metadata), preset, chat).settings
+        authors = recommended_sampling(plan.model)
+        self._sampling = sampling_of(model_sampling(plan.model.metadata), preset, chat, authors=authors).settings
         self._system = conversation.system or ("" if options.preset is None else options.preset.system)
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
@@ -211,8 +213,8 @@ class Talk:
         self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
 
     def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
-        """Return messages with the bytes of their images; raises as `with_files` does."""
-        names = names_of_images(messages)
+        """Return messages with the bytes of their images and sounds; raises as `with_files` does."""
+        names = names_of_media(messages)
         if not names:
             return messages
         self._store.settled().result()

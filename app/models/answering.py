@@ -14,7 +14,7 @@ from app.models.chat_keeper import ChatKeeper, NoKeeper
 from app.models.context_fit import ContextQuestion, may_be_too_long, shown_path
 from app.models.loading import AnswerLost, Loading
 from app.models.state_keeper import NoStates, StateKeeper
-from engine.chats.asking import answer_request, chat_messages, names_of_images, with_files
+from engine.chats.asking import answer_request, chat_messages, names_of_media, with_files
 from engine.chats.context import Overflow
 from engine.chats.message import Message, MessageState
 from engine.errors import EngineError
@@ -117,12 +117,12 @@ class Answering(QObject):
             self._fail(answer, error.summary())
 
     def _send(self, answer: Answer, asked: Sequence[ChatMessage]) -> None:
-        """Ask the model, once the images of the conversation are here.
+        """Ask the model, once the images and sounds of the conversation are here.
 
         Raises:
             EngineError: it cannot be asked.
         """
-        if names := names_of_images(asked):
+        if names := names_of_media(asked):
             answer.waits = True
             self.keeper.read_files(names, lambda files: self._send_with(answer, asked, files))
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from engine.chats.asking import chat_messages, images_of, message_text
+from engine.chats.asking import chat_messages, media_of, message_text
 from engine.chats.context import Fit, Overflow, answer_reserve, choose
 from engine.chats.message import Message
 from engine.protocol.messages import ChatMessage, Counted, CountTokens
@@ -15,8 +15,8 @@ COUNT_FROM = 0.5
 
 
 def may_be_too_long(asked: Sequence[ChatMessage], n_ctx: int | None) -> bool:
-    """Return whether it is worth asking the model how many tokens these are; nobody knows that of an image."""
-    if any(message.images for message in asked):
+    """Return whether it is worth asking the model how many tokens these are; nobody knows that of images and sounds."""
+    if any(message.media for message in asked):
         return True
     return n_ctx is not None and sum(len(message.content) for message in asked) > n_ctx * COUNT_FROM
 
@@ -40,16 +40,16 @@ class ContextQuestion:
         """What the model is asked."""
         shown = shown_path(self.path, self.left_out)
         messages = chat_messages(self.system, shown)
-        images = tuple(image for message in shown for image in images_of(message))
+        media = tuple(file for message in shown for file in media_of(message))
         texts = tuple(map(message_text, shown))
-        return CountTokens(messages=messages, texts=texts, template=self.template, images=images)
+        return CountTokens(messages=messages, texts=texts, template=self.template, media=media)
 
     def fit(self, counted: Counted, policy: Overflow, max_tokens: int | None) -> Fit:
         """Return what is shown."""
         shown = shown_path(self.path, self.left_out)
-        of_images = iter(counted.images)
+        of_media = iter(counted.media)
         tokens = {
-            message.id: count + sum(next(of_images) for _ in images_of(message))
+            message.id: count + sum(next(of_media) for _ in media_of(message))
             for message, count in zip(shown, counted.texts, strict=True)
         }
         # What the template writes, and the system prompt, are there whatever is left out.

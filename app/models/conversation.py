@@ -24,6 +24,7 @@ from engine.chats.message import Attachment, Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.thinking import begun_answer
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
+from engine.demo.speaking import recommended_sampling
 from engine.language import tr
 from engine.plan.preview import LoadedLayout
 from engine.protocol.messages import ChatMessage
@@ -127,7 +128,8 @@ class Conversation(QObject):
         """How tokens are chosen, and where each value comes from."""
         model, preset = self._loading.model, self.preset
         of_model = {} if model is None else model_sampling(model.metadata)
-        return sampling_of(of_model, {} if preset is None else preset.settings, self.chat.settings)
+        of_preset = {} if preset is None else preset.settings
+        return sampling_of(of_model, of_preset, self.chat.settings, authors=recommended_sampling(model))
 
     @property
     def is_answering(self) -> bool:
@@ -145,9 +147,14 @@ class Conversation(QObject):
         """Messages of what is shown that the model is not shown any more."""
         return self._left_out
 
+    @property
+    def prompt_path(self) -> tuple[Message, ...]:
+        """What a model would be shown of what was said."""
+        return shown_path(self.tree.path, self._left_out)
+
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
         """Return what a model would be shown of this conversation, with what is typed as the next question."""
-        path = shown_path(self.tree.path, self._left_out)
+        path = self.prompt_path
         if self.chat.draft.strip():
             path = (*path, Message(id=new_id(), role="user", content=self.chat.draft))
         return chat_messages(self.system, path)

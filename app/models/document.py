@@ -40,12 +40,12 @@ UNDO_STEPS = 200
 class Sheet:
     """One model's edit, with its undo and what its previews share."""
 
-    def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack) -> None:
+    def __init__(self, tables: PreviewTables, edit: Edit, undo_stack: QUndoStack, pace: Pace) -> None:
         self.model = tables.memory.model
         self.tables = tables
         self.edit = edit
         self.undo_stack = undo_stack
-        self.pace = Pace()
+        self.pace = pace
         self.answer: Answer | None = None
         """What was drawn of it last."""
 
@@ -108,10 +108,10 @@ class LayoutDocument(QObject):
         else:
             do()
 
-    def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit) -> None:
+    def open(self, model: ModelFile | PreviewTables, rig: Rig, edit: Edit, pace: Pace | None = None) -> None:
         """Begin with `edit` of a model in place of the sheet on the table; undo starts anew.
 
-        Tables that have seen the first preview spare this thread its longest computation.
+        Tables that have seen the first preview spare this thread its longest computation; `pace`: how long that took.
         """
         old = self.put_aside()
         if old is not None:
@@ -121,12 +121,12 @@ class LayoutDocument(QObject):
         stack.setUndoLimit(UNDO_STEPS)
         self.undo_group.addStack(stack)
         tables = model if isinstance(model, PreviewTables) else PreviewTables(model)
-        self.show(Sheet(tables, edit, stack), rig)
+        self.show(Sheet(tables, edit, stack, pace or Pace()), rig)
 
     def restart(self, rig: Rig, edit: Edit) -> None:
         """Begin anew with `edit` of the model on the table."""
         if self._sheet is not None:
-            self.open(self._sheet.tables, rig, edit)
+            self.open(self._sheet.tables, rig, edit, self._sheet.pace)
 
     def put_aside(self) -> Sheet | None:
         """Take the sheet off the table, for `show` later; None where there is none. A drag is given up."""

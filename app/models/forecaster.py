@@ -1,4 +1,4 @@
-"""Computes plans as they are drawn: at once, or beside the GUI thread where that took long the last time.
+"""Computes plans as they are drawn: at once, or beside the GUI thread where that took long of late.
 
 A model's tables are for one thread at a time. While they are used beside, what is asked of them waits, and of several
 that wait the newest counts.
@@ -6,8 +6,10 @@ that wait the newest counts.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import chain
 from time import thread_time
 
 from app.background import Background
@@ -21,16 +23,20 @@ from engine.probing.probe_cache import ProbeCache
 from engine.speed.speeds import Speeds
 
 DIRECT_S = 0.005
-"""Of the processor: what took no longer the last time is computed in the GUI thread, which then shows it at once."""
+"""Of the processor: what took no longer of late is computed in the GUI thread, which then shows it at once."""
 PREVIEW_SECONDS = 0.5
 """Of the processor for the arithmetic of one preview; what takes longer is left to the engine, which a probe asks."""
 
 
-class Pace:
-    """How long the last computation of each kind took for one model."""
+REMEMBERED = 8
+"""Of so many of a kind the slowest counts: steps of a drag take long again and again, wherever a part is new."""
 
-    def __init__(self) -> None:
-        self._seconds: dict[str, float] = {}
+
+class Pace:
+    """How long the last computations of each kind took for one model; `first_s`: its first one, made elsewhere."""
+
+    def __init__(self, first_s: float = 0.0) -> None:
+        self._seconds = {"first": deque([first_s], maxlen=REMEMBERED)}
         self._last: tuple[Rig, Edit] | None = None
 
     def kind(self, rig: Rig, edit: Edit) -> str:
@@ -45,12 +51,18 @@ class Pace:
         return "layout" if edit.layout != before.layout else "memory"
 
     def is_quick(self, rig: Rig, edit: Edit) -> bool:
-        """Say whether such a computation took little the last time; one that was never done is taken for quick."""
-        return self._seconds.get(self.kind(rig, edit), 0.0) <= DIRECT_S
+        """Say whether such computations took little of late; one that was never done is judged by all others.
+
+        The first is taken for quick: it is of tables that have seen it.
+        """
+        if self._last is None:
+            return True
+        known = self._seconds.get(self.kind(rig, edit)) or chain.from_iterable(self._seconds.values())
+        return max(known) <= DIRECT_S
 
     def note(self, rig: Rig, edit: Edit, seconds: float) -> None:
         """Remember how long a computation took."""
-        self._seconds[self.kind(rig, edit)] = seconds
+        self._seconds.setdefault(self.kind(rig, edit), deque(maxlen=REMEMBERED)).append(seconds)
         self._last = (rig, edit)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from time import thread_time
 
 from PySide6.QtCore import QObject, Signal
 
 from app.background import Background
 from app.demo import Demo, find_demo
 from app.models.document import LayoutDocument
+from app.models.forecaster import Pace
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.models.side_files import OpenedFile, open_file
@@ -44,6 +46,15 @@ class _Wish:
     read: Callable[[], OpenedFile]
     beside: bool = False
     then: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True, slots=True)
+class _FirstPlan:
+    """What a model begins with; `pace` knows how long it took to find."""
+
+    tables: PreviewTables
+    edit: Edit
+    pace: Pace
 
 
 class ModelOpener(QObject):
@@ -132,16 +143,16 @@ class ModelOpener(QObject):
         # What is loaded of the model on the table is no room for another one: that stays beside it.
         number, rig = self._asked, self._live.rig_without(())
 
-        def read_and_plan() -> tuple[OpenedFile, PreviewTables, Edit]:
+        def read_and_plan() -> tuple[OpenedFile, _FirstPlan]:
             opened = wish.read()
-            return opened, *_first_plan(opened, rig)
+            return opened, _first_plan(opened, rig)
 
-        def show(found: tuple[OpenedFile, PreviewTables, Edit]) -> None:
+        def show(found: tuple[OpenedFile, _FirstPlan]) -> None:
             if number != self._asked:
                 return
-            opened, tables, edit = found
+            opened, first = found
             if self._live.rig.ids == rig.ids:
-                self._on_read(opened, tables, edit, beside=wish.beside)
+                self._on_read(opened, first, beside=wish.beside)
                 wish.then()
             else:
                 # Devices came or went meanwhile: what is to be planned for are those that are there now.
@@ -157,7 +168,7 @@ class ModelOpener(QObject):
 
         self._background.run(tr("Reading {name}", name=wish.path.name), read_and_plan, show, failed)
 
-    def _on_read(self, opened: OpenedFile, tables: PreviewTables, edit: Edit, *, beside: bool) -> None:
+    def _on_read(self, opened: OpenedFile, first: _FirstPlan, *, beside: bool) -> None:
         file = opened.model
         if not opened.key.copy:
             detail = tr(
@@ -172,15 +183,15 @@ class ModelOpener(QObject):
         if known is not None:
             self.show(known)
         else:
-            self._begin(self._models.place(file, opened.key, beside=beside), tables, edit)
+            self._begin(self._models.place(file, opened.key, beside=beside), first)
         self._notices.say(tr("Opened {name}", name=file.name))
         for problem in opened.problems:
             self._notices.tell(problem)
 
-    def _begin(self, model: OpenModel, tables: PreviewTables, edit: Edit) -> None:
+    def _begin(self, model: OpenModel, first: _FirstPlan) -> None:
         self._make_current(model)
-        self._document.open(tables, self._live.rig, edit)
-        self.model_changed.emit(tables.memory.model)
+        self._document.open(first.tables, self._live.rig, first.edit, first.pace)
+        self.model_changed.emit(first.tables.memory.model)
 
     def _make_current(self, model: OpenModel) -> None:
         left = self._models.current
@@ -198,7 +209,7 @@ def _open_copy(path: Path, kept: KeptSideFiles, copy: int) -> OpenedFile:
     return replace(opened, model=model, key=replace(opened.key, copy=copy))
 
 
-def _first_plan(opened: OpenedFile, rig: Rig) -> tuple[PreviewTables, Edit]:
+def _first_plan(opened: OpenedFile, rig: Rig) -> _FirstPlan:
     """Return what an opened model begins with on `rig`, and tables that have seen its first preview.
 
     Tables are for one thread at a time: this one hands them over.
@@ -206,6 +217,7 @@ def _first_plan(opened: OpenedFile, rig: Rig) -> tuple[PreviewTables, Edit]:
     tables = PreviewTables(opened.model)
     context, beside = default_context(opened.model), opened.side_files
     with limited(OPENING_SECONDS):
+        begun_s = thread_time()
         edit = Edit(initial_layout(tables.memory, rig, context, beside), context, beside)
         make_preview(tables, Plan(tables.memory, rig, edit))
-    return tables, edit
+    return _FirstPlan(tables, edit, Pace(thread_time() - begun_s))

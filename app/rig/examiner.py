@@ -12,6 +12,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 from app.background import Background
 from app.demo import find_demo
 from app.notices import Notices
+from app.packs import pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from app.rig.device_search import DeviceSearch
 from app.rig.live_rig import LiveRig
@@ -83,7 +84,7 @@ class Examiner(QObject):
                 files = Files(
                     find_demo().path, engine_checks_path(), self_test_path(), calibration_path(), speeds_path()
                 )
-                with Machine(rig, files, cancel, held=held) as machine:
+                with Machine(rig, files, cancel, packs=pack_keeper().listed(), held=held) as machine:
                     report = examine(machine.steps(), self._told.emit, cancel)
                 learnt = Learnt(read_calibration(files.calibration), read_speed_book(files.speeds))
                 return without_names(report, personal_names(rig, Path.home())), learnt

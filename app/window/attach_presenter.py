@@ -10,17 +10,17 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 
 from app.background import Background
 from app.chats.attacher import Attached, Attacher
+from app.chats.attachment_words import attachment_size
 from app.chats.thumbnails import Thumbnails
 from app.models.chat_keeper import ChatKeeper
 from app.models.open_model import OpenModel
 from engine.chats.message import Message
 from engine.language import tr
-from engine.units import format_bytes
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
 from widgets.common.counts import format_count
 
-ATTACH_FILTER = tr("Text, code, PDF and images (*)")
+ATTACH_FILTER = tr("Text, code, PDF, images and sound (*)")
 
 
 class AttachPresenter(QObject):
@@ -67,17 +67,19 @@ class AttachPresenter(QObject):
 
     def _show(self) -> None:
         room = self._loading.snapshot.context_size
-        self._pane.show_files([_shown(each, room) for each in self.attacher.files], is_reading=self.attacher.is_reading)
+        self._pane.show_files(
+            [shown_file(each, room) for each in self.attacher.files], is_reading=self.attacher.is_reading
+        )
         self._pane.context_meter.show_pending(self.attacher.tokens)
 
 
-def _shown(file: Attached, room: int | None) -> AttachedFile:
+def shown_file(file: Attached, room: int | None) -> AttachedFile:
+    """Return the chip of a file; `room`: how many tokens the context has, None where nothing is loaded."""
     if file.attachment is None:
         return AttachedFile(file.id, file.name, tr("reading…"))
     attachment = file.attachment
-    is_image = attachment.kind == "image"
-    picture = attachment.sha256 if is_image else ""
-    size = f"{attachment.width_px} × {attachment.height_px}" if is_image else format_bytes(attachment.size_bytes)
+    picture = attachment.sha256 if attachment.kind == "image" else ""
+    size = attachment_size(attachment)
     if file.tokens is None:
         return AttachedFile(file.id, file.name, size, picture=picture)
     words = tr("{size}, {tokens} tokens", size=size, tokens=format_count(file.tokens))

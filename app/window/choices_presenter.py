@@ -11,10 +11,17 @@ from app.models.open_model import OpenModel
 from app.theme import Theme
 from engine.chats.message import MAX_CHOICES
 from engine.language import tr
+from engine.protocol.messages import TokenChoice
+from widgets.chat.alternatives import ShownChoice
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.choices_dialog import ChoicesDialog, ShownChoice
+from widgets.chat.choices_dialog import ChoicesDialog
 from widgets.chat.shown import MessageAction
 from widgets.common.counts import format_count
+
+
+def shown_choice(choice: TokenChoice) -> ShownChoice:
+    """Return how a token was chosen as widgets show it."""
+    return ShownChoice(choice.text, choice.probability, choice.likeliest)
 
 
 class ChoicesPresenter(QObject):
@@ -42,7 +49,7 @@ class ChoicesPresenter(QObject):
         if known is None:
             return
         dialog = self.dialog = self.dialog or self._make_dialog()
-        shown = [ShownChoice(each.text, each.probability, each.likeliest) for each in known.choices]
+        shown = list(map(shown_choice, known.choices))
         is_whole = len(shown) < MAX_CHOICES
         dialog.show_choices(
             shown,

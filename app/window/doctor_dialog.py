@@ -4,14 +4,10 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QDialog,
     QHBoxLayout,
-    QHeaderView,
     QProgressBar,
     QPushButton,
-    QTableWidget,
-    QTableWidgetItem,
     QVBoxLayout,
     QWidget,
 )
@@ -22,6 +18,7 @@ from engine.doctor.examination import Progress
 from engine.doctor.report import Check, Report, table
 from engine.language import tr
 from widgets.common.roles import plain_label, set_role
+from widgets.common.row_table import RowTable
 
 REPORT_FILTER = tr("Reports (*.json);;All files (*)")
 INTRODUCTION = tr(
@@ -45,7 +42,7 @@ class DoctorDialog(QDialog):
         self.progress_bar = QProgressBar()
         self.progress_bar.setTextVisible(False)
         self.progress_bar.setAccessibleName(tr("Progress of the check"))
-        self.table = QTableWidget(0, len(_COLUMNS))
+        self.table = RowTable(_COLUMNS, tr("Checks"))
         self.again_button = QPushButton(tr("Check Again"))
         self.cancel_button = QPushButton(tr("Cancel"))
         self.save_button = QPushButton(tr("Save Report…"))
@@ -112,11 +109,7 @@ class DoctorDialog(QDialog):
         """Add the rows that are not there yet, and stay at the end where people look there."""
         bar = self.table.verticalScrollBar()
         follows = bar.value() == bar.maximum()
-        for row in table(checks)[self.table.rowCount() :]:
-            place = self.table.rowCount()
-            self.table.insertRow(place)
-            for column, text in enumerate(row):
-                self.table.setItem(place, column, QTableWidgetItem(text))
+        self.table.add_rows(table(checks)[self.table.rowCount() :])
         if follows:
             self.table.scrollToBottom()
 
@@ -132,15 +125,6 @@ class DoctorDialog(QDialog):
         self.save_button.setEnabled(not running and self._report is not None)
 
     def _build(self) -> None:
-        self.table.setHorizontalHeaderLabels(_COLUMNS)
-        self.table.verticalHeader().hide()
-        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.setAccessibleName(tr("Checks"))
-        header = self.table.horizontalHeader()
-        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setStretchLastSection(True)
-        self.table.setWordWrap(True)
         buttons = QHBoxLayout()
         buttons.addWidget(self.save_button)
         buttons.addStretch(1)

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QDialog,
     QFormLayout,
     QHBoxLayout,
-    QHeaderView,
     QLineEdit,
     QPushButton,
-    QTableWidget,
-    QTableWidgetItem,
     QVBoxLayout,
     QWidget,
 )
@@ -23,6 +19,7 @@ from engine.tunnel.codes import read_code
 from engine.tunnel.fingerprints import shown_fingerprint
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
+from widgets.common.row_table import RowTable
 
 INTRODUCTION = tr(
     "On the other computer run: layerdeck-cli rig serve --secure --announce --host "
@@ -44,7 +41,7 @@ class NearbyDialog(QDialog):
         self._peers = peers
         self._rows: tuple[Found, ...] = ()
         self._words = plain_label(_LOOKING, wrap=True)
-        self.table = QTableWidget(0, len(_COLUMNS))
+        self.table = RowTable(_COLUMNS, tr("Machines nearby and paired ones"))
         self.address_line = QLineEdit()
         self.code_line = QLineEdit()
         self.pair_button = QPushButton(tr("&Pair"))
@@ -81,28 +78,21 @@ class NearbyDialog(QDialog):
     @property
     def selected(self) -> Found | None:
         """The machine that is chosen in the list."""
-        chosen = self.table.selectionModel().selectedRows()
-        return self._rows[chosen[0].row()] if chosen else None
+        row = self.table.chosen_row
+        return None if row is None else self._rows[row]
 
     def _on_found(self, rows: tuple[Found, ...]) -> None:
         before = self.selected
         self._rows = rows
-        self.table.blockSignals(True)
-        self.table.setRowCount(len(rows))
-        for number, row in enumerate(rows):
-            size = format_bytes(row.total_bytes) if row.total_bytes else ""
-            texts = (row.name, row.device, size, row.endpoint, _state(row))
-            for column, text in enumerate(texts):
-                item = QTableWidgetItem(text)
-                item.setToolTip(
-                    tr("Fingerprint {shown_fingerprint}", shown_fingerprint=shown_fingerprint(row.fingerprint))
-                )
-                self.table.setItem(number, column, item)
-        self.table.clearSelection()
-        for number, row in enumerate(rows):
-            if before is not None and row.fingerprint == before.fingerprint:
-                self.table.selectRow(number)
-        self.table.blockSignals(False)
+        prints = [row.fingerprint for row in rows]
+        self.table.show_rows(
+            [_cells(row) for row in rows],
+            [
+                [tr("Fingerprint {shown_fingerprint}", shown_fingerprint=shown_fingerprint(each))] * len(_COLUMNS)
+                for each in prints
+            ],
+            chosen=prints.index(before.fingerprint) if before is not None and before.fingerprint in prints else None,
+        )
         if rows and self.text == _LOOKING:
             self._say(tr("Choose a machine."))
         self._enable()
@@ -149,17 +139,7 @@ class NearbyDialog(QDialog):
         self.add_button.setDefault(is_paired and not may_pair)
 
     def _build(self) -> None:
-        self.table.setHorizontalHeaderLabels(_COLUMNS)
-        self.table.verticalHeader().hide()
-        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.table.setTabKeyNavigation(False)
-        self.table.setAccessibleName(tr("Machines nearby and paired ones"))
-        header = self.table.horizontalHeader()
-        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setStretchLastSection(True)
-        self.address_line.setPlaceholderText("192.168.1.7:50052")
+        self.address_line.setPlaceholderText("192.0.2.7:50052")
         self.address_line.setAccessibleName(tr("Address of the machine"))
         self.code_line.setPlaceholderText("K7QM-3XHD")
         self.code_line.setAccessibleName(tr("Pairing code"))
@@ -181,6 +161,11 @@ class NearbyDialog(QDialog):
         layout.addWidget(self._words)
         layout.addLayout(buttons)
         self.resize(760, 460)
+
+
+def _cells(row: Found) -> tuple[str, ...]:
+    size = format_bytes(row.total_bytes) if row.total_bytes else ""
+    return row.name, row.device, size, row.endpoint, _state(row)
 
 
 def _state(row: Found) -> str:

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import (
-    QAbstractItemView,
     QDialog,
     QHBoxLayout,
-    QHeaderView,
     QPushButton,
-    QTableWidget,
-    QTableWidgetItem,
     QVBoxLayout,
     QWidget,
 )
@@ -21,6 +17,7 @@ from engine.language import tr
 from engine.packs.listing import ListedPack
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
+from widgets.common.row_table import RowTable
 
 PACK_FILTER = tr("Engine packs (*.tar.gz);;All files (*)")
 INTRODUCTION = tr(
@@ -42,7 +39,7 @@ class PacksDialog(QDialog):
         self._shelf = shelf
         self._packs = Packs()
         self._words = plain_label("", wrap=True)
-        self.table = QTableWidget(0, len(_COLUMNS))
+        self.table = RowTable(_COLUMNS, tr("Engine packs"))
         self.install_button = QPushButton(tr("Install from File…"))
         self.check_button = QPushButton(tr("Check Again"))
         self.switch_button = QPushButton(tr("Switch Off"))
@@ -66,24 +63,21 @@ class PacksDialog(QDialog):
     @property
     def current(self) -> ListedPack | None:
         """The pack that is chosen."""
-        row = self.table.currentRow()
-        chosen = bool(self.table.selectedItems()) and 0 <= row < len(self._packs.listed)
-        return self._packs.listed[row] if chosen else None
+        row = self.table.chosen_row
+        return None if row is None else self._packs.listed[row]
 
     def show_packs(self, packs: Packs) -> None:
         """Show what is there; the same pack stays chosen."""
         before = self.current
         self._packs = packs
-        self.table.setRowCount(len(packs.listed))
-        for row, pack in enumerate(packs.listed):
-            for column, text in enumerate((pack.name, pack.backend, format_bytes(pack.size_bytes), pack.words)):
-                item = QTableWidgetItem(text)
-                item.setToolTip(pack.folder if column == 0 else text)
-                self.table.setItem(row, column, item)
         names = [pack.name for pack in packs.listed]
+        cells = [(pack.name, pack.backend, format_bytes(pack.size_bytes), pack.words) for pack in packs.listed]
+        chosen = None
         if names and (before is None or before.name in names):
-            self.table.selectRow(0 if before is None else names.index(before.name))
-        self.table.resizeRowsToContents()
+            chosen = 0 if before is None else names.index(before.name)
+        self.table.show_rows(
+            cells, [(pack.folder, *texts[1:]) for pack, texts in zip(packs.listed, cells, strict=True)], chosen=chosen
+        )
         broken = any(pack.state == "broken" for pack in packs.listed)
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
         self._words.setText(said or (tr("A pack is not used; its row says why.") if broken else tr("All packs work.")))
@@ -116,16 +110,6 @@ class PacksDialog(QDialog):
             self._shelf.remove(self.current.name)
 
     def _build(self) -> None:
-        self.table.setHorizontalHeaderLabels(_COLUMNS)
-        self.table.verticalHeader().hide()
-        self.table.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
-        self.table.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
-        self.table.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
-        self.table.setAccessibleName(tr("Engine packs"))
-        self.table.setWordWrap(True)
-        header = self.table.horizontalHeader()
-        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setSectionResizeMode(len(_COLUMNS) - 1, QHeaderView.ResizeMode.Stretch)
         buttons = QHBoxLayout()
         buttons.addWidget(self.install_button)
         buttons.addStretch(1)

@@ -9,6 +9,9 @@ from app.models.loading import AnswerLost
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.theme import Theme
+from app.window.choices_presenter import shown_choice
+from engine.chats.message import Message
+from engine.chats.prompt_choices import choices_in_prompt
 from engine.errors import EngineError
 from engine.language import tr
 from engine.protocol.messages import Rendered, RenderTemplate
@@ -25,6 +28,8 @@ class PromptPresenter(QObject):
         self._theme = theme
         self._window = window
         self._asked: tuple[OpenModel, int] | None = None
+        self._path: tuple[Message, ...] = ()
+        """What was said when the model was asked."""
         self.dialog: PromptDialog | None = None
 
     def show(self) -> None:
@@ -46,7 +51,7 @@ class PromptPresenter(QObject):
         except EngineError as error:
             dialog.show_fault(error.summary())
             return
-        self._asked = model, number
+        self._asked, self._path = (model, number), model.conversation.prompt_path
         model.loading.bridge.answered.connect(self._on_answered)
         model.loading.answer_lost.connect(self._on_lost)
 
@@ -62,7 +67,9 @@ class PromptPresenter(QObject):
         if isinstance(event.answer, Rendered):
             answer = event.answer
             n_ctx = self._asked[0].loading.snapshot.context_size
-            self.dialog.show_prompt(ShownPrompt(answer.tokens, answer.pieces, n_ctx, answer.replaced))
+            found = choices_in_prompt(answer.pieces, self._path)
+            choices = {place: shown_choice(choice) for place, choice in found.items()}
+            self.dialog.show_prompt(ShownPrompt(answer.tokens, answer.pieces, n_ctx, answer.replaced, choices))
         self._forget()
 
     def _on_lost(self, lost: AnswerLost) -> None:

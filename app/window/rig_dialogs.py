@@ -101,7 +101,7 @@ def ask_remote_endpoint(
 
     def ask() -> None:
         dialog = LineDialog(parent, tr("Add a remote worker"), _REMOTE_HELP, "", parse_endpoint)
-        dialog.line.setPlaceholderText("192.168.1.7:50052")
+        dialog.line.setPlaceholderText("192.0.2.7:50052")
         dialog.value_accepted.connect(then)
         dialog.open()
 

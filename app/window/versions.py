@@ -12,11 +12,13 @@ from pathlib import Path
 
 from PySide6.QtCore import qVersion
 
+from app.packs import pack_keeper
 from app.paths import APPLICATION, chats_path, fetched_models_path, kept_states_path, log_path, settings_path
 from engine.devices.device import Rig
 from engine.doctor.installed import backends_built
 from engine.engine_build import engine_build
 from engine.language import tr
+from engine.packs.listing import ListedPack
 from resources.loader import folder
 
 NOTICES = "THIRD-PARTY-NOTICES.txt"
@@ -46,6 +48,7 @@ def gather_facts(rig: Rig) -> Facts:
             ("Layerdeck", _version(APPLICATION)),
             (tr("Engine"), engine_build()),
             (tr("Backends in it"), ", ".join(backends_built()) or tr("not known")),
+            (tr("Engine packs"), "; ".join(_pack_words(pack) for pack in pack_keeper().listed()) or tr("none")),
             (tr("Devices"), ", ".join(f"{device.id} ({device.backend})" for device in rig.all_devices)),
             ("Python", f"{platform.python_version()} ({platform.python_implementation()})"),
             ("Qt", f"{qVersion()}, PySide6 {_version('PySide6_Essentials')}"),
@@ -104,6 +107,10 @@ def _version(package: str) -> str:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return tr("not installed")
+
+
+def _pack_words(pack: ListedPack) -> str:
+    return f"{pack.name} {pack.engine}: {pack.words.removesuffix('.')}"
 
 
 def _beside_program(name: str) -> Path:

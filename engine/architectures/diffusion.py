@@ -8,6 +8,10 @@ from engine.architectures.style import Style
 
 RECORDS: Records = {
     **same("dream rnd1", Architecture(has_cache=False, causal=False, graph=LLAMA_GRAPH)),
-    "llada": Architecture(has_cache=False, causal=False, graph=GraphRecord(turns_by_frequencies=False)),
+    "llada": Architecture(
+        has_cache=False,
+        causal=False,
+        graph=GraphRecord(Style(output_bias=False), turns_by_frequencies=False),
+    ),
     "llada-moe": Architecture(has_cache=False, causal=False, graph=GraphRecord(Style(normalises=False))),
 }

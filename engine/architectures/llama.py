@@ -39,7 +39,7 @@ _UNTURNED = GraphRecord(Style(layer_norm=True, rope="none", position_table=True)
 RECORDS: Records = {
     **same(
         """
-        apertus arcee ernie4_5 ernie4_5-moe exaone internlm2 minicpm plm pockettts xverse
+        apertus arcee exaone internlm2 minicpm plm pockettts xverse
         """,
         Architecture(graph=LLAMA_GRAPH),
     ),
@@ -50,6 +50,7 @@ RECORDS: Records = {
     **same("jais2 nemotron", _styled(Style(layer_norm=True, activations=2))),
     "olmo": _styled(Style(layer_norm=True, bare_norms=True)),
     "olmoe": Architecture(split=NO_SPLIT, graph=GraphRecord(Style(qk_norm="flat", normalises=False))),
+    **same("ernie4_5 ernie4_5-moe", _styled(Style(output_bias=False))),
     "maincoder": _styled(Style(qk_norm="after")),
     "openelm": _styled(Style(residual_first="first")),
     "seed_oss": _styled(Style(post_norm=False)),
@@ -58,7 +59,7 @@ RECORDS: Records = {
     "baichuan": Architecture(graph=GraphRecord(_baichuan)),
     "bloom": _styled(Style(layer_norm=True, rope="none", input_norm=True)),
     "jais": _styled(Style(layer_norm=True, rope="none")),
-    "refact": _styled(Style(rope="none", ignores_experts=True)),
+    "refact": _styled(Style(rope="none", ignores_experts=True, output_bias=False)),
     "smollm3": _styled(Style(rope="but_fourth")),
     "paddleocr": Architecture(graph=_MULTI_AXIS),
     **same("gpt2 starcoder", Architecture(graph=_UNTURNED)),

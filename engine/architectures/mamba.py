@@ -27,7 +27,10 @@ RECORDS: Records = {
         recurrence=Recurrence("all", "grouped_scan", beside_attention=True),
         split=NO_SPLIT,
         graph=GraphRecord(
-            layer="special.parallel_hybrid_layer", recurrence="recurrent.mamba2", turns_by_frequencies=False
+            Style(output_bias=False),
+            layer="special.parallel_hybrid_layer",
+            recurrence="recurrent.mamba2",
+            turns_by_frequencies=False,
         ),
     ),
     "plamo2": Architecture(

@@ -9,11 +9,11 @@ import msgspec
 from engine.chats.message import Attachment, Message
 from engine.chats.thinking import CONTROL_MARKS, FAMILIES
 from engine.errors import ChatError
-from engine.protocol.messages import ChatMessage, CountTokens, Generate, ImageFile
+from engine.protocol.messages import ChatMessage, CountTokens, Generate, ImageFile, MediaFile, SoundFile
 from engine.settings.sampling_settings import SamplingSettings
 
 MAX_SENT_BYTES = 96 << 20
-"""Of the images of one request: all of it is in memory several times on its way."""
+"""Of the images and sounds of one request: all of it is in memory several times on its way."""
 SYSTEM = ""
 """Stands for the system prompt where there are ids of messages."""
 
@@ -24,8 +24,8 @@ def chat_messages(system: str, shown: Sequence[Message]) -> tuple[ChatMessage, .
 
 
 def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMessage]:
-    """Return what a template is given, by message: the system prompt, then what was said, with text of attachments and
-    images, of which `with_files` has the bytes.
+    """Return what a template is given, by message: the system prompt, then what was said, with text of attachments,
+    images and sounds, of which `with_files` has the bytes.
 
     Thoughts are left out, and questions whose answer never came: templates want question and answer in turns.
     """
@@ -35,53 +35,62 @@ def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMe
         unanswered = message.role == "user" and follower is not None and not _says_something(follower)
         if _says_something(message) and not unanswered:
             role = "user" if message.role == "tool" else message.role
-            found[message.id] = ChatMessage(role, message_text(message), images_of(message))
+            found[message.id] = ChatMessage(role, message_text(message), media_of(message))
     return found
 
 
 def message_text(message: Message) -> str:
     """Return a message with the text of what is attached to it, that first."""
-    texts = [attachment_text(each) for each in message.attachments if each.kind != "image"]
-    return "\n\n".join([*texts, message.content]).strip("\n")
+    return "\n\n".join([*_texts(message), message.content]).strip("\n")
 
 
-def images_of(message: Message) -> tuple[ImageFile, ...]:
-    """Return the images of a message, without their bytes."""
-    return tuple(map(image_of, (each for each in message.attachments if each.kind == "image")))
+def media_of(message: Message) -> tuple[MediaFile, ...]:
+    """Return the images and sounds of a message, without their bytes."""
+    return tuple(file for each in message.attachments if (file := media_file(each)) is not None)
 
 
-def image_of(attachment: Attachment) -> ImageFile:
-    """Return an attached image, without its bytes."""
-    return ImageFile(sha256=attachment.sha256, width_px=attachment.width_px, height_px=attachment.height_px)
+def media_file(attachment: Attachment) -> MediaFile | None:
+    """Return an attached image or sound, without its bytes; None where it is text."""
+    match attachment.kind:
+        case "image":
+            return ImageFile(sha256=attachment.sha256, width_px=attachment.width_px, height_px=attachment.height_px)
+        case "audio":
+            return SoundFile(sha256=attachment.sha256, length_ms=attachment.length_ms)
+    return None
 
 
-def names_of_images(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
+def names_of_media(messages: Iterable[ChatMessage]) -> tuple[str, ...]:
     """Return which files `with_files` needs, by their SHA-256."""
-    return tuple(dict.fromkeys(image.sha256 for message in messages for image in message.images))
+    return tuple(dict.fromkeys(file.sha256 for message in messages for file in message.media))
 
 
 def with_files(messages: Iterable[ChatMessage], files: Mapping[str, bytes]) -> tuple[ChatMessage, ...]:
-    """Return messages with the bytes of their images.
+    """Return messages with the bytes of their images and sounds.
 
     Raises:
         ChatError: one is missing, or together they are too large to be sent.
     """
     filled = tuple(
-        msgspec.structs.replace(message, images=tuple(_with_bytes(image, files) for image in message.images))
+        msgspec.structs.replace(message, media=tuple(_with_bytes(file, files) for file in message.media))
         for message in messages
     )
-    if sum(len(image.data) for message in filled for image in message.images) > MAX_SENT_BYTES:
+    if sum(len(file.data) for message in filled for file in message.media) > MAX_SENT_BYTES:
         raise ChatError(
-            f"The images of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB together; begin a new one, or"
-            " branch from before some of them."
+            f"The images and sounds of this conversation are larger than {MAX_SENT_BYTES >> 20} MiB together; begin a"
+            " new one, or branch from before some of them."
         )
     return filled
 
 
-def _with_bytes(image: ImageFile, files: Mapping[str, bytes]) -> ImageFile:
-    if image.sha256 not in files:
-        raise ChatError("An image of this conversation is not kept any more; delete its turn, or attach it again.")
-    return msgspec.structs.replace(image, data=files[image.sha256])
+def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
+    if file.sha256 not in files:
+        what = "A sound" if isinstance(file, SoundFile) else "An image"
+        raise ChatError(f"{what} of this conversation is not kept any more; delete its turn, or attach it again.")
+    return msgspec.structs.replace(file, data=files[file.sha256])
+
+
+def _texts(message: Message) -> list[str]:
+    return [attachment_text(each) for each in message.attachments if media_file(each) is None]
 
 
 def attachment_text(attachment: Attachment) -> str:
@@ -112,9 +121,7 @@ def count_request(messages: Iterable[ChatMessage], shown: Sequence[Message] = ()
     """Return the request that counts a conversation, and what is attached to each message of it."""
     return CountTokens(
         messages=tuple(messages),
-        texts=tuple(
-            "\n\n".join(attachment_text(file) for file in each.attachments if file.kind != "image") for each in shown
-        ),
+        texts=tuple("\n\n".join(_texts(each)) for each in shown),
         template=template,
     )
 

@@ -1,4 +1,5 @@
-"""Files that are attached to a question: text and code as they are, the text of PDF files, images for models that see.
+"""Files that are attached to a question: text and code as they are, the text of PDF files, images for models that see,
+sounds for those that hear.
 
 None leaves this machine.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import mimetypes
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,19 +17,24 @@ import msgspec
 
 from engine.chats.message import Attachment, AttachmentKind, new_id
 from engine.chats.pdf_reader import SECONDS, PdfText
+from engine.decoders import ask_decoder
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.images.pictures import MAX_IMAGE_BYTES, Looked, Picture, is_image, look_at
 from engine.json_file import UNREADABLE
 from engine.language import tr
-from engine.programs import child_argv
+from engine.sounds.recordings import MAX_SOUND_BYTES, Heard, is_sound, listen_to
 from engine.texts import show
 
 MAX_TEXT_BYTES = 2 << 20
 MAX_PDF_BYTES = 64 << 20
 MAX_NAME_CHARACTERS = 200
-GRACE_SECONDS = 5.0
-"""The child's own alarm rings first; where it could not, it is killed this much later."""
+_MOST_BYTES: Mapping[AttachmentKind, int] = {
+    "text": MAX_TEXT_BYTES,
+    "pdf": MAX_PDF_BYTES,
+    "image": MAX_IMAGE_BYTES,
+    "audio": MAX_SOUND_BYTES,
+}
 
 
 class ReadFile(NamedTuple):
@@ -39,7 +46,7 @@ class ReadFile(NamedTuple):
 
 
 def read_attachment(path: Path) -> ReadFile:
-    """Return a file as an attachment. Takes up to half a minute.
+    """Return a file as an attachment. Takes up to a minute.
 
     Raises:
         ChatError: one sentence that names the file, with what to do.
@@ -58,30 +65,47 @@ def as_attachment(data: bytes, file_name: str) -> ReadFile:
     name = show(file_name, MAX_NAME_CHARACTERS)
     if not data:
         raise ChatError(tr("{name} is empty; there is nothing to attach.", name=name))
-    kind: AttachmentKind = "pdf" if data.startswith(b"%PDF-") else "image" if is_image(data) else "text"
-    most_bytes = {"pdf": MAX_PDF_BYTES, "image": MAX_IMAGE_BYTES}.get(kind, MAX_TEXT_BYTES)
-    if len(data) > most_bytes and kind == "image":
-        raise ChatError(tr("{name} is larger than {most} MiB; make it smaller.", name=name, most=most_bytes >> 20))
-    if len(data) > most_bytes:
-        raise ChatError(tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most_bytes >> 20))
+    kind = _kind(data)
+    if len(data) > _MOST_BYTES[kind]:
+        raise ChatError(_too_large(kind, name))
     looked = look_at(data, name) if kind == "image" else None
+    heard = listen_to(data, name) if kind == "audio" else None
     attachment = Attachment(
         id=new_id(),
         kind=kind,
         name=name,
-        mime=_mime(kind, looked, file_name),
+        mime=_mime(kind, looked or heard, file_name),
         sha256=hashlib.sha256(data).hexdigest(),
         size_bytes=len(data),
         text=_pdf_text(data, name) if kind == "pdf" else _text(data, name) if kind == "text" else "",
         width_px=0 if looked is None else looked.width_px,
         height_px=0 if looked is None else looked.height_px,
+        length_ms=0 if heard is None else heard.length_ms,
     )
     return ReadFile(attachment, data, None if looked is None else looked.thumbnail)
 
 
-def _mime(kind: AttachmentKind, looked: Looked | None, file_name: str) -> str:
-    if looked is not None:
-        return looked.mime
+def _kind(data: bytes) -> AttachmentKind:
+    if data.startswith(b"%PDF-"):
+        return "pdf"
+    if is_image(data):
+        return "image"
+    return "audio" if is_sound(data) else "text"
+
+
+def _too_large(kind: AttachmentKind, name: str) -> str:
+    most = _MOST_BYTES[kind] >> 20
+    match kind:
+        case "image":
+            return tr("{name} is larger than {most} MiB; make it smaller.", name=name, most=most)
+        case "audio":
+            return tr("{name} is larger than {most} MiB; save it as MP3, or cut it.", name=name, most=most)
+    return tr("{name} is larger than {most} MiB; attach a part of it.", name=name, most=most)
+
+
+def _mime(kind: AttachmentKind, decoded: Looked | Heard | None, file_name: str) -> str:
+    if decoded is not None:
+        return decoded.mime
     return "application/pdf" if kind == "pdf" else mimetypes.guess_type(file_name)[0] or "text/plain"
 
 
@@ -91,21 +115,18 @@ def _text(data: bytes, name: str) -> str:
     except UnicodeDecodeError:
         text = "\0"
     if "\0" in text:
-        raise ChatError(tr("{name} is not text in UTF-8; attach text, code, a PDF file or an image.", name=name))
+        raise ChatError(
+            tr(
+                "{name} is not text in UTF-8; attach text, code, a PDF file, an image, or sound as WAV, MP3 or FLAC.",
+                name=name,
+            )
+        )
     return text
 
 
 def _pdf_text(data: bytes, name: str) -> str:
     try:
-        done = subprocess.run(
-            child_argv("pdf"),
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS + GRACE_SECONDS,
-            check=False,
-        )
-        found = msgspec.json.decode(done.stdout, type=PdfText)
+        found = msgspec.json.decode(ask_decoder("pdf", data=data, seconds=SECONDS), type=PdfText)
     except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
         found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:

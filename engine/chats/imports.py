@@ -26,6 +26,8 @@ from engine.files import read_at_most
 from engine.images.pictures import MAX_IMAGE_BYTES, is_image
 from engine.images.reader import MAX_SIDE_PX
 from engine.language import tr
+from engine.sounds.reader import MAX_LENGTH_MS
+from engine.sounds.recordings import MAX_SOUND_BYTES, is_sound
 
 MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
@@ -34,6 +36,7 @@ MAX_TITLE_CHARACTERS = 500
 _TOO_LATE_MS = 1 << 52
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 """As that page calls them, and as it did before."""
+_SOUND_EXTRAS = ("AUDIO", "audioFile")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +121,7 @@ def _from_document(document: object) -> Iterator[Imported]:
         messages = [
             msgspec.convert(message, Message) for message in _limited(_list(entry.get("messages")), MAX_MESSAGES)
         ]
-        _check_images(messages, files)
+        _check_media(messages, files)
         tree = _renamed(messages, entry.get("leaf"))
         used = {each.sha256 for message in messages for each in message.attachments}
         yield Imported(
@@ -139,17 +142,29 @@ def _files(encoded: Mapping[str, Any]) -> Iterator[tuple[str, bytes]]:
         yield name, data
 
 
-def _check_images(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
-    """Refuse images that none of ours can be. Whether they can be decoded is seen where they are."""
+def _check_media(messages: Sequence[Message], files: Mapping[str, bytes]) -> None:
+    """Refuse images and sounds that none of ours can be. Whether they can be decoded is seen where they are."""
     for message in messages:
         for each in message.attachments:
             data = files.get(each.sha256)
-            if each.kind != "image" or data is None:
-                continue
-            if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
-                _refuse(tr("an attached image is none, or too large"))
-            if not (0 < each.width_px <= MAX_SIDE_PX and 0 < each.height_px <= MAX_SIDE_PX):
-                _refuse(tr("an attached image has a size that none can have"))
+            if data is not None and each.kind == "image":
+                _check_image(each, data)
+            elif data is not None and each.kind == "audio":
+                _check_sound(each, data)
+
+
+def _check_image(attachment: Attachment, data: bytes) -> None:
+    if not is_image(data) or len(data) > MAX_IMAGE_BYTES:
+        _refuse(tr("an attached image is none, or too large"))
+    if not (0 < attachment.width_px <= MAX_SIDE_PX and 0 < attachment.height_px <= MAX_SIDE_PX):
+        _refuse(tr("an attached image has a size that none can have"))
+
+
+def _check_sound(attachment: Attachment, data: bytes) -> None:
+    if not is_sound(data) or len(data) > MAX_SOUND_BYTES:
+        _refuse(tr("an attached sound is none, or too large"))
+    if not 0 < attachment.length_ms <= MAX_LENGTH_MS:
+        _refuse(tr("an attached sound has a length that none can have"))
 
 
 # ------------------------------------------------------------------ llama.cpp's lines
@@ -213,7 +228,7 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
 
 
 def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: dict[str, bytes]) -> Message:
-    """Return a message; the bytes of its images come to `files`."""
+    """Return a message; the bytes of its images and sounds come to `files`."""
     role = record.get("role")
     if role not in ROLES:
         _refuse(
@@ -224,6 +239,9 @@ def _llama_message(record: Mapping[str, Any], roots: Mapping[str, Any], files: d
     for extra in record.get("extra") or ():
         if _dict(extra).get("type") in _IMAGE_EXTRAS:
             attachments.append(_llama_image(extra, files))
+            continue
+        if _dict(extra).get("type") in _SOUND_EXTRAS:
+            attachments.append(_llama_sound(extra, files))
             continue
         text = _dict(extra).get("content")
         if isinstance(text, str) and text:
@@ -257,6 +275,18 @@ def _llama_image(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachmen
         found = as_attachment(base64.b64decode(encoded, validate=True), str(extra.get("name") or "image"))
     except (binascii.Error, ChatError) as error:
         raise ValueError(tr("an image cannot be read: {error}", error=error)) from None
+    files[found.attachment.sha256] = found.data
+    return found.attachment
+
+
+def _llama_sound(extra: Mapping[str, Any], files: dict[str, bytes]) -> Attachment:
+    """Return a sound; how long it is is found out as of an image."""
+    try:
+        found = as_attachment(
+            base64.b64decode(_text(extra.get("base64Data")), validate=True), str(extra.get("name") or "sound")
+        )
+    except (binascii.Error, ChatError) as error:
+        raise ValueError(tr("a sound cannot be read: {error}", error=error)) from None
     files[found.attachment.sha256] = found.data
     return found.attachment
 

@@ -6,6 +6,7 @@ tree, the system prompt hangs on it as a message of its own.
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -74,6 +75,14 @@ def _extra(attachment: Attachment, files: Mapping[str, bytes] | None) -> dict[st
     """Return an attachment as that page has it; empty where it has no form for it."""
     if address := data_address(attachment, files):
         return {"type": "IMAGE", "name": attachment.name, "base64Url": address}
+    data = (files or {}).get(attachment.sha256)
+    if attachment.kind == "audio" and data is not None:
+        return {
+            "type": "AUDIO",
+            "name": attachment.name,
+            "mimeType": attachment.mime,
+            "base64Data": base64.b64encode(data).decode(),
+        }
     if attachment.text:
         return {
             "type": "TEXT",

@@ -55,7 +55,7 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text.
 
-    `width_px` and `height_px` of an image, as a model sees it; 0 of other files.
+    `width_px` and `height_px` of an image, as a model sees it, `length_ms` of a sound; 0 of other files.
     """
 
     id: str
@@ -67,6 +67,7 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     text: str = ""
     width_px: int = 0
     height_px: int = 0
+    length_ms: int = 0
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True):

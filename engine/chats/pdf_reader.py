@@ -1,20 +1,16 @@
 """`python -m engine.chats.pdf_reader`: the text of a PDF file on standard input, as one JSON object.
 
-A PDF is a program of a stranger in all but name: this process has an alarm, an address space that ends, no file system
-but its own code, and nothing to lose.
+A PDF is a program of a stranger in all but name.
 """
 
 from __future__ import annotations
 
 import io
-import logging
-import signal
 import sys
-from pathlib import Path
 
 import msgspec
 
-from engine.confinement import code_folders, confine, refuse_core_files
+from engine.decoders import confined_input
 
 MAX_PAGES = 2000
 MAX_CHARACTERS = 4 << 20
@@ -31,14 +27,7 @@ class PdfText(msgspec.Struct, frozen=True, kw_only=True):
 
 def main() -> None:
     """Read, answer and end."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.disable()  # what the library says of the file is for nobody
-    refuse_core_files()
-    data = sys.stdin.buffer.read()
-    _limit_memory()
-    confine(readable=code_folders(), writable=())
+    data = confined_input(SECONDS, MEMORY_BYTES)
     sys.stdout.buffer.write(msgspec.json.encode(pdf_text(data)))
 
 
@@ -66,16 +55,6 @@ def pdf_text(data: bytes) -> PdfText:
         return PdfText(fault="it is damaged or of a form that cannot be read")
     text = "\n\n".join(part for part in parts if part).encode("utf-8", "replace").decode()
     return PdfText(text=text) if text else PdfText(fault="it has no text, only pictures of it")
-
-
-def _limit_memory() -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    import resource
-
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit_bytes = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 
 if __name__ == "__main__":

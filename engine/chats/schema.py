@@ -52,7 +52,8 @@ _FIRST = (
 _IMAGES = tuple(
     f"ALTER TABLE attachment ADD COLUMN {side}_px INTEGER NOT NULL DEFAULT 0" for side in ("width", "height")
 )
-SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES)
+_SOUNDS = ("ALTER TABLE attachment ADD COLUMN length_ms INTEGER NOT NULL DEFAULT 0",)
+SCRIPTS: tuple[tuple[str, ...], ...] = (_FIRST, _IMAGES, _SOUNDS)
 """What leads from version 0 (nothing) to 1, from 1 to 2 and so on."""
 VERSION = len(SCRIPTS)
 

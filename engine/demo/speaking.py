@@ -1,11 +1,12 @@
 """The demo model that answers: SmolLM2-135M-Instruct, which the set-up fetches once where there is a network.
 
-It is small: most questions it answers wrongly. Those offered here it answers well, at the likeliest token and with the
-settings of the chat.
+It is small: most questions it answers wrongly. Those offered here it answers well, at the likeliest token and with what
+its authors recommend.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 from engine.gguf.model_file import ModelFile
@@ -13,7 +14,7 @@ from engine.units import MIB
 
 FILE_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
 SIZE_BYTES = 98_362_432
-"""As `DEMO_MODEL` and `DEMO_MODEL_BYTES` in make.py, which knows nothing of us."""
+"""As `DEMO_MODEL` and `DEMO_MODEL_BYTES` of `resources/setup/demo_model.py`, which knows nothing of us."""
 N_LAYERS = 30
 
 LAB_CAPS_BYTES = (160 * MIB, 160 * MIB, 256 * MIB)
@@ -27,6 +28,10 @@ SAMPLE_QUESTIONS = (
 )
 
 
+_SAMPLING = {"temperature": 0.2, "top_p": 0.9}
+"""As the card of SmolLM2-135M-Instruct has it in its example; the file itself says nothing of it."""
+
+
 def is_fetched(path: Path) -> bool:
     """Return whether the model was fetched to `path`, whole. Looks at the file's size only."""
     try:
@@ -37,4 +42,13 @@ def is_fetched(path: Path) -> bool:
 
 def sample_questions(model: ModelFile) -> tuple[str, ...]:
     """Return questions that are worth asking this model; none where we know nothing of it."""
-    return SAMPLE_QUESTIONS if model.size_bytes == SIZE_BYTES and model.n_layers == N_LAYERS else ()
+    return SAMPLE_QUESTIONS if _is_demo(model) else ()
+
+
+def recommended_sampling(model: ModelFile | None) -> Mapping[str, object]:
+    """Return what the authors of this model recommend where its file does not say so; nothing where we know nothing."""
+    return _SAMPLING if model is not None and _is_demo(model) else {}
+
+
+def _is_demo(model: ModelFile) -> bool:
+    return model.size_bytes == SIZE_BYTES and model.n_layers == N_LAYERS

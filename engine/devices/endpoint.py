@@ -89,7 +89,7 @@ def parse_endpoint(text: str) -> tuple[str, int]:
     match = _ENDPOINT.fullmatch(text.strip())
     if match is None or not 0 < int(match.group(2)) <= _MAX_PORT:
         raise ValueError(
-            tr('"{text}" is not an endpoint; write HOST:PORT such as "192.168.1.7:50052" (IPv4 or a name)', text=text)
+            tr('"{text}" is not an endpoint; write HOST:PORT such as "192.0.2.7:50052" (IPv4 or a name)', text=text)
         )
     return match.group(1), int(match.group(2))
 

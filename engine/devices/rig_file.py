@@ -162,7 +162,7 @@ def _parse_endpoint(item: JsonObject, backend: str) -> str | None:
             item.refuse(tr("an endpoint belongs to backend RPC, not to {backend}", backend=backend[:40]), "endpoint")
         return None
     if endpoint is None:
-        item.refuse(tr('an RPC device needs its endpoint, such as "192.168.1.7:50052"'), "endpoint")
+        item.refuse(tr('an RPC device needs its endpoint, such as "192.0.2.7:50052"'), "endpoint")
     try:
         host, port = parse_endpoint(endpoint)
     except ValueError as error:

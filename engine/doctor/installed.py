@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from engine.doctor.report import Check
 from engine.engine_build import engine_build
+from engine.packs.listing import ListedPack
 from engine.telemetry.drivers import nvidia_driver
 from engine.telemetry.nvml import Nvml
 
@@ -57,6 +58,22 @@ def installed_checks() -> Iterable[Check]:
     for tool, option in _TOOLS.items():
         version = _version(tool, option)
         yield Check(name="toolkit", ok=True if version else None, detail=f"{tool} {version or 'is not installed'}")
+
+
+def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
+    """Yield the engine packs that are installed. One that is switched off by its owner is in order."""
+    for pack in packs:
+        yield Check(
+            name="engine pack",
+            ok=None if pack.state == "unchecked" else pack.state != "broken",
+            detail=f"{pack.name}: {pack.words}",
+            figures={
+                "backend": pack.backend,
+                "engine": pack.engine,
+                "size_bytes": pack.size_bytes,
+                "state": pack.state,
+            },
+        )
 
 
 def _version(tool: str, option: str) -> str | None:

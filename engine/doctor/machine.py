@@ -15,12 +15,13 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Feature, Rig
 from engine.doctor.cards import card_checks, cards_on_bus
 from engine.doctor.examination import Step
-from engine.doctor.installed import backends_built, installed_checks
+from engine.doctor.installed import backends_built, installed_checks, pack_checks
 from engine.doctor.loads import LoadCheck
 from engine.doctor.report import Check, Figure
 from engine.errors import EngineError, WorkerCrashedError
 from engine.fit.calibration import read_calibration, write_calibration
 from engine.fit.speed_book import read_speed_book, write_speed_book
+from engine.packs.listing import ListedPack
 from engine.pci import parse_pci_id
 from engine.process.one_shot import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
@@ -59,14 +60,22 @@ class Files:
 
 
 class Machine:
-    """What is examined: the devices of `rig`, those whose endpoint is in `held` left alone. Used as a context."""
+    """What is examined: the devices of `rig` but those with an endpoint in `held`, and `packs`. Used as a context."""
 
     def __init__(
-        self, rig: Rig, files: Files, cancel: CancelToken, *, held: frozenset[str] = frozenset(), problem: str = ""
+        self,
+        rig: Rig,
+        files: Files,
+        cancel: CancelToken,
+        *,
+        packs: Sequence[ListedPack] = (),
+        held: frozenset[str] = frozenset(),
+        problem: str = "",
     ) -> None:
         self._rig = rig
         self._files = files
         self._cancel = cancel
+        self._packs = packs
         self._held = held
         self._problem = problem
         self._drivers = read_drivers(rig.devices)
@@ -91,7 +100,7 @@ class Machine:
     def steps(self) -> list[Step]:
         """Return the whole examination."""
         return [
-            Step("installed", "Looking at what is installed", installed_checks),
+            Step("installed", "Looking at what is installed", self._installed),
             Step("card", "Looking for cards", self._cards),
             Step("device", "Looking at the devices", self._listed),
             *self.engine_steps(),
@@ -117,6 +126,10 @@ class Machine:
         return found
 
     # ------------------------------------------------------------------ what is there
+
+    def _installed(self) -> Iterator[Check]:
+        yield from installed_checks()
+        yield from pack_checks(self._packs)
 
     def _cards(self) -> Iterable[Check]:
         slots = (parse_pci_id(device.pci_bus_id or "") for device in self._rig.devices if not device.is_rpc)

@@ -11,15 +11,13 @@ from typing import Literal
 
 import msgspec
 
+from engine.decoders import ask_decoder
 from engine.errors import ChatError
 from engine.images.reader import MAX_SIDE_PX, SECONDS, THUMBNAIL_PX, ImageFacts
 from engine.json_file import UNREADABLE
-from engine.programs import child_argv
 
 MAX_IMAGE_BYTES = 20 << 20
 CHANNELS = 3
-GRACE_SECONDS = 5.0
-"""The child's own alarm rings first; where it could not, it is killed this much later."""
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 _RIFF, _WEBP = b"RIFF", b"WEBP"
 
@@ -65,15 +63,7 @@ def pixels_of(data: bytes, name: str) -> Picture:
 
 def _read(data: bytes, name: str, what: Literal["look", "pixels"], most_px: int) -> tuple[ImageFacts, Picture]:
     try:
-        done = subprocess.run(
-            child_argv("image", what),
-            input=data,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            timeout=SECONDS + GRACE_SECONDS,
-            check=False,
-        )
-        line, _, pixels = done.stdout.partition(b"\n")
+        line, _, pixels = ask_decoder("image", what, data=data, seconds=SECONDS).partition(b"\n")
         facts = msgspec.json.decode(line, type=ImageFacts)
     except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
         facts, pixels = ImageFacts(fault=f"it broke its decoder, or took longer than {SECONDS:g} s"), b""

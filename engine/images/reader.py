@@ -1,23 +1,18 @@
 """`python -m engine.images.reader look|pixels`: an image on standard input, decoded.
 
 The answer is a line of JSON (`ImageFacts`) and then the bytes of a small picture (`look`) or of the whole one
-(`pixels`), three for each pixel. A stranger's image is a program for its decoder: this process has an alarm, an address
-space that ends, no file system but its own code, and nothing to lose. Nobody else here decodes one.
+(`pixels`), three for each pixel. Nobody else here decodes one.
 """
 
 from __future__ import annotations
 
 import io
-import logging
-import signal
 import sys
-import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 
-from engine.confinement import code_folders, confine, refuse_core_files
+from engine.decoders import confined_input
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -52,15 +47,7 @@ class ImageFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 def main(what: str) -> None:
     """Decode, answer and end."""
-    if hasattr(signal, "setitimer"):
-        signal.setitimer(signal.ITIMER_REAL, SECONDS)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    logging.disable()  # what the library says of the file is for nobody
-    warnings.simplefilter("ignore")
-    refuse_core_files()
-    data = sys.stdin.buffer.read()
-    _limit_memory()
-    confine(readable=code_folders(), writable=())
+    data = confined_input(SECONDS, MEMORY_BYTES)
     facts, pixels = read_image(data, small=what == "look")
     sys.stdout.buffer.write(msgspec.json.encode(facts) + b"\n" + pixels)
 
@@ -115,16 +102,6 @@ def _plain(image: Image) -> Image:
         on_white.alpha_composite(turned.convert("RGBA"))
         turned = on_white
     return turned.convert("RGB")
-
-
-def _limit_memory() -> None:
-    if not sys.platform.startswith("linux"):
-        return
-    import resource
-
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
-    limit_bytes = pages * resource.getpagesize() + MEMORY_BYTES
-    resource.setrlimit(resource.RLIMIT_AS, (limit_bytes, limit_bytes))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,9 @@ ALL_KERNELS = Kernels()
 
 _CONVOLUTIONS = ("ssm_conv1d.weight", "shortconv.conv.weight")
 _SCAN = "ssm_a"
+_RWKV6_STEP = "time_mix_first.weight"
+_RWKV6_BYTES = 4 * (123 * 123) * (123 + 123 * 123)
+"""The engine asks for RWKV 6's step with 123 heads of 123, as many tokens and sequences: this is what it would make."""
 _NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
     "all": frozenset(),
     "cuda": frozenset({"TQ1_0", "TQ2_0", "F64", "I8", "I16", "I64"}),
@@ -61,6 +64,8 @@ def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, s
     if kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes:
         return True
     stem = tensor.name.split(".", 2)[-1]
+    if stem == _RWKV6_STEP:
+        return kernels.largest_bytes is not None and kernels.largest_bytes < _RWKV6_BYTES
     if stem in _CONVOLUTIONS:
         rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
         return kernels.backend == "cuda" and rows % _CUDA_THREADS != 0

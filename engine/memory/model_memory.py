@@ -44,8 +44,11 @@ _log = logging.getLogger("layerdeck.memory")
 _Answer = TypeVar("_Answer")
 
 _LOGIT_BYTES = 4
-_MOST_TABLES = 12
+MOST_TABLES = 12
 """A length that is left open asks for several at every step of a drag."""
+FEW_TABLES = 4
+"""For searches that try many settings with a length that is set: each is of use for a moment, and takes half a megabyte
+even for a small model."""
 _DECIDING = tuple(setting.key for setting in SETTINGS if setting.effect == "context")
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
@@ -53,11 +56,13 @@ _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 class ModelMemory:
     """Memory of one model's layouts. Make one per opened model and keep it: its tables are what makes a step cheap.
 
-    `probe_only` is why something cannot be told, None where everything can; `unknown` names the parts.
+    `probe_only` is why something cannot be told, None where everything can; `unknown` names the parts. `most_tables`:
+    of so many context settings the tables are kept.
     """
 
-    def __init__(self, model: ModelFile) -> None:
+    def __init__(self, model: ModelFile, most_tables: int = MOST_TABLES) -> None:
         self.model = model
+        self._most_tables = most_tables
         self.weights = WeightTables(model, find_architecture(model.architecture), count_skipped_blocks(model))
         self.probe_only: str | None = None
         self.unknown: tuple[Part, ...] = ()
@@ -119,7 +124,7 @@ class ModelMemory:
             self._give_up_state(_UNFORESEEN)
             return None
         self._tables[key] = tables
-        while len(self._tables) > _MOST_TABLES:
+        while len(self._tables) > self._most_tables:
             del self._tables[next(iter(self._tables))]
         self._last = (context, tables)
         return tables

@@ -78,7 +78,7 @@ class OverriddenWeights:
         tables = self._tables
         circumstances = (
             tuple(placement.traits.items()), placement.entries[:1], placement.repacks, placement.can_map,
-            placement.host.weights,
+            placement.host,
         )  # fmt: skip
         if members is not None or circumstances != self._circumstances or len(self._layers) >= _MOST_LAYERS:
             self._layers.clear()
@@ -145,7 +145,8 @@ class OverriddenWeights:
         if repacks:
             tally.repacked_bytes += tensor_bytes(tensor, HOST_RULE)
         elif key[1] == CPU_ID:
-            tally.add_plain(tensor, SizeRule(placement.host.weights.alignment_bytes) if chooses else None)
+            reads = chooses and tensor.name not in tables.left_out(placement.host.kernels).names
+            tally.add_plain(tensor, SizeRule(placement.host.weights.alignment_bytes) if reads else None)
         elif home == _SPLIT and members is not None:
             for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
                 tally.on_device[member] += size_bytes

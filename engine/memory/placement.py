@@ -16,6 +16,7 @@ from engine.layout.engine_parameters import (
 )
 from engine.layout.layout import Layout, Run
 from engine.memory.backends import PLAIN_HOST, BackendTraits, HostBuffer, backend_traits, supports_mapping
+from engine.memory.kernels import ALL_KERNELS, Kernels
 from engine.settings.context_settings import ContextSettings
 
 _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
@@ -24,10 +25,14 @@ _MAPPED_MODES = ("auto", "mmap", "mmap_mlock")
 @dataclass(frozen=True, slots=True)
 class HostBuffers:
     """In what the host keeps weights that are not mapped (those of CPU entries lie in plain memory), and what it
-    computes with: memory that devices read directly, where the one that decides has such."""
+    computes with: memory that devices read directly, where the one that decides has such.
+
+    `kernels`: of the device that decides about weights; what it cannot compute with lies in plain memory.
+    """
 
     weights: HostBuffer = PLAIN_HOST
     compute: HostBuffer = PLAIN_HOST
+    kernels: Kernels = ALL_KERNELS
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,11 @@ def place(layout: Layout, rig: Rig, context: ContextSettings) -> Placement:
 def _host_buffers(listed: list[BackendTraits]) -> HostBuffers:
     """Return the host's buffers: the first device of all that has pinned memory decides about weights, the first of all
     about what the CPU computes with."""
+    first = next((traits for traits in listed if traits.pinned_host), None)
     return HostBuffers(
-        weights=next((traits.pinned for traits in listed if traits.pinned_host), PLAIN_HOST),
+        weights=first.pinned if first else PLAIN_HOST,
         compute=listed[0].pinned if listed else PLAIN_HOST,
+        kernels=first.size_rule.kernels if first else ALL_KERNELS,
     )
 
 

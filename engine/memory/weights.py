@@ -155,11 +155,15 @@ class WeightTables:
         if placement.repacks:
             repacked_bytes = sum(self._repacked_sums[last + 1] - self._repacked_sums[first] for first, last in leading)
         # What a device could read directly lies in its kind of buffer; the file is mapped in place of that.
-        rule = SizeRule(placement.host.weights.alignment_bytes)
+        rule = SizeRule(placement.host.weights.alignment_bytes, kernels=placement.host.kernels)
+        unread = self.left_out(rule.kernels)
         pinned_bytes = sum(self.layers_bytes(first, last, rule) for first, last in leading) - repacked_bytes
         plain_bytes = sum(self.layers_bytes(first, last, HOST_RULE) for first, last in listed)
+        plain_bytes += sum(unread.layers_bytes(first, last, HOST_RULE, unread.names) for first, last in leading)
         left_out = self._left_by_devices(placement)
-        pinned_bytes += sum(left.layers_bytes(first, last, rule) for left, first, last in left_out)
+        for left, first, last in left_out:
+            pinned_bytes += left.layers_bytes(first, last, rule, left.names - unread.names)
+            plain_bytes += left.layers_bytes(first, last, HOST_RULE, unread.names)
         lazy = self.lazy if placement.can_map else None
         globals_on_cpu = [tensor for tensor in self.inputs if tensor is not lazy]
         pinned_bytes += _sum(globals_on_cpu, rule)
@@ -239,13 +243,16 @@ class _LeftOut:
     names: frozenset[str]
     blocks: Sequence[Sequence[TensorInfo]]
     spans: list[list[tuple[int, int]]]
-    _sums: dict[SizeRule, tuple[int, ...]] = field(default_factory=dict)
+    _sums: dict[tuple[SizeRule, frozenset[str]], tuple[int, ...]] = field(default_factory=dict)
 
-    def layers_bytes(self, first: int, last: int, rule: SizeRule) -> int:
-        """Return the bytes of those of layers `first` to `last` in a buffer with this rule."""
-        sums = self._sums.get(rule)
+    def layers_bytes(self, first: int, last: int, rule: SizeRule, names: frozenset[str]) -> int:
+        """Return the bytes of those of layers `first` to `last` that have one of `names`, in a buffer with this rule."""
+        if not self.names or not names:
+            return 0
+        sums = self._sums.get((rule, names))
         if sums is None:
-            sums = self._sums[rule] = _running(self.blocks, rule)
+            counted = [[tensor for tensor in tensors if tensor.name in names] for tensors in self.blocks]
+            sums = self._sums[rule, names] = _running(counted, rule)
         return sums[last + 1] - sums[first]
 
 

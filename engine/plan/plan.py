@@ -22,14 +22,14 @@ from engine.layout.found_names import found_overrides
 from engine.layout.layout import Layout
 from engine.layout.rules import Violation, violations
 from engine.layout.unlisted_layers import count_unlisted_layers
-from engine.memory.model_memory import ModelMemory
+from engine.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.plan.advice import Advice, advice
 from engine.plan.check import check_fit
 from engine.plan.decisions.decision import Decision
 from engine.plan.edit import Edit
 from engine.plan.report import DeviceRow, FitReport, make_row
 from engine.plan.side_file_rules import side_file_violations
-from engine.settings.context_settings import ContextSettings
+from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.settings.table import memory_part
 from engine.texts import show
 
@@ -73,8 +73,9 @@ class Plan:
         return found
 
     def with_own_tables(self) -> Plan:
-        """Return the same plan for another thread."""
-        return replace(self, memory=ModelMemory(self.model))
+        """Return the same plan for another thread, with tables for a search: a peak of them is memory for good."""
+        most = MOST_TABLES if self.edit.context.n_ctx == AUTO_CONTEXT else FEW_TABLES
+        return replace(self, memory=ModelMemory(self.model, most))
 
     # ------------------------------------------------------------------ what is used
 

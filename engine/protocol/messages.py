@@ -111,7 +111,7 @@ class Load(Request, frozen=True, tag="load", kw_only=True):
     reach: Reach | None = None
 
 
-class ImageFile(msgspec.Struct, frozen=True, kw_only=True):
+class ImageFile(msgspec.Struct, frozen=True, tag="image", kw_only=True):
     """An image by the SHA-256 of its file, its size as a model sees it, and the file, which counting does not need."""
 
     sha256: str
@@ -120,12 +120,23 @@ class ImageFile(msgspec.Struct, frozen=True, kw_only=True):
     data: bytes = b""
 
 
+class SoundFile(msgspec.Struct, frozen=True, tag="sound", kw_only=True):
+    """A sound by the SHA-256 of its file, its length, and the file, which counting does not need."""
+
+    sha256: str
+    length_ms: int
+    data: bytes = b""
+
+
+MediaFile = ImageFile | SoundFile
+
+
 class ChatMessage(msgspec.Struct, frozen=True, omit_defaults=True):
-    """`images` come before the words of `content`."""
+    """`media` come before the words of `content`."""
 
     role: Literal["system", "user", "assistant"]
     content: str
-    images: tuple[ImageFile, ...] = ()
+    media: tuple[MediaFile, ...] = ()
 
 
 class ModelRequest(Request, frozen=True, kw_only=True):
@@ -181,13 +192,13 @@ class Tokenise(ModelRequest, frozen=True, tag="tokenise", kw_only=True):
 
 
 class CountTokens(ModelRequest, frozen=True, tag="count_tokens", kw_only=True):
-    """How many tokens a conversation and each of its contents take, and each of some other texts and images; answered
-    by `Counted`."""
+    """How many tokens a conversation and each of its contents take, and each of some other texts, images and sounds;
+    answered by `Counted`."""
 
     messages: tuple[ChatMessage, ...] = ()
     texts: tuple[str, ...] = ()
     template: str = ""
-    images: tuple[ImageFile, ...] = ()
+    media: tuple[MediaFile, ...] = ()
 
 
 class RenderTemplate(ModelRequest, frozen=True, tag="render_template", kw_only=True):
@@ -555,7 +566,7 @@ class Tokenised(LastWord, frozen=True, tag="tokenised", kw_only=True):
 
 
 class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
-    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`, `images`: of each alone.
+    """`prompt`: tokens of all messages by the model's template; `messages`, `texts`, `media`: of each alone.
 
     `n_ctx`: what one request may hold.
     """
@@ -564,7 +575,7 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
     messages: tuple[int, ...]
     texts: tuple[int, ...]
     n_ctx: int
-    images: tuple[int, ...] = ()
+    media: tuple[int, ...] = ()
 
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):

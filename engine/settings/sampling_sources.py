@@ -1,9 +1,11 @@
-"""Where each sampler's value comes from: llama.cpp's default, then the model's own, then a preset, then the chat."""
+"""Where each sampler's value comes from: llama.cpp's default, then what the model's authors recommend, then the model's
+file, then a preset, then the chat."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Literal
 
 from engine.language import tr
@@ -11,7 +13,7 @@ from engine.settings.sampling_kinds import SamplingValue
 from engine.settings.sampling_settings import SamplingSettings
 from engine.settings.sampling_table import SAMPLING, SAMPLING_BY_KEY, SAMPLING_KEYS
 
-Source = Literal["default", "model", "preset", "chat"]
+Source = Literal["default", "authors", "model", "preset", "chat"]
 MODEL_PREFIX = "general.sampling."
 """Keys of a GGUF file's metadata that hold what a model should be sampled with."""
 
@@ -27,6 +29,7 @@ class Sampling:
         """Return in a few words where a value comes from."""
         words: dict[Source, str] = {
             "default": tr("llama.cpp's default"),
+            "authors": tr("recommended by the model's authors"),
             "model": tr("from the model's file"),
             "preset": tr('from the preset "{preset}"', preset=preset) if preset else tr("from the preset"),
             "chat": tr("set for this chat"),
@@ -34,11 +37,25 @@ class Sampling:
         return words[self.sources[key]]
 
 
-def sampling_of(model: Mapping[str, object], preset: Mapping[str, object], chat: Mapping[str, object]) -> Sampling:
-    """Lay values over each other. What is no setting or outside its range is left out, since files may be older."""
+def sampling_of(
+    model: Mapping[str, object],
+    preset: Mapping[str, object],
+    chat: Mapping[str, object],
+    *,
+    authors: Mapping[str, object] = MappingProxyType({}),
+) -> Sampling:
+    """Lay values over each other, those of `authors` under all.
+
+    What is no setting or outside its range is left out, since files may be older.
+    """
     values: dict[str, SamplingValue] = {}
     sources: dict[str, Source] = dict.fromkeys(SAMPLING_KEYS, "default")
-    layers: tuple[tuple[Source, Mapping[str, object]], ...] = (("model", model), ("preset", preset), ("chat", chat))
+    layers: tuple[tuple[Source, Mapping[str, object]], ...] = (
+        ("authors", authors),
+        ("model", model),
+        ("preset", preset),
+        ("chat", chat),
+    )
     for source, layer in layers:
         for key, value in usable_settings(layer).items():
             values[key], sources[key] = value, source

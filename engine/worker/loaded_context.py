@@ -39,7 +39,7 @@ class LoadedContext:
     embedded_tokens: int = 0
     """How many tokens the engine has kept embeddings of at a time: it does not say what its output buffer grows to."""
     media: Media | None = None
-    """What reads images; None without a projector."""
+    """What reads images and sounds; None without a projector."""
 
     @property
     def vocabulary(self) -> Any:

@@ -1,8 +1,9 @@
-"""Images in prompts, through llama.cpp's mtmd: what a projector makes of them takes the place of tokens.
+"""Images and sounds in prompts, through llama.cpp's mtmd: what a projector makes of them takes the place of tokens.
 
 Among a sequence's tokens an image is a run of one negative number, as long as the positions that it takes: with M-RoPE
-they are fewer than its cells in the memory. The number stands for exactly what was read (projector, file, place, size),
-so that a cached prefix with images is told from another one as any other is.
+they are fewer than its cells in the memory. A sound is one such run, or one for each half a minute. The number stands
+for exactly what was read (projector, file, place, size), so that a cached prefix with images is told from another one
+as any other is.
 """
 
 from __future__ import annotations
@@ -16,23 +17,27 @@ from pathlib import Path
 from typing import Any
 
 from engine.images.reader import MAX_SIDE_PX
-from engine.protocol.messages import ImageFile
+from engine.protocol.messages import ImageFile, MediaFile, SoundFile
+from engine.sounds.reader import MAX_LENGTH_MS, sample_count
 from engine.worker.outcome import failure
 from engine.worker.side_files import Projector
 
-TEXT_CHUNK, IMAGE_CHUNK = 0, 1
+TEXT_CHUNK = 0
+POSITION_SECTIONS = 4
+"""Of M-RoPE: time, row, column and one that is not used."""
 _FINGERPRINT_BYTES = 1 << 16
 _FLOAT_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class ImagePart:
-    """A run of embeddings in a prompt: an image, or a tile of one. `chunk`: which part of the prompt it is.
+class MediaPart:
+    """A run of embeddings in a prompt: an image, a tile of one, or a stretch of sound. `chunk`: which part of the
+    prompt it is.
 
     `n_positions` of the sequence and `n_cells` of the memory; `at_once`: it cannot be cut into batches.
     """
 
-    image: ImageFile
+    file: MediaFile
     chunk: int
     n_positions: int
     n_cells: int
@@ -41,13 +46,13 @@ class ImagePart:
 
 @dataclass(frozen=True, slots=True)
 class MediaPrompt:
-    """A prompt with images: `parts` by the number that stands for each among the `tokens`."""
+    """A prompt with images and sounds: `parts` by the number that stands for each among the `tokens`."""
 
     text: bytes = b""
-    images: tuple[ImageFile, ...] = ()
+    files: tuple[MediaFile, ...] = ()
     add_special: bool = False
     tokens: tuple[int, ...] = ()
-    parts: Mapping[int, ImagePart] = field(default_factory=dict)
+    parts: Mapping[int, MediaPart] = field(default_factory=dict)
 
     def cells(self, tokens: Sequence[int]) -> int:
         """Return how many cells of the memory a sequence takes that begins like this prompt."""
@@ -84,13 +89,23 @@ class Media:
 
     @property
     def marker(self) -> str:
-        """What stands in a text where an image goes; nobody can guess it."""
+        """What stands in a text where an image or a sound goes; nobody can guess it."""
         return self._projector.marker
 
     @property
     def sees(self) -> bool:
         """Whether it reads images, and not only sound."""
         return bool(self._library.mtmd_support_vision(self._projector.handle))
+
+    @property
+    def hears(self) -> bool:
+        """Whether it reads sound."""
+        return bool(self._library.mtmd_support_audio(self._projector.handle))
+
+    @property
+    def sample_rate(self) -> int:
+        """How many samples of a second it reads; less than 1 where it hears nothing."""
+        return int(self._library.mtmd_get_audio_sample_rate(self._projector.handle))
 
     def name_of(self, number: int) -> str:
         """Return what a negative number among tokens stands for."""
@@ -107,17 +122,17 @@ class Media:
         """Return whether a name is of what this projector read."""
         return name.startswith(f"{self._identity}:")
 
-    def prompt(self, text: str, images: Sequence[ImageFile], *, add_special: bool) -> MediaPrompt:
-        """Return the prompt of a text with as many markers as there are images. No pixels are needed for that.
+    def prompt(self, text: str, files: Sequence[MediaFile], *, add_special: bool) -> MediaPrompt:
+        """Return the prompt of a text with as many markers as there are files. None is decoded for that.
 
         Raises:
             EndOfRequest: with a `Failure`, where the projector refuses one.
         """
-        empty = MediaPrompt(text.encode("utf-8", "replace"), tuple(images), add_special)
-        files = {image.sha256: image for image in images}
+        empty = MediaPrompt(text.encode("utf-8", "replace"), tuple(files), add_special)
+        by_name = {file.sha256: file for file in files}
         tokens: list[int] = []
-        parts: dict[int, ImagePart] = {}
-        with self._chunks(empty) as chunks:
+        parts: dict[int, MediaPart] = {}
+        with self.chunks(empty) as chunks:
             for place in range(self._library.mtmd_input_chunks_size(chunks)):
                 chunk = self._library.mtmd_input_chunks_get(chunks, place)
                 if self._library.mtmd_input_chunk_get_type(chunk) == TEXT_CHUNK:
@@ -126,53 +141,40 @@ class Media:
                     tokens += found[: count.value]
                     continue
                 sha256 = (self._library.mtmd_input_chunk_get_id(chunk) or b"").decode("ascii", "replace")
-                part = self._part(chunk, files[sha256], place)
+                part = self._part(chunk, by_name[sha256], place)
                 name = f"{self._identity}:{sha256}:{place}:{part.n_positions}:{part.n_cells}"
                 parts[self.number_of(name)] = part
                 tokens += [self.number_of(name)] * part.n_positions
-        return MediaPrompt(empty.text, empty.images, add_special, tuple(tokens), parts)
+        return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
-    def count(self, image: ImageFile) -> int:
-        """Return how many tokens an image takes, with the marks around it; raises as `prompt` does."""
-        prompt = self.prompt(self.marker, (image,), add_special=False)
+    def count(self, file: MediaFile) -> int:
+        """Return how many tokens an image or a sound takes, with the marks around it; raises as `prompt` does."""
+        prompt = self.prompt(self.marker, (file,), add_special=False)
         return prompt.cells(prompt.tokens)
 
-    def embeddings(self, prompt: MediaPrompt, part: ImagePart, rgb: bytes, position: int) -> Embeddings | None:
-        """Have the projector make embeddings of a part, whose image has these pixels; None where it failed.
+    def embeddings(self, chunks: Any, part: MediaPart, position: int) -> Embeddings | None:
+        """Have the projector make embeddings of a part of `chunks`, in which its file is decoded; None where it failed.
 
         `position`: that of the part's beginning in its sequence.
         """
         handle = self._projector.handle
-        with self._chunks(prompt, part.image.sha256, rgb) as chunks:
-            chunk = self._library.mtmd_input_chunks_get(chunks, part.chunk)
-            if self._library.mtmd_encode_chunk(handle, chunk) != 0:
-                return None
-            rows = (ctypes.c_float * (part.n_cells * self._width))()
-            ctypes.memmove(rows, self._library.mtmd_get_output_embd(handle), _FLOAT_BYTES * len(rows))
-            return Embeddings(rows, self._width, self._positions(chunk, position, part.n_cells))
-
-    def _part(self, chunk: Any, image: ImageFile, place: int) -> ImagePart:
-        return ImagePart(
-            image,
-            place,
-            int(self._library.mtmd_input_chunk_get_n_pos(chunk)),
-            int(self._library.mtmd_input_chunk_get_n_tokens(chunk)),
-            bool(self._library.mtmd_decode_use_non_causal(self._projector.handle, chunk)),
-        )
-
-    def _positions(self, chunk: Any, position: int, count: int) -> tuple[tuple[int, ...], ...]:
-        if not self._library.mtmd_decode_use_mrope(self._projector.handle):
-            return (tuple(range(position, position + count)),)
-        tokens = self._library.mtmd_input_chunk_get_tokens_image(chunk)
-        places = [self._library.mtmd_image_tokens_get_decoder_pos(tokens, position, each) for each in range(count)]
-        sections = ((place.t, place.y, place.x, place.z) for place in places)
-        return tuple(zip(*sections, strict=True))
+        chunk = self._library.mtmd_input_chunks_get(chunks, part.chunk)
+        if self._library.mtmd_encode_chunk(handle, chunk) != 0:
+            return None
+        rows = (ctypes.c_float * (part.n_cells * self._width))()
+        ctypes.memmove(rows, self._library.mtmd_get_output_embd(handle), _FLOAT_BYTES * len(rows))
+        return Embeddings(rows, self._width, self._positions(chunk, part, position))
 
     @contextmanager
-    def _chunks(self, prompt: MediaPrompt, sha256: str = "", rgb: bytes = b"") -> Iterator[Any]:
-        """Lend the parts of a prompt; only the image of this SHA-256 has its pixels."""
+    def chunks(self, prompt: MediaPrompt, sha256: str = "", decoded: bytes = b"") -> Iterator[Any]:
+        """Lend the parts of a prompt; only the file of this SHA-256 has what it holds: pixels, or samples at
+        the projector's rate.
+
+        Raises:
+            EndOfRequest: with a `Failure`, where the projector refuses one.
+        """
         with ExitStack() as stack:
-            bitmaps = [self._bitmap(stack, image, rgb if image.sha256 == sha256 else b"") for image in prompt.images]
+            bitmaps = [self._bitmap(stack, file, decoded if file.sha256 == sha256 else b"") for file in prompt.files]
             pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
             chunks = self._library.mtmd_input_chunks_init()
             stack.callback(self._library.mtmd_input_chunks_free, chunks)
@@ -181,17 +183,47 @@ class Media:
                 self._projector.handle, chunks, ctypes.byref(text), pointers, len(bitmaps)
             )
             if status != 0:
-                raise failure("argument", "The projector does not take one of the images; leave it out.")
+                raise failure("argument", "The projector does not take one of the images or sounds; leave it out.")
             yield chunks
 
-    def _bitmap(self, stack: ExitStack, image: ImageFile, rgb: bytes) -> Any:
-        pixels = (ctypes.c_uint8 * len(rgb)).from_buffer_copy(rgb) if rgb else None
-        if not (0 < image.width_px <= MAX_SIDE_PX and 0 < image.height_px <= MAX_SIDE_PX):
-            raise failure("argument", "An image has a size that none can have; attach it again.")
-        bitmap = self._library.mtmd_bitmap_init(image.width_px, image.height_px, pixels)
+    def _part(self, chunk: Any, file: MediaFile, place: int) -> MediaPart:
+        return MediaPart(
+            file,
+            place,
+            int(self._library.mtmd_input_chunk_get_n_pos(chunk)),
+            int(self._library.mtmd_input_chunk_get_n_tokens(chunk)),
+            bool(self._library.mtmd_decode_use_non_causal(self._projector.handle, chunk)),
+        )
+
+    def _positions(self, chunk: Any, part: MediaPart, position: int) -> tuple[tuple[int, ...], ...]:
+        count = part.n_cells
+        in_turn = tuple(range(position, position + count))
+        if not self._library.mtmd_decode_use_mrope(self._projector.handle):
+            return (in_turn,)
+        if isinstance(part.file, SoundFile):
+            return (in_turn,) * POSITION_SECTIONS
+        tokens = self._library.mtmd_input_chunk_get_tokens_image(chunk)
+        places = [self._library.mtmd_image_tokens_get_decoder_pos(tokens, position, each) for each in range(count)]
+        sections = ((place.t, place.y, place.x, place.z) for place in places)
+        return tuple(zip(*sections, strict=True))
+
+    def _bitmap(self, stack: ExitStack, file: MediaFile, decoded: bytes) -> Any:
+        bitmap = self._sound(file, decoded) if isinstance(file, SoundFile) else self._image(file, decoded)
         stack.callback(self._library.mtmd_bitmap_free, bitmap)
-        self._library.mtmd_bitmap_set_id(bitmap, image.sha256.encode("ascii", "replace"))
+        self._library.mtmd_bitmap_set_id(bitmap, file.sha256.encode("ascii", "replace"))
         return bitmap
+
+    def _image(self, file: ImageFile, pixels: bytes) -> Any:
+        if not (0 < file.width_px <= MAX_SIDE_PX and 0 < file.height_px <= MAX_SIDE_PX):
+            raise failure("argument", "An image has a size that none can have; attach it again.")
+        copied = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels) if pixels else None
+        return self._library.mtmd_bitmap_init(file.width_px, file.height_px, copied)
+
+    def _sound(self, file: SoundFile, samples: bytes) -> Any:
+        if not 0 < file.length_ms <= MAX_LENGTH_MS:
+            raise failure("argument", "A sound has a length that none can have; attach it again.")
+        copied = (ctypes.c_float * (len(samples) // _FLOAT_BYTES)).from_buffer_copy(samples) if samples else None
+        return self._library.mtmd_bitmap_init_from_audio(sample_count(file.length_ms, self.sample_rate), copied)
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:

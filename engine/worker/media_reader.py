@@ -1,14 +1,17 @@
-"""Reading the images of one prompt into the memory, part by part, as its turn comes."""
+"""Reading the images and sounds of one prompt into the memory, part by part, as its turn comes."""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import ExitStack
 from typing import Any
 
 from engine.errors import ChatError
 from engine.images.pictures import pixels_of
+from engine.protocol.messages import SoundFile
+from engine.sounds.recordings import samples_of
 from engine.worker.loaded_context import ABORTED, DECODED, LoadedContext
-from engine.worker.media import NO_MEDIA, Embeddings, ImagePart, MediaPrompt
+from engine.worker.media import NO_MEDIA, Embeddings, Media, MediaPart, MediaPrompt
 from engine.worker.outcome import failure
 from engine.worker.stop import StopRequest
 
@@ -16,27 +19,29 @@ _FLOAT_BYTES = ctypes.sizeof(ctypes.c_float)
 
 
 class MediaReader:
-    """One prompt's. An image is decoded by a process of its own, and only where the memory does not hold it."""
+    """One prompt's. A file is decoded by a process of its own, and only where the memory does not hold it."""
 
     def __init__(self, loaded: LoadedContext, prompt: MediaPrompt = NO_MEDIA) -> None:
         self._loaded = loaded
         self.prompt = prompt
+        self._lent = ExitStack()
         self._sha256 = ""
-        self._rgb = b""
+        self._chunks: Any = None
 
-    def read(self, part: ImagePart, position: int, sequence: int, stop: StopRequest) -> int:
+    def read(self, part: MediaPart, position: int, sequence: int, stop: StopRequest) -> int:
         """Append a part to a sequence; return llama.cpp's status.
 
         Raises:
-            EndOfRequest: with a `Failure`: the image cannot be read.
+            EndOfRequest: with a `Failure`: the image or sound cannot be read.
         """
-        assert self._loaded.media is not None
-        made = self._loaded.media.embeddings(self.prompt, part, self._pixels(part), position)
+        media = self._loaded.media
+        assert media is not None
+        made = media.embeddings(self._chunks_with(media, part), part, position)
         if stop.requested:
             return ABORTED
         if made is None:
             reason = self._loaded.log.facts.reason() or "no reason was given"
-            raise failure("internal", f"The projector could not read an image: {reason}.")
+            raise failure("internal", f"The projector could not read an image or a sound: {reason}.")
         low = self._loaded.engine.low
         if part.at_once:
             low.llama_set_causal_attn(self._loaded.context, False)
@@ -46,7 +51,7 @@ class MediaReader:
             if part.at_once:
                 low.llama_set_causal_attn(self._loaded.context, True)
 
-    def _append(self, part: ImagePart, made: Embeddings, sequence: int) -> int:
+    def _append(self, part: MediaPart, made: Embeddings, sequence: int) -> int:
         size = self._loaded.batch_tokens
         for begin in range(0, part.n_cells, size):
             end = min(begin + size, part.n_cells)
@@ -55,22 +60,32 @@ class MediaReader:
                 return status
         return DECODED
 
-    def _pixels(self, part: ImagePart) -> bytes:
-        """Return the pixels of a part's image; its tiles come one after another."""
-        image = part.image
-        if image.sha256 != self._sha256:
-            try:
-                picture = pixels_of(image.data, "An image")
-            except ChatError as error:
-                raise failure("argument", error.summary()) from None
-            if (picture.width_px, picture.height_px) != (image.width_px, image.height_px):
-                raise failure("argument", "An image has another size than was said; attach it again.")
-            self._sha256, self._rgb = image.sha256, picture.pixels
-        return self._rgb
+    def _chunks_with(self, media: Media, part: MediaPart) -> Any:
+        """Return the prompt's parts with what a part's file holds; those of one file come one after another."""
+        if part.file.sha256 != self._sha256:
+            self.free()
+            decoded = _decoded(media, part)
+            self._chunks = self._lent.enter_context(media.chunks(self.prompt, part.file.sha256, decoded))
+            self._sha256 = part.file.sha256
+        return self._chunks
 
     def free(self) -> None:
-        """Forget the pixels."""
-        self._sha256, self._rgb = "", b""
+        """Forget what was decoded."""
+        self._lent.close()
+        self._sha256 = ""
+
+
+def _decoded(media: Media, part: MediaPart) -> bytes:
+    file = part.file
+    try:
+        if isinstance(file, SoundFile):
+            return samples_of(file.data, "A sound", file.length_ms, media.sample_rate)
+        picture = pixels_of(file.data, "An image")
+    except ChatError as error:
+        raise failure("argument", error.summary()) from None
+    if (picture.width_px, picture.height_px) != (file.width_px, file.height_px):
+        raise failure("argument", "An image has another size than was said; attach it again.")
+    return picture.pixels
 
 
 def _batch(low: Any, made: Embeddings, begin: int, end: int, sequence: int) -> Any:

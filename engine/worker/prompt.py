@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from engine.protocol.messages import ChatMessage, ImageFile
+from engine.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import Media, MediaPrompt
 from engine.worker.outcome import failure
@@ -15,6 +15,11 @@ from engine.worker.turn_marks import turn_marks
 
 if TYPE_CHECKING:
     from engine.worker.template_process import TemplateProcess
+
+_REMEDY = (
+    "Choose the model's projector (its mmproj file) beside the model in the settings, and load again; where one is"
+    " loaded, choose another."
+)
 
 
 def read_prompt(
@@ -27,7 +32,7 @@ def read_prompt(
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
     """
     text, replaced = chat_text(loaded, messages, template) if messages else (prompt, "")
-    found = prompt_of(loaded, text, images_of(messages))
+    found = prompt_of(loaded, text, media_of(messages))
     count, room = found.cells(found.tokens), loaded.context_tokens
     if not count:
         raise failure("argument", "The prompt is empty; write something.")
@@ -38,42 +43,44 @@ def read_prompt(
             " Shorten or clear the conversation, or load with a longer context.",
         )
     if found.tokens[-1] < 0:
-        raise failure("argument", "The chat template writes nothing after an image; write a question to it.")
+        raise failure("argument", "The chat template writes nothing after an image or a sound; write a question to it.")
     _check_batches(loaded, found)
     return found, replaced, turn_marks(loaded, text, messages, len(found.tokens))
 
 
-def prompt_of(loaded: LoadedContext, text: str, images: Sequence[ImageFile] = ()) -> MediaPrompt:
+def prompt_of(loaded: LoadedContext, text: str, files: Sequence[MediaFile] = ()) -> MediaPrompt:
     """Return a whole prompt: a template that writes the first token itself does not get a second.
 
     Raises:
-        EndOfRequest: with a `Failure`, where nothing that is loaded reads its images.
+        EndOfRequest: with a `Failure`, where nothing that is loaded reads its images or sounds.
     """
     begin = token_text(loaded, loaded.engine.low.llama_vocab_bos(loaded.vocabulary))
     add_special = not (begin and text.startswith(begin))
-    if images:
-        return eyes_of(loaded).prompt(text, images, add_special=add_special)
+    if files:
+        return senses_of(loaded, files).prompt(text, files, add_special=add_special)
     return MediaPrompt(tokens=tuple(tokenize(loaded, text, add_special=add_special)))
 
 
-def images_of(messages: Sequence[ChatMessage]) -> tuple[ImageFile, ...]:
-    """Return the images of a conversation, in their order."""
-    return tuple(image for message in messages for image in message.images)
+def media_of(messages: Sequence[ChatMessage]) -> tuple[MediaFile, ...]:
+    """Return the images and sounds of a conversation, in their order."""
+    return tuple(file for message in messages for file in message.media)
 
 
-def eyes_of(loaded: LoadedContext) -> Media:
-    """Return what reads images.
+def senses_of(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
+    """Return what reads these.
 
     Raises:
         EndOfRequest: with a `Failure`, where nothing does.
     """
-    if loaded.media is None or not loaded.media.sees:
-        raise failure(
-            "argument",
-            "This conversation has images, and nothing is loaded that reads them. Choose the model's projector (its"
-            " mmproj file) beside the model in the settings, and load again.",
-        )
-    return loaded.media
+    media = loaded.media
+    has_images = any(isinstance(file, ImageFile) for file in files)
+    has_sounds = any(isinstance(file, SoundFile) for file in files)
+    if has_images and not (media is not None and media.sees):
+        raise failure("argument", f"This conversation has images, and nothing is loaded that reads them. {_REMEDY}")
+    if has_sounds and not (media is not None and media.hears):
+        raise failure("argument", f"This conversation has sound, and nothing is loaded that hears it. {_REMEDY}")
+    assert media is not None
+    return media
 
 
 def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
@@ -89,9 +96,9 @@ def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
 
 
 def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
-    if not message.images:
+    if not message.media:
         return message
-    marks = eyes_of(loaded).marker * len(message.images)
+    marks = senses_of(loaded, message.media).marker * len(message.media)
     return ChatMessage(message.role, f"{marks}{message.content}")
 
 

@@ -79,7 +79,7 @@ def refusal(loaded: LoadedContext, header: SequenceHeader) -> str | None:
     if header.flash_attention != ours.flash_attention:
         return "It was saved with another setting of flash attention. Load with the same one."
     if header.images and (loaded.media is None or not all(map(loaded.media.is_ours, header.images))):
-        return "It holds images that another projector read. Load with the same projector."
+        return "It holds images or sounds that another projector read. Load with the same projector."
     if header.tokens >= loaded.context_tokens:
         return f"It holds {header.tokens} tokens and the context {loaded.context_tokens}. Load with a longer context."
     # an image may take more cells than positions

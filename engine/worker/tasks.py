@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 from engine.protocol.messages import Answer, LastWord, Message, Reading
-from engine.worker.media import ImagePart
+from engine.worker.media import MediaPart
 from engine.worker.media_reader import MediaReader
 from engine.worker.outcome import failure
 from engine.worker.slots import Slot, Slots
@@ -34,7 +34,8 @@ class Task:
 class SequenceTask(Task, ABC):
     """A request that has a sequence read and goes on by the logits of its end, in a batch with others.
 
-    `tokens` is all that its slot is to hold; what the slot does not hold yet is read, images among it by `media`.
+    `tokens` is all that its slot is to hold; what the slot does not hold yet is read, images and sounds among it by
+    `media`.
     `marks`: after how many of them a checkpoint is of use, where the memory needs such.
     """
 
@@ -52,15 +53,15 @@ class SequenceTask(Task, ABC):
 
     @property
     def readable(self) -> int:
-        """How many tokens are to be read until the next image."""
+        """How many tokens are to be read until the next image or sound."""
         if self.slot is None or not self.media.prompt.parts:
             return self.missing
         held = len(self.slot.tokens)
         return next((place for place, token in enumerate(self.tokens[held:]) if token < 0), self.missing)
 
     @property
-    def next_part(self) -> ImagePart | None:
-        """The part of an image that is to be read next; None where tokens are."""
+    def next_part(self) -> MediaPart | None:
+        """The part of an image or a sound that is to be read next; None where tokens are."""
         if self.slot is None or not self.missing or self.readable:
             return None
         return self.media.prompt.parts[self.tokens[len(self.slot.tokens)]]

@@ -1,4 +1,8 @@
-"""The Debian package: the bundle below `/usr/lib`, its names in `/usr/bin`, and what a desktop reads."""
+"""The Debian package: the bundle below `/usr/lib`, its names in `/usr/bin`, and what a desktop reads.
+
+Needs dpkg-deb and, of dpkg-dev, dpkg-shlibdeps, which knows the packages of the libraries that the bundle leaves to the
+system, and from which version on they have what is used.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +22,7 @@ Priority: optional
 Architecture: {architecture}
 Maintainer: The Layerdeck developers <layerdeck@example.org>
 Installed-Size: {size_kib}
-Depends: libc6 (>= {glibc}), libegl1, libgl1, libfontconfig1, libdbus-1-3
+Depends: {depends}
 Description: place the layers of a language model on your devices, and chat
  Layerdeck runs GGUF language models on graphics cards, the processor and other
  computers, any layer on any of them. It shows the memory of every device, says
@@ -33,6 +37,8 @@ License: Expat
 {license}
 Comment: What the package carries of others is named in THIRD-PARTY-NOTICES.txt.
 """
+ALSO_NEEDED = "libfontconfig1"
+"""For its files that say where fonts are; the library itself is in the bundle."""
 OVERRIDES = (
     # It is the point of the package to run without what the system has or lacks.
     "embedded-library",
@@ -63,8 +69,9 @@ def write_package(folder: Path, dist: Path, version: str, work: Path) -> Path:
     size_kib = sum(path.stat().st_size for path in files_in(root)) // 1024
     control = root / "DEBIAN" / "control"
     control.parent.mkdir(mode=0o755)
+    depends = f"{_needed_packages(root, work, architecture)}, {ALSO_NEEDED}"
     control.write_text(
-        CONTROL.format(version=version, architecture=architecture, size_kib=size_kib, glibc=_glibc()), encoding="utf-8"
+        CONTROL.format(version=version, architecture=architecture, size_kib=size_kib, depends=depends), encoding="utf-8"
     )
     package = dist / f"layerdeck_{version}_{architecture}.deb"
     subprocess.run(
@@ -98,6 +105,24 @@ def _set_modes(root: Path) -> None:
         path.chmod(0o755 if runs else 0o644)
 
 
-def _glibc() -> str:
-    """Return the version of the C library that the bundle was made with, and so needs."""
-    return (os.confstr("CS_GNU_LIBC_VERSION") or "glibc 2.36").split()[-1]
+def _needed_packages(root: Path, work: Path, architecture: str) -> str:
+    """Return the field Depends, as far as libraries say it: of what is in `root` and needs what is not."""
+    stub = work / "debian" / "control"
+    stub.parent.mkdir(exist_ok=True)
+    stub.write_text(f"Source: layerdeck\n\nPackage: layerdeck\nArchitecture: {architecture}\n", encoding="utf-8")
+    linked = [path for path in files_in(root) if ".so" in path.name or path.name == "layerdeck"]
+    folders = sorted({path.parent for path in linked})
+    done = subprocess.run(
+        [
+            *("dpkg-shlibdeps", "-O", "--ignore-missing-info", "--warnings=0"),
+            *(f"-l{folder}" for folder in folders),
+            *(f"-e{path}" for path in linked if path.read_bytes()[:4] == b"\x7fELF"),
+        ],
+        cwd=work,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"dpkg-shlibdeps failed: {done.stderr}")
+    return done.stdout.strip().removeprefix("shlibs:Depends=")

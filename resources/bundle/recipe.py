@@ -35,6 +35,16 @@ UNREAD_DATA = {
 METADATA = ("layerdeck", "llama_cpp_python", "PySide6_Essentials")
 """Distributions that are asked for their version while the program runs."""
 
+OF_THE_SYSTEM = ("libgcc_s", "libstdc++", "libX11", "libX11-xcb")
+"""Libraries that are left to the system: its graphics drivers use them too, are loaded into our processes, and on a
+newer system are built with newer ones. The bundle's would be found first, and the drivers not loaded. PyInstaller
+leaves out those of OpenGL, DRM, XCB and Wayland for the same reason."""
+
+
+def is_of_the_system(name: str) -> bool:
+    """Say whether a library called `name` is one of `OF_THE_SYSTEM`."""
+    return name.partition(".so")[0] in OF_THE_SYSTEM
+
 
 def is_library(path: Path) -> bool:
     """Say whether a file is a shared library of some system."""

@@ -18,8 +18,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 from resources.packs.archive import write_pack
+from resources.packs.cuda_parts import missing_parts
 from resources.packs.needs import compiler_flags, find_fault, find_nvcc
 from resources.packs.recipes import RECIPES, Recipe, configure_options
+from resources.setup.machine import find_compiler
 
 PROJECT = Path(__file__).resolve().parent
 Run = Callable[[Sequence[str], Mapping[str, str]], None]
@@ -38,6 +40,8 @@ def build_pack(
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=environ.get("PATH")) else []
     options = configure_options(recipe, architectures, compiler_flags(recipe.name, environ))
     options = (f"-DGGML_SOURCE={source.resolve()}", *options)
+    if nvcc is not None:
+        options += tuple(missing_parts(nvcc, scratch, find_compiler("CC") or "cc"))
     run([cmake, "-S", str(PROJECT), "-B", str(scratch), *generator, *options], environ)
     jobs = str(os.cpu_count() or 1)
     run([cmake, "--build", str(scratch), "--target", recipe.target, "--parallel", jobs], environ)

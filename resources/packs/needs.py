@@ -10,6 +10,8 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+from resources.packs.cuda_parts import find_cublas, knows_cublas, site_folders, toolkit_version, wheel_of
+from resources.setup.places import venv_program
 from resources.vulkan import needs as vulkan
 
 _EVERYWHERE = re.compile(
@@ -38,14 +40,19 @@ def find_fault(backend: str, environ: Mapping[str, str]) -> str | None:
 
 
 def _cuda_fault(nvcc: str | None) -> str | None:
-    remedy = "Install the whole CUDA toolkit and let CUDA_HOME name it; a card is not needed."
+    whole = "Install the whole CUDA toolkit and let CUDA_HOME name it"
     if nvcc is None:
-        return f"A CUDA pack cannot be built: nvcc cannot be found. {remedy}"
-    # The compiler alone knows where it looks: it may be a script, or a link into any folder.
-    looked = subprocess.run(
-        [nvcc, "-E", "-x", "cu", "-include", "cublas_v2.h", os.devnull], capture_output=True, check=False
-    )
-    return None if looked.returncode == 0 else f"A CUDA pack cannot be built: {nvcc} finds no cuBLAS. {remedy}"
+        return f"A CUDA pack cannot be built: nvcc cannot be found. {whole}; a card is not needed."
+    if knows_cublas(nvcc):
+        return None
+    fault = f"A CUDA pack cannot be built: {nvcc} finds no cuBLAS. {whole}"
+    version = toolkit_version(nvcc)
+    if version is None:
+        return f"{fault}; a card is not needed."
+    if find_cublas(version[0], site_folders()):
+        return None
+    pip = f"{shlex.quote(str(venv_program('python')))} -m pip install '{wheel_of(*version)}'"
+    return f"{fault}, or take NVIDIA's wheel of cuBLAS: {pip}"
 
 
 def compiler_flags(backend: str, environ: Mapping[str, str]) -> list[str]:

@@ -16,7 +16,7 @@ PORTABLE = (
 """The engine that packs are for: CPU (one library for each kind of processor from SSE4.2 on) and RPC, loaded when it
 runs."""
 LEFT_OUT = ("ggml-cpu-sapphirerapids",)
-"""Parts of that build that are not shipped: with AMX, llama.cpp dies (`amx_switches` in make.py says where)."""
+"""Parts of that build that are not shipped: with AMX, llama.cpp dies (`resources/setup/compiler_flags.py`: where)."""
 _MODULE = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",

@@ -1,4 +1,4 @@
-"""Which demo model the window and `layerdeck-cli demo` take, and that make.py and the app mean the same file."""
+"""Which demo model the window and `layerdeck-cli demo` take, and that set-up and app mean the same file."""
 
 from __future__ import annotations
 
@@ -8,10 +8,16 @@ from pathlib import Path
 
 import pytest
 
-import make
 from app.demo import MADE_UP_CAPS_BYTES, fetched_demo, find_demo
 from app.paths import fetched_models_path
-from engine.demo.speaking import FILE_NAME, LAB_CAPS_BYTES, SAMPLE_QUESTIONS, SIZE_BYTES, sample_questions
+from engine.demo.speaking import (
+    FILE_NAME,
+    LAB_CAPS_BYTES,
+    SAMPLE_QUESTIONS,
+    SIZE_BYTES,
+    recommended_sampling,
+    sample_questions,
+)
 from engine.devices.device import Rig, make_host
 from engine.fit.initial_layout import initial_layout
 from engine.gguf.reader import read_model
@@ -19,6 +25,9 @@ from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory
 from engine.plan.decisions.defaults import default_context
 from engine.plan.preview import make_report
+from engine.settings.sampling_sources import model_sampling, sampling_of
+from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
+from resources.setup.places import model_folder
 from tests.support.command_line import run_here
 from tests.support.models import write_tiny_llama
 from tests.support.orders import worker_device
@@ -36,8 +45,8 @@ def fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_set_up_and_window_mean_the_same_file() -> None:
-    assert (make.DEMO_MODEL, make.DEMO_MODEL_BYTES) == (FILE_NAME, SIZE_BYTES)
-    assert make.model_folder(sys.platform, os.environ, Path.home()) == fetched_models_path()
+    assert (DEMO_MODEL, DEMO_MODEL_BYTES) == (FILE_NAME, SIZE_BYTES)
+    assert model_folder(sys.platform, os.environ, Path.home()) == fetched_models_path()
 
 
 def test_the_fetched_model_is_the_demo_where_it_is_whole(fetched: Path) -> None:
@@ -63,6 +72,19 @@ def test_the_command_writes_the_fetched_model_unless_asked_for_the_made_up_one(
 def test_only_the_model_that_answers_has_sample_questions(tmp_path: Path) -> None:
     assert sample_questions(read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=30))) == ()
     assert sample_questions(read_model(real_model())) == SAMPLE_QUESTIONS
+
+
+def test_the_model_that_answers_is_sampled_as_its_authors_recommend_unless_the_file_says_otherwise(
+    tmp_path: Path,
+) -> None:
+    assert recommended_sampling(None) == {}
+    assert recommended_sampling(read_model(write_tiny_llama(tmp_path / "tiny.gguf", n_layers=30))) == {}
+    model = read_model(real_model())
+    assert model_sampling(model.metadata) == {}
+    sampling = sampling_of({"top_p": 0.5}, {}, {}, authors=recommended_sampling(model))
+    assert (sampling.settings.temperature, sampling.settings.top_p) == (0.2, 0.5)
+    assert (sampling.sources["temperature"], sampling.sources["top_p"]) == ("authors", "model")
+    assert "authors" in sampling.explain("temperature")
 
 
 def test_no_lab_worker_has_room_for_all_of_it_and_two_do() -> None:

@@ -33,3 +33,11 @@ def test_it_is_a_child_that_greets_and_ends_with_its_input() -> None:
         [sys.executable, "-m", "app.program", "--worker", "probe"], cwd=ROOT, input=b"", capture_output=True, check=True
     )
     assert json.loads(child.stdout.splitlines()[0])["type"] == "hello"
+
+
+@pytest.mark.parametrize("before", [{}, {"LD_LIBRARY_PATH": "/opt/mine"}], ids=["none", "a path of people's own"])
+def test_what_the_bundle_starts_finds_the_systems_libraries(before: dict[str, str]) -> None:
+    kept = {f"{name}_ORIG": value for name, value in before.items()}
+    environ = {"HOME": "/home/x", "LD_LIBRARY_PATH": "/bundle/_internal", **kept}
+    program.give_libraries_back(environ)
+    assert environ == {"HOME": "/home/x", "PYINSTALLER_RESET_ENVIRONMENT": "1", **before}

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from resources.bundle.recipe import is_of_the_system
 from tests.support.desktop import Desktop, open_desktop
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
@@ -114,6 +115,31 @@ def test_its_size_is_under_the_limit(dist: Path) -> None:
         path.stat().st_size for path in (dist / "layerdeck").rglob("*") if path.is_file() and not path.is_symlink()
     )
     assert size_bytes < 250_000_000
+
+
+def test_what_drivers_use_too_is_the_systems(dist: Path) -> None:
+    names = {path.name for path in (dist / "layerdeck").rglob("*.so*")}
+    assert "libllama.so" in names
+    assert sorted(filter(is_of_the_system, names)) == []
+    (package,) = dist.glob("*.deb")
+    fields = subprocess.run(
+        ["dpkg-deb", "--field", str(package), "Depends"], capture_output=True, text=True, check=True
+    ).stdout
+    needed = {field.split()[0] for field in fields.split(",")}
+    assert {"libc6", "libgcc-s1", "libstdc++6", "libx11-6", "libegl1", "libfontconfig1"} <= needed
+
+
+def test_programs_that_it_starts_find_the_systems_libraries(
+    bundle: Path, environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A tool that the doctor asks for its version writes down what it is given."""
+    tools, told = tmp_path / "tools", tmp_path / "told"
+    tools.mkdir()
+    (tools / "nvcc").write_text(f'#!/bin/sh\n/usr/bin/env > "{told}"\n')
+    (tools / "nvcc").chmod(0o755)
+    environment |= {"PATH": str(tools), "LD_LIBRARY_PATH": "/opt/mine"}
+    run_cli(bundle, environment, "doctor")
+    assert "LD_LIBRARY_PATH=/opt/mine" in told.read_text().splitlines()
 
 
 def test_the_licences_of_what_is_in_it_are_named(dist: Path) -> None:

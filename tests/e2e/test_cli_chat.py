@@ -23,7 +23,8 @@ from tests.support.command_line import ROOT, program, run_here
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 from tests.support.pictures import picture
-from tests.support.side_models import write_tiny_projector
+from tests.support.side_models import write_tiny_ear, write_tiny_projector
+from tests.support.sounds import tone
 
 pytestmark = pytest.mark.program
 
@@ -234,6 +235,20 @@ def test_an_attached_image_goes_to_a_model_that_sees(home: Home, model: Path, tm
     refused = home.run(*words, "--json")
     assert refused.returncode == 2
     assert "name its projector with --mmproj" in refused.stdout + refused.stderr
+
+
+def test_an_attached_sound_goes_to_a_model_that_hears(home: Home, model: Path, tmp_path: Path) -> None:
+    sound, projector = tmp_path / "a.wav", write_tiny_ear(tmp_path / "mmproj.gguf")
+    sound.write_bytes(tone())
+    words = (model, "--threads", "1", "--ctx", "256", "--max-tokens", "4", "--attach", sound, "--prompt", "What?")
+    events = home.events(*words, "--mmproj", projector)
+    conversation = of(events, "conversation")[0]["id"]
+    assert [each.length_ms for each in home.path(conversation)[0].attachments] == [400]
+    marks = len("<|audio><audio|>")
+    assert of(events, "done")[0]["prompt_tokens"] == len("What?") + 4 + 10 + marks, "640 samples are a token"
+    refused = home.run(*words, "--json")
+    assert refused.returncode == 2
+    assert "name a projector for sound with --mmproj" in refused.stdout + refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ SAY_FIRST = frozenset(
     }
 )
 """Functions whose first argument people read."""
-NAMES = frozenset({"Layerdeck", "192.168.1.7:50052", "https://…", "K7QM-3XHD", "≡", "Hub…"})
+NAMES = frozenset({"Layerdeck", "192.0.2.7:50052", "https://…", "K7QM-3XHD", "≡", "Hub…"})
 """What is the same in every language."""
 
 

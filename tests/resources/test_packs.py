@@ -14,13 +14,22 @@ import pytest
 from engine.engine_build import engine_version
 from engine.packs.store import PackStore
 from resources.packs import archive
+from resources.packs.cuda_parts import missing_parts
 from resources.packs.needs import find_fault, find_nvcc, needed_glibc, needed_libraries
 from resources.packs.recipes import LEFT_OUT, RECIPES, configure_options
 from resources.packs.source import fetch_ggml, find_source
 from resources.packs.wheel import leave_out
+from resources.setup.machine import find_compiler
 from tests.support.packs import IS_NO_BACKEND, compiled
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+NVCC_WITHOUT_CUBLAS = """case "$1" in
+--version) echo "Cuda compilation tools, release 13.1, V13.1.5" ;;
+--dryrun) echo "#$ TOP=$(dirname "$0")/.." >&2 ;;
+*) exit 1 ;;
+esac"""
 
 
 def program(path: Path, script: str) -> Path:
@@ -41,6 +50,37 @@ def test_what_is_missing_for_cuda_is_one_sentence(tmp_path: Path, monkeypatch: p
     assert f"{bare} finds no cuBLAS." in str(find_fault("cuda", {}))
     program(bare, "exit 0")
     assert find_fault("cuda", {}) is None
+
+
+def test_cublas_is_also_taken_from_nvidias_wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    nvcc = program(tmp_path / "toolkit" / "bin" / "nvcc", NVCC_WITHOUT_CUBLAS)
+    monkeypatch.setattr("resources.packs.cuda_parts.VENV", tmp_path / "venv")
+    fault = str(find_fault("cuda", {"CUDACXX": str(nvcc)}))
+    assert "\n" not in fault
+    assert fault.endswith("-m pip install 'nvidia-cublas==13.1.*'")
+    wheel = tmp_path / "venv" / "lib" / "python3.11" / "site-packages" / "nvidia" / "cu13"
+    for file in ("include/cublas_v2.h", "lib/libcublas.so.12"):
+        (wheel / file).parent.mkdir(parents=True, exist_ok=True)
+        (wheel / file).touch()
+    assert find_fault("cuda", {"CUDACXX": str(nvcc)}) == fault, "it is for another CUDA"
+    (wheel / "lib" / "libcublas.so.13").touch()
+    assert find_fault("cuda", {"CUDACXX": str(nvcc)}) is None
+    compiler = find_compiler("CC")
+    assert compiler is not None
+    *cublas, driver = missing_parts(str(nvcc), tmp_path, compiler)
+    assert cublas == [
+        f"-DCMAKE_CUDA_FLAGS=-I{wheel / 'include'}",
+        f"-DCUDA_cublas_LIBRARY={wheel / 'lib' / 'libcublas.so.13'}",
+        f"-DCUDA_cublasLt_LIBRARY={wheel / 'lib' / 'libcublasLt.so.13'}",
+    ]
+    assert driver.startswith("-DCUDA_cuda_driver_LIBRARY=")
+    linked = tmp_path / "linked.so"
+    command = [compiler, "-shared", "-Wl,--no-as-needed", "-o", str(linked), "-x", "c", os.devnull, "-x", "none"]
+    subprocess.run([*command, driver.partition("=")[2]], check=True)
+    assert needed_libraries(linked) == ("libcuda.so.1",)
+    (tmp_path / "toolkit" / "lib64" / "stubs").mkdir(parents=True)
+    (tmp_path / "toolkit" / "lib64" / "stubs" / "libcuda.so").touch()
+    assert missing_parts(str(nvcc), tmp_path, compiler) == cublas
 
 
 def test_nvcc_is_where_the_environment_says(tmp_path: Path) -> None:

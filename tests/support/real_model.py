@@ -10,13 +10,14 @@ from typing import Final
 
 import pytest
 
-import make
 from engine.process.one_shot import ask_child
 from engine.protocol.messages import Quantise, Quantised
+from resources.setup.demo_model import DEMO_MODEL, DEMO_MODEL_BYTES
+from resources.setup.places import model_folder
 from tests.support.patience import DEADLINE_S
 
 # Looked for while modules are read: the tests themselves have a home of their own.
-_FETCHED: Final = make.model_folder(sys.platform, os.environ, Path.home()) / make.DEMO_MODEL
+_FETCHED: Final = model_folder(sys.platform, os.environ, Path.home()) / DEMO_MODEL
 
 _LONGEST_S = 10 * DEADLINE_S
 """The quantiser searches for the best scales of IQ4, which takes a minute of both cores."""
@@ -24,8 +25,8 @@ _LONGEST_S = 10 * DEADLINE_S
 
 def real_model() -> Path:
     """Return the demo model that answers, or skip the test."""
-    if not _FETCHED.is_file() or _FETCHED.stat().st_size != make.DEMO_MODEL_BYTES:
-        pytest.skip(f"{make.DEMO_MODEL} was not fetched; `make.py setup` does it where there is a network")
+    if not _FETCHED.is_file() or _FETCHED.stat().st_size != DEMO_MODEL_BYTES:
+        pytest.skip(f"{DEMO_MODEL} was not fetched; `make.py setup` does it where there is a network")
     return _FETCHED
 
 

@@ -14,6 +14,7 @@ from engine.gguf.model_file import ModelFile
 
 Matrices = Mapping[str, npt.NDArray[np.float32]]
 ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]
+EarKind = Literal["gemma4ua", "ultravox"]
 IMAGE_PX, PATCH_PX = 16, 8
 
 
@@ -111,6 +112,58 @@ def write_tiny_projector(
         ):
             matrices |= layer(f"v.blk.{number}.{name}", rows, columns)
         matrices |= norm(f"v.blk.{number}.ln1") | norm(f"v.blk.{number}.ln2")
+    _finish(writer, matrices)
+    return path
+
+
+def write_tiny_ear(
+    path: Path, *, n_embd: int = 64, n_layers: int = 2, seed: int = 4, kind: EarKind = "gemma4ua"
+) -> Path:
+    """Write a projector for sound with random weights, for models that are `n_embd` wide.
+
+    `kind`: "gemma4ua", a matrix on 640 samples for each token; "ultravox", the encoder of Whisper on half minutes, with
+    as many tokens for a second as for all thirty. The engine aborts where 1,500 is no multiple of the stack factor.
+    """
+    generator = np.random.default_rng(seed)
+    width, n_ff, n_mel, n_positions, stack, n_hidden = 32, 64, 80, 1500, 4, 48
+
+    def matrix(*shape: int) -> npt.NDArray[np.float32]:
+        return generator.standard_normal(shape, np.float32)
+
+    writer = gguf.GGUFWriter(path, "clip")
+    writer.add_type(gguf.GGUFType.MMPROJ)
+    writer.add_bool("clip.has_audio_encoder", True)
+    writer.add_string("clip.projector_type", kind)
+    for key, number in {
+        "embedding_length": width, "attention.head_count": 2, "feed_forward_length": n_ff,
+        "block_count": n_layers if kind == "ultravox" else 0, "projection_dim": n_embd, "num_mel_bins": n_mel,
+        "projector.stack_factor": stack,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"clip.audio.{key}", number)
+    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    if kind == "gemma4ua":
+        _finish(writer, {"mm.a.input_projection.weight": matrix(n_embd, 640)})
+        return path
+    matrices = {
+        "a.conv1d.1.weight": matrix(width, n_mel, 3), "a.conv1d.1.bias": matrix(width, 1),
+        "a.conv1d.2.weight": matrix(width, width, 3), "a.conv1d.2.bias": matrix(width, 1),
+        "a.position_embd.weight": matrix(n_positions, width),
+        "a.post_ln.weight": matrix(width), "a.post_ln.bias": matrix(width),
+        "mm.a.norm_pre.weight": matrix(stack * width), "mm.a.mlp.1.weight": matrix(2 * n_hidden, stack * width),
+        "mm.a.norm_mid.weight": matrix(n_hidden), "mm.a.mlp.2.weight": matrix(n_embd, n_hidden),
+    }  # fmt: skip
+    for number in range(n_layers):
+        block = f"a.blk.{number}"
+        for name, rows, columns in (
+            *((f"attn_{part}", width, width) for part in ("q", "k", "v", "out")),
+            ("ffn_up", n_ff, width),
+            ("ffn_down", width, n_ff),
+        ):
+            matrices[f"{block}.{name}.weight"] = matrix(rows, columns)
+            if name != "attn_k":
+                matrices[f"{block}.{name}.bias"] = matrix(rows)
+        for name in ("ln1", "ln2"):
+            matrices |= {f"{block}.{name}.weight": matrix(width), f"{block}.{name}.bias": matrix(width)}
     _finish(writer, matrices)
     return path
 

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
-from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor
-from PySide6.QtWidgets import (
-    QDialog,
-    QDialogButtonBox,
-    QHeaderView,
-    QTableWidget,
-    QTableWidgetItem,
-    QVBoxLayout,
-    QWidget,
-)
+from PySide6.QtWidgets import QDialog, QDialogButtonBox, QVBoxLayout, QWidget
 
 from engine.language import tr
+from widgets.chat.alternatives import SOURCE, AlternativesTable, ShownChoice, doubt_shade, percent
 from widgets.chat.token_text import TokenText, piece_words
 from widgets.common.counts import format_count
 from widgets.common.palette import DARK, Palette
 from widgets.common.roles import plain_label
 
 SIZE_PX = (760, 620)
-TABLE_HEIGHT_PX = 210
-MOST_OPAQUE = 100
-"""Of 255: the words stay readable on the darkest shade."""
-LIKELY = 0.999
-"""From this probability on a token has no shade: there was no choice."""
-HEADINGS = (tr("Token"), tr("Probability"))
-SOURCE = tr("By the model's own numbers, before all samplers and at temperature 1. Darker tokens were less probable.")
-
-
-@dataclass(frozen=True, slots=True)
-class ShownChoice:
-    """A token with its probability, and the likeliest ones there, the first of all first."""
-
-    text: str
-    probability: float
-    likeliest: Sequence[tuple[str, float]]
 
 
 class ChoicesDialog(QDialog):
@@ -55,14 +30,7 @@ class ChoicesDialog(QDialog):
         self.text_edit = TokenText()
         self.text_edit.setAccessibleName(tr("The tokens of the answer"))
         self.token_label = plain_label("", "strong")
-        self.table = QTableWidget(0, len(HEADINGS))
-        self.table.setAccessibleName(tr("What else there was"))
-        self.table.setHorizontalHeaderLabels(HEADINGS)
-        self.table.verticalHeader().hide()
-        self.table.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        self.table.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
-        self.table.setSelectionBehavior(QTableWidget.SelectionBehavior.SelectRows)
-        self.table.setFixedHeight(TABLE_HEIGHT_PX)
+        self.table = AlternativesTable()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         column = QVBoxLayout(self)
         source = plain_label(SOURCE, "dim", wrap=True)
@@ -87,18 +55,12 @@ class ChoicesDialog(QDialog):
         self._show_token()
 
     def _shade(self, place: int) -> QColor | None:
-        probability = min(1.0, max(0.0, self._choices[place].probability))
-        if probability >= LIKELY:
-            return None
-        colour = QColor(self._palette.experts)
-        colour.setAlpha(round(MOST_OPAQUE * (1 - probability)))
-        return colour
+        return doubt_shade(self._choices[place], self._palette)
 
     def _show_token(self) -> None:
         place = self.text_edit.token
         choice = None if place is None else self._choices[place]
-        rows = () if choice is None else choice.likeliest
-        self.table.setRowCount(len(rows))
+        self.table.show_choice(choice)
         if choice is None or place is None:
             self.token_label.setText("")
             return
@@ -107,15 +69,6 @@ class ChoicesDialog(QDialog):
                 "Token {place}: {piece}, {percent}",
                 place=format_count(place + 1),
                 piece=piece_words(choice.text),
-                percent=_percent(choice.probability),
+                percent=percent(choice.probability),
             )
         )
-        for row, (text, probability) in enumerate(rows):
-            number = QTableWidgetItem(_percent(probability))
-            number.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-            self.table.setItem(row, 0, QTableWidgetItem(piece_words(text)))
-            self.table.setItem(row, 1, number)
-
-
-def _percent(probability: float) -> str:
-    return f"{100 * probability:.2f} %" if probability < 0.1 else f"{100 * probability:.1f} %"

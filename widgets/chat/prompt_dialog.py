@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 from PySide6.QtGui import QColor
 from PySide6.QtWidgets import QDialog, QDialogButtonBox, QVBoxLayout, QWidget
 
 from engine.language import tr
+from widgets.chat.alternatives import SOURCE, AlternativesTable, ShownChoice, doubt_shade, percent
 from widgets.chat.token_text import TokenText, piece_words
 from widgets.common.counts import format_count
 from widgets.common.palette import DARK, Palette
@@ -19,12 +20,16 @@ SIZE_PX = (760, 620)
 
 @dataclass(frozen=True, slots=True)
 class ShownPrompt:
-    """`tokens` with how each of them is written. `note`: what there is to say of the template; empty: nothing."""
+    """`tokens` with how each of them is written. `note`: what there is to say of the template; empty: nothing.
+
+    `choices`: how tokens of earlier answers were chosen, by their places, where that was kept.
+    """
 
     tokens: Sequence[int]
     pieces: Sequence[str]
     n_ctx: int | None = None
     note: str = ""
+    choices: Mapping[int, ShownChoice] = field(default_factory=dict)
 
 
 class PromptDialog(QDialog):
@@ -41,9 +46,21 @@ class PromptDialog(QDialog):
         self.text_edit = TokenText()
         self.text_edit.setAccessibleName(tr("The prompt"))
         self.token_label = plain_label("", "dim")
+        self.table = AlternativesTable()
+        self.source_label = plain_label(SOURCE, "dim", wrap=True)
+        self.table.hide()
+        self.source_label.hide()
         self.buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         column = QVBoxLayout(self)
-        for widget in (self.count_label, self.note_label, self.text_edit, self.token_label, self.buttons):
+        for widget in (
+            self.count_label,
+            self.note_label,
+            self.text_edit,
+            self.token_label,
+            self.table,
+            self.source_label,
+            self.buttons,
+        ):
             column.addWidget(widget)
         self.buttons.rejected.connect(self.reject)
         self.text_edit.cursorPositionChanged.connect(self._show_token)
@@ -61,25 +78,35 @@ class PromptDialog(QDialog):
         self.count_label.setText(tr("{count}{room} tokens", count=format_count(len(prompt.pieces)), room=room))
         self.note_label.setText(prompt.note)
         self.note_label.setVisible(bool(prompt.note))
-        shaded = QColor(self._palette.line)
-        self.text_edit.show_tokens(prompt.pieces, lambda number: shaded if number % 2 else None)
+        self.table.setVisible(bool(prompt.choices))
+        self.source_label.setVisible(bool(prompt.choices))
+        self.text_edit.show_tokens(prompt.pieces, self._shade)
         self._show_token()
 
     def show_fault(self, sentence: str) -> None:
         """Say why there is nothing to show."""
         self.show_prompt(ShownPrompt((), (), note=sentence))
 
+    def _shade(self, place: int) -> QColor | None:
+        choice = self._prompt.choices.get(place)
+        if choice is not None:
+            return doubt_shade(choice, self._palette)
+        return QColor(self._palette.line) if place % 2 else None
+
     def _show_token(self) -> None:
         place = self.text_edit.token
+        choice = None if place is None else self._prompt.choices.get(place)
+        self.table.show_choice(choice)
         if place is None:
             self.token_label.setText("")
             return
         piece = piece_words(self._prompt.pieces[place])
-        self.token_label.setText(
-            tr(
-                "Token {place}: number {tokens}, {piece}",
-                place=format_count(place + 1),
-                tokens=self._prompt.tokens[place],
-                piece=piece,
-            )
+        words = tr(
+            "Token {place}: number {tokens}, {piece}",
+            place=format_count(place + 1),
+            tokens=self._prompt.tokens[place],
+            piece=piece,
         )
+        if choice is not None:
+            words += ", " + percent(choice.probability)
+        self.token_label.setText(words)

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
-from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, row_size
+from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous, row_size
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
@@ -97,7 +97,10 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
         if matrix.ne[3] != source.ne[3]:
             return False
         return matrix.is_weight or TYPE_SIZES[matrix.type][0] == 1 or _has_whole_rows(matrix)
-    if node.op == "gated_delta_net":
+    if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPE_SIZES[node.type][0] > 1:
+        # A copy of the same type: as quantised values without flash attention are turned.
+        return node.src[0].type != node.type or is_contiguous(node.src[0])
+    if node.op == "delta_net":
         return node.src[2].ne[0] in (16, 32, 64, 128)
     if node.op == "ssm_scan":
         state, decay = node.src[0], node.src[3]

@@ -372,6 +372,9 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
     assert dialog is not None
     assert "Nothing was said" in dialog.note_label.text()
     bench.load()
+    chat = bench.conversation.chat
+    settings = {**chat.settings, "alternatives": 3, "grammar": "root ::= [a-z]+"}
+    bench.conversation.change_chat(msgspec.structs.replace(chat, settings=settings))
     answer = bench.say("hello quay \u202e")
     assert answer.timings is not None
     bench.conversation.change_chat(msgspec.structs.replace(bench.conversation.chat, draft="and then?"))
@@ -385,6 +388,12 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
     count = int(dialog.count_label.text().split(" of ")[0])
     assert count > answer.timings.prompt_tokens
     assert dialog.token_label.text().startswith(f"Token {count}: number ")
+    told = []
+    for place in range(count):
+        dialog.text_edit.select(place)
+        told += [dialog.table.rowCount()] if dialog.token_label.text().endswith("%") else []
+    assert len(told) >= answer.timings.generated_tokens - 1
+    assert set(told) == {3}
     bench.desk.unloader.unload_current()
     presenter.show()
     assert "load" in dialog.note_label.text().lower()

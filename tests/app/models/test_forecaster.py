@@ -244,18 +244,51 @@ def _broken(*_: object) -> Preview:
 # ---------------------------------------------------------------------- what goes beside
 
 
-def test_what_took_long_the_last_time_is_not_quick_and_other_kinds_are_judged_alone(
+def layouts_of_a_drag(n_steps: int) -> list[Edit]:
+    places = [["RPC0"] * first + ["RPC1"] * (N_LAYERS - first) for first in range(1, N_LAYERS)]
+    return [Edit(make_layout(N_LAYERS, places[step % len(places)]), ContextSettings()) for step in range(n_steps)]
+
+
+def test_the_slowest_of_the_last_of_a_kind_decides_and_other_kinds_are_judged_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(forecaster, "DIRECT_S", 0.005)
-    pace, layouts = Pace(), [make_layout(N_LAYERS, [device] * N_LAYERS) for device in PLACES]
-    first, second, third = (Edit(layout, ContextSettings()) for layout in layouts)
-    assert pace.is_quick(RIG, first)
-    pace.note(RIG, first, 1.0)
-    assert pace.is_quick(RIG, second)
-    pace.note(RIG, second, 0.006)
-    assert not pace.is_quick(RIG, third)
-    assert pace.is_quick(RIG, replace(second, context=ContextSettings(n_ctx=64)))
-    assert pace.is_quick(ALONE, second)
-    pace.note(RIG, third, 0.004)
-    assert pace.is_quick(RIG, second)
+    pace = Pace()
+    *steps, last = layouts_of_a_drag(forecaster.REMEMBERED + 3)
+    longer = replace(last, context=ContextSettings(n_ctx=64))
+    pace.note(RIG, steps[0], 0.001)
+    pace.note(RIG, longer, 0.001)
+    pace.note(RIG, steps[0], 0.001)
+    pace.note(RIG, steps[1], 0.006)
+    for step in steps[2:]:
+        assert not pace.is_quick(RIG, step)
+        pace.note(RIG, step, 0.004)
+    assert pace.is_quick(RIG, longer)
+    assert pace.is_quick(RIG, last)
+
+
+def test_a_kind_that_was_never_done_is_judged_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(forecaster, "DIRECT_S", 0.005)
+    first, second, third = layouts_of_a_drag(3)
+    large = Pace(first_s=0.5)
+    assert large.is_quick(RIG, first)
+    large.note(RIG, first, 0.001)
+    assert not large.is_quick(RIG, second)
+    assert not large.is_quick(ALONE, first)
+    large.note(RIG, second, 0.002)
+    assert large.is_quick(RIG, third)
+    small = Pace(first_s=0.004)
+    small.note(RIG, first, 0.001)
+    assert small.is_quick(RIG, second)
+    assert small.is_quick(ALONE, first)
+
+
+def test_a_layout_of_a_large_model_that_is_begun_anew_is_drawn_with_what_is_known_of_it(
+    document: LayoutDocument, model: ModelFile, qtbot: QtBot
+) -> None:
+    gather(document, "RPC1")
+    settle(qtbot, document)
+    document.restart(RIG, Edit(make_layout(N_LAYERS, [CPU_ID] * N_LAYERS), ContextSettings(n_ctx=512)))
+    assert document.is_behind
+    settle(qtbot, document)
+    assert document.preview == right(document, RIG)

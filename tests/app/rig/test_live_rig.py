@@ -25,7 +25,7 @@ def loaded(name: str, *endpoints: str, **held_bytes: int) -> HeldModel:
     return HeldModel(FileIdentity(((1, hash(name), 0, 0),)), name, held_bytes, frozenset(endpoints), idle_since_s=0.0)
 
 
-REMOTE_MODEL = loaded("remote", "192.168.1.7:50052", RPC0=GIB)
+REMOTE_MODEL = loaded("remote", "192.0.2.7:50052", RPC0=GIB)
 
 
 @pytest.fixture

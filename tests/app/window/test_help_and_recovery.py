@@ -87,6 +87,7 @@ def test_about_tells_versions_folders_and_licences(window: WindowParts, qtbot: Q
     for name in ("layerdeck", "llama-cpp-python", "PySide6-Essentials"):
         assert metadata.version(name) in facts.text
     assert "CUDA0 (CUDA)" in facts.text
+    assert "Engine packs: none" in facts.text
     assert str(runs_path().parent) in facts.text
     assert "Permission is hereby granted" in facts.licence or len(facts.licence) > 500
     for name in ("numpy", "msgspec", "pyqtgraph"):

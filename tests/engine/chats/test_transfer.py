@@ -18,8 +18,10 @@ from engine.chats.llama_ui import as_jsonl
 from engine.chats.message import Attachment, Message
 from engine.chats.tree import MessageTree, add, tree_of
 from engine.errors import ChatError
+from engine.sounds.reader import MAX_LENGTH_MS
 from tests.support.kept_conversation import CHAT, CHOICES, DATA, FILE, kept_tree
 from tests.support.pictures import picture
+from tests.support.sounds import tone
 
 
 def shape(tree: MessageTree) -> list[tuple[object, ...]]:
@@ -75,6 +77,38 @@ def test_images_go_with_every_form_and_come_back() -> None:
         (attachment,) = back.tree.path[-1].attachments
         assert msgspec.structs.replace(attachment, id="i") == image
         assert back.files == files
+
+
+def test_sounds_go_with_what_has_a_form_for_them_and_come_back() -> None:
+    data = tone()
+    sha256 = hashlib.sha256(data).hexdigest()
+    sound = Attachment(
+        id="s", kind="audio", name="hello.wav", mime="audio/wav", sha256=sha256, size_bytes=len(data), length_ms=400
+    )
+    message = Message(id="q", role="user", content="What?", attachments=(sound,))
+    files, found = {sha256: data}, [(CHAT, tree_of((message,), "q"))]
+    assert "Attached: hello.wav" in as_markdown(CHAT, (message,), files)
+    assert "<p>Attached: hello.wav</p>" in as_html(CHAT, (message,), files)
+    for document, name in ((as_json(found, files), "c.json"), (as_jsonl(found, files), "c.jsonl")):
+        (back,) = parse_conversations(document, source=name)
+        (attachment,) = back.tree.path[-1].attachments
+        assert msgspec.structs.replace(attachment, id="s") == sound
+        assert back.files == files
+
+
+@pytest.mark.parametrize(
+    ("length_ms", "held", "words"),
+    [(400, b"no sound", "is none"), (0, tone(), "a length that none"), (MAX_LENGTH_MS + 1, tone(), "a length that")],
+)
+def test_sounds_that_none_can_be_are_refused(length_ms: int, held: bytes, words: str) -> None:
+    sha256 = hashlib.sha256(held).hexdigest()
+    sound = Attachment(
+        id="s", kind="audio", name="s", mime="audio/wav", sha256=sha256, size_bytes=1, length_ms=length_ms
+    )
+    message = Message(id="q", role="user", content="What?", attachments=(sound,))
+    document = as_json([(CHAT, tree_of((message,), "q"))], {sha256: held})
+    with pytest.raises(ChatError, match=f"an attached sound .*{words}"):
+        parse_conversations(document, source="c.json")
 
 
 def test_images_that_none_can_be_are_refused() -> None:

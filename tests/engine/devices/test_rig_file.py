@@ -16,7 +16,7 @@ from engine.units import GIB, MIB
 from tests.support.strategies import rigs
 
 CUDA = {"id": "CUDA0", "backend": "CUDA", "total_bytes": "24GiB"}
-RPC = {"id": "RPC0", "backend": "RPC", "endpoint": "192.168.1.7:50052", "total_bytes": "8GiB"}
+RPC = {"id": "RPC0", "backend": "RPC", "endpoint": "192.0.2.7:50052", "total_bytes": "8GiB"}
 
 
 def parse(*devices: object, **changes: object) -> Rig:
@@ -34,7 +34,7 @@ def test_only_needed_keys_take_the_defaults() -> None:
     cuda, rpc, second_cpu = rig.devices
     assert (cuda.name, cuda.kind, cuda.total_bytes, cuda.free_bytes) == ("CUDA0", "gpu", 24 * GIB, None)
     assert (cuda.cap_bytes, cuda.margin_bytes, cuda.capabilities) == (None, 0, Capabilities(False, True))
-    assert (rpc.endpoint, rpc.endpoint_device, rpc.is_rpc) == ("192.168.1.7:50052", 0, True)
+    assert (rpc.endpoint, rpc.endpoint_device, rpc.is_rpc) == ("192.0.2.7:50052", 0, True)
     assert second_cpu.kind == "cpu"
     assert rig.ids == ("CUDA0", "RPC0", "H", "CPU")
     assert (rig.host.total_bytes, rig.host.free_bytes) == (64 * GIB, None)

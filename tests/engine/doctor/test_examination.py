@@ -11,12 +11,14 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig, make_host
 from engine.doctor.cards import Card, card_checks, cards_on_bus
 from engine.doctor.examination import Progress, Step, examine
+from engine.doctor.installed import pack_checks
 from engine.doctor.machine import engine_check, find_rig, personal_names
 from engine.doctor.report import Check, Report, document, table, without_names
 from engine.errors import EngineError, UnreachableError
+from engine.packs.listing import ListedPack, PackState
 from engine.pci import PciId
 from engine.rigs.engine_checks import Case, Checked, Trial
-from engine.units import GIB
+from engine.units import GIB, MIB
 
 
 def step(name: str, *checks: Check, error: str = "") -> Step:
@@ -43,6 +45,19 @@ def test_a_step_that_fails_costs_that_step_only() -> None:
     assert report.summary == "1 of 3 checks failed: b."
     assert [(each.done, each.words) for each in told if not each.checks] == [(0, "Looking at first")]
     assert (told[-1].done, told[-1].total, len(told[-1].checks)) == (2, 2, 3)
+
+
+def test_a_pack_that_does_not_work_is_told_and_one_switched_off_is_in_order() -> None:
+    def pack(name: str, state: PackState, reason: str = "") -> ListedPack:
+        return ListedPack(name, "Vulkan", "0.3.36", "packs", 8 * MIB, state, reason, (), "a driver", ours=True)
+
+    packs = [pack("vulkan", "used"), pack("cuda", "off"), pack("hip", "broken", "The driver is missing."),
+             pack("other", "unchecked")]  # fmt: skip
+    found = list(pack_checks(packs))
+    assert [(each.name, each.ok) for each in found] == [("engine pack", ok) for ok in (True, True, False, None)]
+    assert "hip" in found[2].detail
+    assert "The driver is missing" in found[2].detail
+    assert found[0].figures["size_bytes"] == 8 * MIB
 
 
 def test_a_cancel_keeps_what_was_found() -> None:

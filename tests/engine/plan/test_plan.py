@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import weakref
 from dataclasses import replace
 from pathlib import Path
 
@@ -151,3 +152,16 @@ def test_the_workers_of_a_plan_are_those_of_its_layout_and_its_projector(plan: P
     projector = Projector(Path("mmproj.gguf"), (), device="RPC3")
     beside = found.with_edit(replace(found.edit, side_files=SideFiles(projector)))
     assert beside.used_endpoints == {"attic:0": workers[:2], "attic:1": workers[3:]}
+
+
+@pytest.mark.parametrize(("n_ctx", "n_kept"), [(1024, 4), (AUTO_CONTEXT, 12)])
+def test_tables_of_a_search_are_let_go_as_it_goes_on(plan: Plan, n_ctx: int, n_kept: int) -> None:
+    memory = settings(plan, n_ctx=n_ctx).with_own_tables().memory
+    layout = plan.edit.layout
+    tables = []
+    for each in range(1, 2 * n_kept):
+        context = msgspec.structs.replace(CONTEXT, n_ctx=256 * each)
+        memory.estimate(layout, context, RIG)
+        tables.append(weakref.ref(memory.for_context(context)))  # type: ignore[arg-type]
+    # At once, without a search for garbage: the latest.
+    assert [each() is not None for each in tables] == [False] * (n_kept - 1) + [True] * n_kept

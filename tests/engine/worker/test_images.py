@@ -84,7 +84,7 @@ def answer(child: RawChild, request: Generate) -> tuple[str, Generated]:
 def test_an_image_is_part_of_the_prompt_and_stays_cached(tmp_path: Path, kind: ProjectorKind) -> None:
     with RawChild() as child:
         load(child, *write_model(tmp_path, kind))
-        counted = child.ask(CountTokens(images=(msgspec.structs.replace(ONE, data=b""),)))
+        counted = child.ask(CountTokens(media=(msgspec.structs.replace(ONE, data=b""),)))
         first, done = answer(child, question(1, ONE))
         said = [each.read_tokens for each in child.heard if isinstance(each, Reading)]
         second, _ = answer(child, question(2, OTHER))
@@ -93,7 +93,7 @@ def test_an_image_is_part_of_the_prompt_and_stays_cached(tmp_path: Path, kind: P
         _, later = answer(child, question(4, text="And now?", before=longer))
         without, plain = answer(child, question(5))
     assert isinstance(counted, Counted)
-    assert done.prompt_tokens == plain.prompt_tokens + counted.images[0]
+    assert done.prompt_tokens == plain.prompt_tokens + counted.media[0]
     assert done.evaluated_tokens == done.prompt_tokens
     assert said[-1] == done.prompt_tokens
     assert len(said) >= 3, "before the image, with it, behind it"
@@ -129,7 +129,7 @@ def test_without_a_projector_there_is_a_sentence(tmp_path: Path) -> None:
     model, _ = write_model(tmp_path)
     with RawChild() as child:
         load(child, model, None)
-        for request in (question(1, ONE), CountTokens(id=2, images=(ONE,))):
+        for request in (question(1, ONE), CountTokens(id=2, media=(ONE,))):
             refused = child.ask(request)
             assert isinstance(refused, Failure)
             assert "Choose the model's projector" in refused.message

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from pytestqt.qtbot import QtBot
 
-from widgets.chat.choices_dialog import ChoicesDialog, ShownChoice
+from widgets.chat.alternatives import ShownChoice
+from widgets.chat.choices_dialog import ChoicesDialog
+from widgets.chat.prompt_dialog import PromptDialog, ShownPrompt
 from widgets.common.palette import LIGHT
 
 CHOICES = (
@@ -21,6 +23,21 @@ def shown_rows(dialog: ChoicesDialog) -> list[list[str]]:
         cells = [dialog.table.item(row, column) for column in range(2)]
         found.append(["" if cell is None else cell.text() for cell in cells])
     return found
+
+
+def test_what_the_model_reads_names_what_else_there_was(qtbot: QtBot) -> None:
+    dialog = PromptDialog()
+    qtbot.addWidget(dialog)
+    dialog.apply_palette(LIGHT)
+    dialog.show_prompt(ShownPrompt((5, 6, 7), ("<s>", "The", "!"), choices={1: CHOICES[0]}))
+    assert not dialog.table.isHidden()
+    assert dialog.token_label.text() == "Token 1: number 5, “<s>”"
+    assert dialog.table.rowCount() == 0
+    dialog.text_edit.select(1)
+    assert dialog.token_label.text() == "Token 2: number 6, “The”, 75.0 %"
+    assert [dialog.table.item(row, 1).text() for row in range(3)] == ["75.0 %", "20.0 %", "5.00 %"]  # type: ignore[union-attr]
+    dialog.show_prompt(ShownPrompt((5,), ("<s>",)))
+    assert dialog.table.isHidden()
 
 
 def test_the_token_at_the_cursor_is_named_with_its_alternatives(qtbot: QtBot) -> None:

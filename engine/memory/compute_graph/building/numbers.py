@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from engine.architectures.graph_record import GraphRecord, Scaled
@@ -71,7 +72,10 @@ class IndexerNumbers:
 
 @dataclass(frozen=True, slots=True)
 class StateNumbers:
-    """Sizes of recurrent layers, 0 where an architecture has none (see `ssm.*` and `wkv.*` in the file)."""
+    """Sizes of recurrent layers, 0 where an architecture has none (see `ssm.*` and `wkv.*` in the file).
+
+    `bounds_decay`: the decay of delta attention has a lower bound, which makes it by other operations.
+    """
 
     conv: int = 0
     inner: int = 0
@@ -81,6 +85,7 @@ class StateNumbers:
     rolling_width: int = 0
     recurrent_width: int = 0
     normalises: bool = False
+    bounds_decay: bool = False
 
     @property
     def kept(self) -> int:
@@ -229,7 +234,12 @@ def _read_state(model: ModelFile, hyper: HyperParameters) -> StateNumbers:
         rolling_width=hyper.recurrent_widths[0],
         recurrent_width=hyper.recurrent_widths[1],
         normalises=bool(model.hyper_parameter("ssm.dt_b_c_rms")),
+        bounds_decay=_is_bound(model.hyper_parameter("kda.gate_lower_bound")),
     )
+
+
+def _is_bound(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and value > -math.inf
 
 
 def read_layers(model: ModelFile, hyper: HyperParameters, graph: GraphRecord, rope: Rope) -> tuple[LayerNumbers, ...]:

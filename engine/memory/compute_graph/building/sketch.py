@@ -182,7 +182,7 @@ class Sketch:
         found = self.graph.mul_mat(self.weight(stem), source)
         if _part(stem) in self.numbers.scaled and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
-        bias = self.maybe(f"{stem}.bias")
+        bias = self.maybe(f"{stem}.bias") if self.style.output_bias or stem != "attn_output" else None
         return found if bias is None else self.graph.add(found, bias)
 
     def fuses(self, op: str) -> bool:

@@ -210,7 +210,8 @@ class _Ordering:
     def _hand_back(self, behind: int, key: Key) -> Key | None:
         """Return what the piece before one behind calls what that knows as `key`, None for what it cannot know."""
         section, way = self._pieces[behind].section, self._ways[behind]
-        before = section.hand_back(key) if section.is_known_before(key) else None
+        # What the last split begins with is copied before it, whoever else knows of that.
+        before = section.hand_back(key) if key[0] == "copy" or section.is_known_before(key) else None
         return before if before is None or way is None else way.key(before)
 
 

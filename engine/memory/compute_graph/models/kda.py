@@ -22,12 +22,7 @@ def delta_attention(sketch: Sketch, current: Tensor) -> Tensor:
         graph.reshape(_convolved(sketch, states, seen, source, f"ssm_conv1d_{letter}"), *each)
         for source, letter in zip(_sources(sketch, current, inner), "qkv", strict=True)
     )
-    decay = graph.add(_through(sketch, current, "ssm_f_a", "ssm_f_b"), sketch.weight("ssm_dt.bias"))
-    decay = graph.mul(
-        graph.reshape(decay, *each[:2], batch.n_tokens), graph.reshape(sketch.weight("ssm_a"), 1, each[1])
-    )
-    # What makes a decay of it, by a formula that depends on the architecture, takes the place of its source.
-    decay = graph.reshape(graph.unary(decay), *each)
+    decay = graph.reshape(_decay(sketch, current, *each[:2]), *each)
     beta = graph.unary(graph.reshape(_through(sketch, current, "ssm_beta"), 1, *each[1:]))
     state = graph.reshape(states.read(states.recurrent), head, head, each[1], sequences)
     q, k = (graph.scale(sketch.raw_norm(part)) for part in (q, k))
@@ -42,6 +37,19 @@ def delta_attention(sketch: Sketch, current: Tensor) -> Tensor:
 def early_delta_attention(sketch: Sketch, current: Tensor) -> Tensor:
     """Return the same, with the layer's input computed before its state is read."""
     return delta_attention(sketch, sketch.graph.expand(current))
+
+
+def _decay(sketch: Sketch, current: Tensor, head: int, heads: int) -> Tensor:
+    """Return what each element of a key is to lose."""
+    graph, shape = sketch.graph, (head, heads, sketch.batch.n_tokens)
+    found = graph.add(_through(sketch, current, "ssm_f_a", "ssm_f_b"), sketch.weight("ssm_dt.bias"))
+    factors = graph.reshape(sketch.weight("ssm_a"), 1, heads)
+    if not sketch.numbers.state.bounds_decay:
+        return graph.mul(graph.reshape(graph.unary(found), *shape), factors)
+    found = graph.mul(graph.reshape(found, *shape), factors)
+    # Bailing's, which is made of one weight, has the sign in its factors.
+    found = graph.scale(found) if sketch.has("ssm_f_b") else found
+    return graph.scale(graph.unary(found))
 
 
 def _through(sketch: Sketch, source: Tensor, *stems: str) -> Tensor:

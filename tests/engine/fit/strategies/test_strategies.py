@@ -52,7 +52,7 @@ def memory_of(name: str) -> ModelMemory:
         return ModelMemory(read_model(write_header_only(Path(folder) / "model.gguf", **shapes[name])))
 
 
-def remote(number: int, gib: float, host: str = "192.168.1.7") -> Device:
+def remote(number: int, gib: float, host: str = "192.0.2.7") -> Device:
     total_bytes = int(gib * GIB)
     return Device(
         id=f"RPC{number}", name="attic", backend="RPC", kind="gpu", total_bytes=total_bytes, free_bytes=total_bytes,

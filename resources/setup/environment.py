@@ -1,0 +1,60 @@
+"""The virtual environment: made, filled, and its modules compiled."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from resources.setup.build_plan import ENGINE
+from resources.setup.places import FOLDERS, ROOT, UNFINISHED, VENV, venv_program
+from resources.setup.stamp import STAMP
+from resources.setup.steps import call, output_of, say
+from resources.setup.unfinished import being_written
+from resources.setup.uv import try_uv
+
+
+def require_venv() -> None:
+    """Create .venv, anew if it is broken or of another Python."""
+    wanted = "{}.{}".format(*sys.version_info[:2])
+    script = "import sys; print('{}.{}'.format(*sys.version_info[:2]))"
+    found = output_of([str(venv_program("python")), "-c", script])
+    is_whole = found is not None and found.strip() == wanted and venv_program("pip").exists()
+    if is_whole and not UNFINISHED.exists():
+        return
+    say("Creating .venv anew, since an earlier set-up was stopped in it" if is_whole else "Creating .venv")
+    STAMP.unlink(missing_ok=True)
+    # With pip in it, which builds the engine.
+    with being_written(UNFINISHED):
+        if not try_uv(["venv", "--seed", "--clear", "--python", sys.executable, str(VENV)]):
+            call([sys.executable, "-m", "venv", "--clear", str(VENV)], "The virtual environment could not be created.")
+
+
+def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
+    """Install the engine, the pinned dependencies and the project itself (editable) into .venv."""
+    pip = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
+    failed = "Installing the dependencies failed."
+    say("Installing dependencies")
+    project = f"{ROOT}[dev]" if tests else str(ROOT)
+    anew = ["--reinstall-package", ENGINE] if reinstall else []
+    uv = ["pip", "install", "--python", str(venv_program("python")), *anew]
+    if try_uv([*uv, str(wheel), "--editable", project]):
+        return
+    if reinstall:  # pip takes a wheel of an installed version for the same, whatever its build options
+        call([*pip, "--no-deps", "--force-reinstall", str(wheel)], failed)
+    call([*pip, str(wheel), "--editable", project], failed)
+
+
+def compile_modules() -> None:
+    """Compile our modules once for all processes: many start, and some environments let none keep what it compiles."""
+    command = [str(venv_program("python")), "-m", "compileall", "-q", *FOLDERS]
+    subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)  # what is wrong shows where it is used
+
+
+def check_engine() -> None:
+    """Have a new engine check itself on this machine's devices: what it cannot do is not used, and nothing stops."""
+    say("Checking what of the engine works on this machine, once for each build")
+    command = [str(venv_program("layerdeck-cli")), "doctor", "--engine"]
+    done = subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False)
+    if done.returncode != 0:
+        say("What was found wrong is not used. `layerdeck-cli doctor` looks again.")

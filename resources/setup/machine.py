@@ -1,0 +1,80 @@
+"""What of this machine a built engine depends on."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from resources.setup.steps import output_of
+
+COMPILERS = {"CC": ("cc", "gcc", "clang"), "CXX": ("c++", "g++", "clang++")}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Everything about a machine that a built engine depends on."""
+
+    system: str
+    architecture: str
+    libc: str
+    compiler: str
+    cpu_flags: str
+
+
+def find_machine() -> Machine:
+    """Look at this machine."""
+    return Machine(
+        system=sys.platform,
+        architecture=platform.machine(),
+        libc="-".join(platform.libc_ver()),
+        compiler=compiler_version(),
+        cpu_flags=cpu_digest(),
+    )
+
+
+def find_compiler(variable: str = "CXX") -> str | None:
+    """Return the compiler that CMake will take, for C++ or (variable CC) for C; None if there is none."""
+    if variable in os.environ:
+        return os.environ[variable]
+    names = COMPILERS[variable][:: -1 if sys.platform == "darwin" else 1]
+    return next((path for path in map(shutil.which, names) if path), None)
+
+
+def compiler_version() -> str:
+    """Return name and version of the C++ compiler. On Windows CMake finds Visual Studio without our help."""
+    if sys.platform == "win32":
+        return "msvc"
+    compiler = find_compiler()
+    text = output_of([*shlex.split(compiler), "--version"]) if compiler else None
+    return text.splitlines()[0].strip() if text else "unknown"
+
+
+def cpu_digest() -> str:
+    """Return a digest of what this CPU can do: ggml is compiled for exactly this CPU."""
+    if sys.platform == "darwin":
+        text = output_of(["sysctl", "-n", "machdep.cpu.brand_string"]) or ""
+    else:
+        text = instruction_sets() if sys.platform == "linux" else platform.processor()
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def instruction_sets() -> str:
+    """Return the instruction sets of this CPU, nothing where the system has no list of them to read."""
+    if sys.platform != "linux":
+        return ""
+    return parse_cpu_flags(Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace"))
+
+
+def parse_cpu_flags(cpuinfo: str) -> str:
+    """Return the instruction sets of the first CPU in the text of /proc/cpuinfo, sorted."""
+    for line in cpuinfo.splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() in ("flags", "Features"):
+            return " ".join(sorted(value.split()))
+    return ""

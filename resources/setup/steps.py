@@ -1,0 +1,31 @@
+"""What a set-up says and starts."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+
+from resources.setup.errors import SetupError
+from resources.setup.places import ROOT
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal."""
+    print(text, flush=True)
+
+
+def call(command: Sequence[str], failed: str) -> None:
+    """Run a step of the set-up; its failure ends the set-up."""
+    if subprocess.run(command, cwd=ROOT, stdin=subprocess.DEVNULL, check=False).returncode != 0:
+        raise SetupError(failed, exit_code=1)
+
+
+def output_of(command: Sequence[str]) -> str | None:
+    """Return what `command` prints, None if it does not exist or fails."""
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", timeout=60, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout if done.returncode == 0 else None

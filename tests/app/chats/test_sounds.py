@@ -1,0 +1,38 @@
+"""Sounds in the window's conversations, with the real engine: attached, counted, asked with, kept, refused."""
+
+from __future__ import annotations
+
+from app.window.attach_presenter import shown_file
+from tests.app.chats.bench import Bench, prompt_tokens
+
+
+def test_sounds_are_counted_asked_with_and_kept(bench: Bench) -> None:
+    bench.load(hears=True)
+    bench.attach_sounds(1, 2)
+    bench.wait(lambda: bench.attacher.tokens > 0 and all(each.tokens for each in bench.attacher.files))
+    counted = bench.attacher.tokens
+    assert shown_file(bench.attacher.files[0], 1024).detail == f"0:01, {counted // 2} tokens"
+    first = bench.ask("What?")
+    words = prompt_tokens(first) - counted
+    assert [(each.kind, each.length_ms) for each in bench.path[0].attachments] == [("audio", 400)] * 2
+    bench.conversation.regenerate(first.id)
+    again = bench.answered()
+    assert again.content == first.content
+    assert again.timings is not None
+    assert again.timings.cached_tokens == prompt_tokens(first) - 1
+    bench.conversation.edit(bench.path[0].id, "Wha?")
+    assert prompt_tokens(bench.answered()) == counted + words - 1
+
+
+def test_a_model_without_ears_says_what_to_do(bench: Bench) -> None:
+    bench.load()
+    bench.attach_sounds(1)
+    assert not bench.attacher.files
+    assert any("1.wav is not taken" in text and "a projector for sound" in text for text in bench.refused)
+    bench.load(hears=True)
+    bench.attach_sounds(1)
+    bench.ask("What?")
+    bench.load()
+    refused = bench.ask("And now?")
+    assert refused.state == "failed"
+    assert "nothing is loaded that hears it" in refused.note

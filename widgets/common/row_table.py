@@ -1,0 +1,63 @@
+"""A table of texts to read and to choose one row of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import Qt
+from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableWidget, QTableWidgetItem, QWidget
+
+
+class RowTable(QTableWidget):
+    """Columns are as wide as their texts, the last takes what is left. `name`: what a screen reader says.
+
+    Tab leaves it; the arrow keys go through the rows.
+    """
+
+    def __init__(self, headings: Sequence[str], name: str, parent: QWidget | None = None) -> None:
+        super().__init__(0, len(headings), parent)
+        self.setHorizontalHeaderLabels(list(headings))
+        self.setAccessibleName(name)
+        self.verticalHeader().hide()
+        self.setEditTriggers(QAbstractItemView.EditTrigger.NoEditTriggers)
+        self.setSelectionBehavior(QAbstractItemView.SelectionBehavior.SelectRows)
+        self.setSelectionMode(QAbstractItemView.SelectionMode.SingleSelection)
+        self.setTabKeyNavigation(False)
+        self.setWordWrap(True)
+        header = self.horizontalHeader()
+        header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
+        header.setSectionResizeMode(len(headings) - 1, QHeaderView.ResizeMode.Stretch)
+
+    @property
+    def chosen_row(self) -> int | None:
+        """The row that is chosen."""
+        rows = self.selectionModel().selectedRows()
+        return rows[0].row() if rows else None
+
+    def show_rows(
+        self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None, *, chosen: int | None = None
+    ) -> None:
+        """Show these rows in place of what was there; `tips`: what is said of each cell, else its own text.
+
+        Nothing is emitted for `chosen`: it is the row that was chosen before, where it is now.
+        """
+        blocked = self.blockSignals(True)
+        self.clearSelection()
+        self.setCurrentCell(-1, -1)
+        self.setRowCount(0)
+        self.add_rows(rows, tips)
+        if chosen is not None:
+            self.selectRow(chosen)
+        self.blockSignals(blocked)
+
+    def add_rows(self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None) -> None:
+        """Add rows at the end."""
+        first = self.rowCount()
+        self.setRowCount(first + len(rows))
+        for row, texts in enumerate(rows):
+            for column, text in enumerate(texts):
+                item = QTableWidgetItem(text)
+                item.setFlags(Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEnabled)
+                item.setToolTip(text if tips is None else tips[row][column])
+                self.setItem(first + row, column, item)
+        self.resizeRowsToContents()

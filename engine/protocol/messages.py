@@ -403,13 +403,14 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     """What a device reached: bytes of weights read per second with one token (F16, and by type those that were asked
     for), seconds for a question and its answer, bytes per second to it, seconds for a computation of next to nothing
-    among others."""
+    among others; by type also weights times tokens per second with many tokens."""
 
     read_bytes_per_second: float
     round_trip_s: float
     sent_bytes_per_second: float
     by_type: dict[str, float] = {}
     op_s: float | None = None
+    products: dict[str, float] = {}
 
 
 class PackLoad(msgspec.Struct, frozen=True, kw_only=True):

@@ -7,13 +7,15 @@ from dataclasses import dataclass
 
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor
-from PySide6.QtWidgets import QHeaderView, QTableWidget, QTableWidgetItem, QWidget
+from PySide6.QtWidgets import QWidget
 
 from engine.language import tr
 from widgets.chat.token_text import piece_words
 from widgets.common.palette import Palette
+from widgets.common.row_table import RowTable
 
 TABLE_HEIGHT_PX = 210
+_ALIGNMENT = Qt.ItemDataRole.TextAlignmentRole
 MOST_OPAQUE = 100
 """Of 255: the words stay readable on the darkest shade."""
 LIKELY = 0.999
@@ -31,30 +33,20 @@ class ShownChoice:
     likeliest: Sequence[tuple[str, float]]
 
 
-class AlternativesTable(QTableWidget):
+class AlternativesTable(RowTable):
     """The likeliest tokens at a place."""
 
     def __init__(self, parent: QWidget | None = None) -> None:
-        super().__init__(0, len(HEADINGS), parent)
-        self.setAccessibleName(tr("What else there was"))
-        self.setHorizontalHeaderLabels(HEADINGS)
-        self.verticalHeader().hide()
-        self.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
-        # as wide as its heading, which some languages need a long word for
-        self.horizontalHeader().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
-        self.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
-        self.setSelectionBehavior(QTableWidget.SelectionBehavior.SelectRows)
+        super().__init__(HEADINGS, tr("What else there was"), parent, wide=0)
         self.setFixedHeight(TABLE_HEIGHT_PX)
 
     def show_choice(self, choice: ShownChoice | None) -> None:
         """Show what else there was; None: nothing is known of it."""
         rows = () if choice is None else choice.likeliest
-        self.setRowCount(len(rows))
-        for row, (text, probability) in enumerate(rows):
-            number = QTableWidgetItem(percent(probability))
-            number.setTextAlignment(Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter)
-            self.setItem(row, 0, QTableWidgetItem(piece_words(text)))
-            self.setItem(row, 1, number)
+        self.show_rows([(piece_words(text), percent(probability)) for text, probability in rows])
+        for row in range(len(rows)):
+            number = self.model().index(row, 1)
+            self.model().setData(number, Qt.AlignmentFlag.AlignRight | Qt.AlignmentFlag.AlignVCenter, _ALIGNMENT)
 
 
 def doubt_shade(choice: ShownChoice, palette: Palette) -> QColor | None:

@@ -11,12 +11,12 @@ from widgets.common.tool_tips import plain_tool_tip
 
 
 class RowTable(QTableWidget):
-    """Columns are as wide as their texts, the last takes what is left. `name`: what a screen reader says.
+    """Columns are as wide as their texts, the one at `wide` takes what is left. `name`: what a screen reader says.
 
     Tab leaves it; the arrow keys go through the rows.
     """
 
-    def __init__(self, headings: Sequence[str], name: str, parent: QWidget | None = None) -> None:
+    def __init__(self, headings: Sequence[str], name: str, parent: QWidget | None = None, *, wide: int = -1) -> None:
         super().__init__(0, len(headings), parent)
         self.setHorizontalHeaderLabels(list(headings))
         self.setAccessibleName(name)
@@ -28,7 +28,7 @@ class RowTable(QTableWidget):
         self.setWordWrap(True)
         header = self.horizontalHeader()
         header.setSectionResizeMode(QHeaderView.ResizeMode.ResizeToContents)
-        header.setSectionResizeMode(len(headings) - 1, QHeaderView.ResizeMode.Stretch)
+        header.setSectionResizeMode(wide % len(headings), QHeaderView.ResizeMode.Stretch)
 
     @property
     def chosen_row(self) -> int | None:

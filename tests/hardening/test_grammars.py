@@ -92,7 +92,7 @@ def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest
         codes.append(code)
         ended.set()
 
-    monkeypatch.setattr(step_limit.os, "_exit", end)
+    monkeypatch.setattr("engine.worker.step_limit.os._exit", end)
     limit = StepLimit(said.append, "the grammar")
     with limit:
         assert ended.wait(DEADLINE_S)

@@ -17,18 +17,15 @@ from engine.programs import ask_once, child_argv
 
 GRACE_SECONDS = 5.0
 """The child's own alarm rings first; where it could not, it is killed this much later."""
-MAX_ANSWER_BYTES = 256 << 20
-"""The samples of the longest sound are that many; who was taken over would say more, without an end."""
 
 
-def ask_decoder(child: str, *words: str, data: bytes, seconds: float) -> bytes:
-    """Return what one of our children makes of a file.
+def ask_decoder(child: str, *words: str, data: bytes, seconds: float, max_bytes: int) -> bytes:
+    """Return what one of our children makes of a file, at most `max_bytes`.
 
     Raises:
-        OSError: it could not be started, took longer than `seconds`, or said too much.
+        OSError: it could not be started, said too much, or took longer than `seconds`.
     """
-    argv = child_argv(child, *words)
-    return ask_once(argv, data, timeout_s=seconds + GRACE_SECONDS, max_bytes=MAX_ANSWER_BYTES)
+    return ask_once(child_argv(child, *words), data, timeout_s=seconds + GRACE_SECONDS, max_bytes=max_bytes)
 
 
 def confined_input(seconds: float, memory_bytes: int) -> bytes:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.chats.message import Attachment, AttachmentKind, new_id
-from engine.chats.pdf_reader import SECONDS, PdfText
+from engine.chats.pdf_reader import MAX_CHARACTERS, SECONDS, PdfText
 from engine.decoders import ask_decoder
 from engine.errors import ChatError
 from engine.files import read_at_most
@@ -27,6 +27,8 @@ from engine.texts import show
 
 MAX_TEXT_BYTES = 2 << 20
 MAX_PDF_BYTES = 64 << 20
+MAX_PDF_ANSWER_BYTES = 8 * MAX_CHARACTERS
+"""As JSON, which writes some characters as six."""
 MAX_NAME_CHARACTERS = 200
 _MOST_BYTES: Mapping[AttachmentKind, int] = {
     "text": MAX_TEXT_BYTES,
@@ -125,7 +127,8 @@ def _text(data: bytes, name: str) -> str:
 
 def _pdf_text(data: bytes, name: str) -> str:
     try:
-        found = msgspec.json.decode(ask_decoder("pdf", data=data, seconds=SECONDS), type=PdfText)
+        said = ask_decoder("pdf", data=data, seconds=SECONDS, max_bytes=MAX_PDF_ANSWER_BYTES)
+        found = msgspec.json.decode(said, type=PdfText)
     except (OSError, *UNREADABLE):
         found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Iterator
 
@@ -92,7 +93,11 @@ def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest
         codes.append(code)
         ended.set()
 
+<<<<<<< HEAD
     monkeypatch.setattr("engine.worker.step_limit.os._exit", end)
+=======
+    monkeypatch.setattr(os, "_exit", end)
+>>>>>>> main
     limit = StepLimit(said.append, "the grammar")
     with limit:
         assert ended.wait(DEADLINE_S)

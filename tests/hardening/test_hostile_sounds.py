@@ -77,7 +77,6 @@ def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.Monke
 
 def test_whatever_bytes_a_decoder_gives_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(3).randbytes(12_800)
-
     answer = b'{"mime": "audio/wav", "length_ms": 400}\n' + noise
     monkeypatch.setattr(recordings, "ask_decoder", lambda *_, **__: answer)
     samples = array("f", samples_of(tone(), "voice", 400, LOOK_RATE))

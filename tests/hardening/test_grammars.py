@@ -93,11 +93,7 @@ def test_a_step_without_end_ends_the_process_with_a_sentence(monkeypatch: pytest
         codes.append(code)
         ended.set()
 
-<<<<<<< HEAD
-    monkeypatch.setattr("engine.worker.step_limit.os._exit", end)
-=======
     monkeypatch.setattr(os, "_exit", end)
->>>>>>> main
     limit = StepLimit(said.append, "the grammar")
     with limit:
         assert ended.wait(DEADLINE_S)

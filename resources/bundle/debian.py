@@ -12,6 +12,7 @@ import subprocess
 from pathlib import Path
 
 from resources.bundle.contents import files_in
+from resources.bundle.notices import system_packages
 
 ROOT = Path(__file__).resolve().parents[2]
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -69,7 +70,7 @@ def write_package(folder: Path, dist: Path, version: str, work: Path) -> Path:
     size_kib = sum(path.stat().st_size for path in files_in(root)) // 1024
     control = root / "DEBIAN" / "control"
     control.parent.mkdir(mode=0o755)
-    depends = f"{_needed_packages(root, work, architecture)}, {ALSO_NEEDED}"
+    depends = f"{_needed_packages(root, work, folder, architecture)}, {ALSO_NEEDED}"
     control.write_text(
         CONTROL.format(version=version, architecture=architecture, size_kib=size_kib, depends=depends), encoding="utf-8"
     )
@@ -105,7 +106,7 @@ def _set_modes(root: Path) -> None:
         path.chmod(0o755 if runs else 0o644)
 
 
-def _needed_packages(root: Path, work: Path, architecture: str) -> str:
+def _needed_packages(root: Path, work: Path, bundle: Path, architecture: str) -> str:
     """Return the field Depends, as far as libraries say it: of what is in `root` and needs what is not."""
     stub = work / "debian" / "control"
     stub.parent.mkdir(exist_ok=True)
@@ -115,6 +116,8 @@ def _needed_packages(root: Path, work: Path, architecture: str) -> str:
     done = subprocess.run(
         [
             *("dpkg-shlibdeps", "-O", "--ignore-missing-info", "--warnings=0"),
+            # It asks for the package that has a library here, also where that lies in ours.
+            *(f"-x{package}" for package in system_packages(bundle)),
             *(f"-l{folder}" for folder in folders),
             *(f"-e{path}" for path in linked if path.read_bytes()[:4] == b"\x7fELF"),
         ],

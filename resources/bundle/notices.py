@@ -22,7 +22,7 @@ def write_notices(folder: Path, target: Path) -> None:
     parts = ["Third-party notices of Layerdeck", QT_NOTE]
     for distribution in sorted(_distributions(folder), key=lambda each: each.name.lower()):
         parts.append(_section(distribution.name, distribution.version, _license_texts(distribution)))
-    for package in sorted(_system_packages(folder)):
+    for package in sorted(system_packages(folder)):
         parts.append(_section(package, "", [_system_license(package)]))
     (target / "THIRD-PARTY-NOTICES.txt").write_text("\n\n".join(parts), encoding="utf-8")
 
@@ -71,7 +71,7 @@ def _license_texts(distribution: metadata.Distribution) -> list[str]:
     return texts
 
 
-def _system_packages(folder: Path) -> set[str]:
+def system_packages(folder: Path) -> set[str]:
     """Return the Debian packages whose libraries lie in the bundle; nothing on a system without dpkg."""
     if shutil.which("dpkg-query") is None:
         return set()

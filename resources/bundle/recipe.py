@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+from resources.packs.recipes import LEFT_OUT
+
 OWN_PACKAGES = ("app", "engine", "widgets")
 """All of these is in it: children and what is imported late are named in texts, which PyInstaller does not follow."""
 READ_RESOURCES = "resources/loader.py"
@@ -35,10 +37,10 @@ UNREAD_DATA = {
 METADATA = ("layerdeck", "llama_cpp_python", "PySide6_Essentials")
 """Distributions that are asked for their version while the program runs."""
 
-OF_THE_SYSTEM = ("libgcc_s", "libstdc++", "libX11", "libX11-xcb")
+OF_THE_SYSTEM = ("libgcc_s", "libstdc++", "libX11", "libX11-xcb", "libdbus-1")
 """Libraries that are left to the system: its graphics drivers use them too, are loaded into our processes, and on a
 newer system are built with newer ones. The bundle's would be found first, and the drivers not loaded. PyInstaller
-leaves out those of OpenGL, DRM, XCB and Wayland for the same reason."""
+leaves out those of OpenGL, DRM, XCB and Wayland for the same reason. D-Bus's goes with the system's own bus."""
 
 
 def is_of_the_system(name: str) -> bool:
@@ -49,6 +51,12 @@ def is_of_the_system(name: str) -> bool:
 def is_library(path: Path) -> bool:
     """Say whether a file is a shared library of some system."""
     return ".so" in path.name or path.suffix in (".dylib", ".dll")
+
+
+def engine_libraries(folder: Path) -> list[Path]:
+    """Return the engine's libraries in the `folder` that it keeps them in, without those that are not shipped."""
+    libraries = (path for path in sorted(folder.iterdir()) if is_library(path))
+    return [path for path in libraries if path.name.removeprefix("lib").partition(".")[0] not in LEFT_OUT]
 
 
 def own_modules(root: Path) -> list[str]:

@@ -62,10 +62,14 @@ def compiler_flags(backend: str, environ: Mapping[str, str]) -> list[str]:
     return ["-include", shlex.quote(str(vulkan.LAYER_SETTINGS))]
 
 
+def linked_libraries(library: Path) -> list[str]:
+    """Return the shared libraries that `library` itself is linked with, and not what those need."""
+    return re.findall(r"\(NEEDED\).*\[([^]]+)\]", _readelf("-d", library))
+
+
 def needed_libraries(library: Path) -> tuple[str, ...]:
     """Return the shared libraries that `library` needs besides those of every system."""
-    found = re.findall(r"\(NEEDED\).*\[([^]]+)\]", _readelf("-d", library))
-    return tuple(sorted(name for name in found if not _EVERYWHERE.match(name)))
+    return tuple(sorted(name for name in linked_libraries(library) if not _EVERYWHERE.match(name)))
 
 
 def needed_glibc(library: Path) -> str:

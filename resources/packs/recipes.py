@@ -15,8 +15,9 @@ PORTABLE = (
 )
 """The engine that packs are for: CPU (one library for each kind of processor from SSE4.2 on) and RPC, loaded when it
 runs."""
-LEFT_OUT = ("ggml-cpu-sapphirerapids",)
-"""Parts of that build that are not shipped: with AMX, llama.cpp dies (`resources/setup/compiler_flags.py`: where)."""
+LEFT_OUT = ("ggml-cpu-sapphirerapids", "ggml-cpu-cannonlake", "ggml-cpu-cooperlake")
+"""Parts of that build that are not shipped. With AMX, llama.cpp dies (`resources/setup/compiler_flags.py`: where). The
+others are for one notebook's processor and for servers of four sockets; the library before theirs serves them."""
 _MODULE = (
     "-DCMAKE_BUILD_TYPE=Release",
     "-DBUILD_SHARED_LIBS=ON",

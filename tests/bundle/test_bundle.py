@@ -127,6 +127,7 @@ def test_what_drivers_use_too_is_the_systems(dist: Path) -> None:
     ).stdout
     needed = {field.split()[0] for field in fields.split(",")}
     assert {"libc6", "libgcc-s1", "libstdc++6", "libx11-6", "libegl1", "libfontconfig1"} <= needed
+    assert not {"libssl3", "libsqlite3-0", "zlib1g"} & needed, "they are in it"
 
 
 def test_programs_that_it_starts_find_the_systems_libraries(

@@ -16,6 +16,8 @@ from resources.bundle.recipe import (
     METADATA,
     UNREAD_DATA,
     data_files,
+    engine_libraries,
+    is_of_the_system,
     own_modules,
 )
 
@@ -101,3 +103,16 @@ def test_what_is_asked_for_its_version_brings_its_metadata() -> None:
     asked = {a or b for path in SOURCES for a, b in ASKED_VERSION.findall(path.read_text("utf-8"))}
     assert "PySide6_Essentials" in asked
     assert {plain(name) for name in asked} - {plain(name) for name in METADATA} == set()
+
+
+def test_libraries_of_the_engine_that_are_not_shipped_stay_out(tmp_path: Path) -> None:
+    for name in ("libllama.so.0", "libggml-cpu-haswell.so", "libggml-cpu-sapphirerapids.so", "README"):
+        (tmp_path / name).touch()
+    assert [path.name for path in engine_libraries(tmp_path)] == ["libggml-cpu-haswell.so", "libllama.so.0"]
+
+
+@pytest.mark.parametrize("name", ["libstdc++.so.6", "libgcc_s.so.1", "libX11-xcb.so.1", "libdbus-1.so.3"])
+def test_libraries_that_drivers_use_are_the_systems(name: str) -> None:
+    assert is_of_the_system(name)
+    assert not is_of_the_system(f"numpy.libs/{name}")
+    assert not is_of_the_system("libX11_other.so.6")

@@ -13,12 +13,14 @@ from PySide6.QtWidgets import QApplication
 
 from app.paths import settings_path
 from engine.errors import ArgumentError
+from engine.files import read_at_most
 from engine.language import ENGLISH, LANGUAGES, Language, read_language, use_language
 from engine.texts import show
 from resources.loader import read_text
 
 SYSTEM = "system"
 LANGUAGE_NAMES = (SYSTEM, *LANGUAGES)
+_MAX_CATALOGUE_BYTES = 1 << 22
 KEY = "language"
 """Of the settings."""
 CATALOGUE_SUFFIX = ".po"
@@ -44,7 +46,7 @@ def find_language(choice: str) -> Language:
     """
     if choice.endswith(CATALOGUE_SUFFIX):
         try:
-            return read_language(Path(choice).read_text(encoding="utf-8"))
+            return read_language(read_at_most(Path(choice), _MAX_CATALOGUE_BYTES).decode())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ArgumentError(f"{show(choice)} is no catalogue of texts ({show(reason)}); check the file.") from None

@@ -18,7 +18,7 @@ import msgspec
 
 from app.bug_report import scrub, versions
 from engine.chats.database import is_alive, our_name
-from engine.files import write_whole
+from engine.files import read_at_most, write_whole
 from engine.json_file import MAX_FILE_BYTES, read_kept
 
 VERSION = 1
@@ -135,6 +135,6 @@ def _changed_s(path: Path) -> float:
 
 def _read_faults(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8", errors="replace")[:MAX_FAULT_CHARACTERS].strip()
+        return read_at_most(path, MAX_FAULT_CHARACTERS, timeout_s=0.0).decode("utf-8", "replace").strip()
     except OSError:
         return ""

@@ -1,13 +1,16 @@
 """How well speed is told before it is felt: predictions against answers, on the host and workers of a lab.
 
     python -m benchmarks.speed_prediction [--rounds 3] [--tokens 32] [--model FILE.gguf] [--no-measuring]
+        [--keep FOLDER | --kept FOLDER]
 
 Models of several shapes (dense F16, Q8_0, Q4_0, experts, and the real one where it is kept) answer on several layouts
 each. The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds
 counts. `--clock cpu` counts the processor's time of all processes in place of the clock's: with one thread each they
 work one after another, and what else a busy machine does is left out (so is waiting for the network). Then each answer
 in turn is what was learnt, and all other layouts of the model are predicted with it. `noise` is how far single answers
-are from their layout's median, in the middle: no prediction can be nearer than that.
+are from their layout's median, in the middle: no prediction can be nearer than that. Prompts are read and compared in
+the same way.
+`--keep` keeps what was measured; `--kept` predicts it once more without measuring, as after a change of the prediction.
 The last line is one JSON object.
 """
 
@@ -22,8 +25,10 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import gguf
+import msgspec
 import numpy as np
 import psutil
 
@@ -31,13 +36,13 @@ from benchmarks._children import OurChild, our_child
 from engine.demo.llama_writer import LlamaShape, write_llama
 from engine.demo.vocabulary import byte_vocabulary
 from engine.devices.device import CPU_ID, Rig
-from engine.fit.speed_book import EMPTY_BOOK, SpeedBook
+from engine.fit.speed_book import EMPTY_BOOK, SpeedBook, read_speed_book, write_speed_book
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Override, make_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.plan.preview import plan_speed
+from engine.plan.preview import plan_prompt, plan_speed
 from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 from engine.rigs.lab import LabRig
@@ -45,31 +50,52 @@ from engine.rigs.speed_test import measured_book, speed_lines
 from engine.settings.context_settings import ContextSettings
 from engine.speed.answers import MIN_TOKENS
 from engine.speed.prediction import SpeedForecast
+from engine.speed.prompts import PromptForecast
 from engine.speed.speeds import Speeds, layout_class
 from engine.speed.work import Work
 from engine.units import GIB
 
 KEPT_MODEL = Path.home() / ".cache/layerdeck/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 PROMPT = "Tell a long story about a lighthouse keeper, a storm and a ship that nobody expected."
+PROMPT_TOKENS = 120
+"""What is read for the speed of prompts: as many as make reading the weights once cheap."""
+ANSWERS_OF_A_LOAD = 2
 CONTEXT = ContextSettings(n_ctx=1024, load_mode="none", threads=1, threads_batch=1)
 """One thread, as workers have: several wait for each other, and on a busy machine for what else runs there."""
+SPEEDS, ANSWERS = "speeds.json", "answers.json"
 WORTH_TELLING = 1.1
 """Layouts that differ by less than this are alike."""
 
 
+class Measured(msgspec.Struct):
+    """What the answers of a layout took in seconds per token, and how full the context was; the same of prompts."""
+
+    seconds: list[float] = []
+    fill_tokens: int = 0
+    tokens: int = 0
+    prompt_seconds: list[float] = []
+    prompt_tokens: int = 0
+
+
+Kept = dict[str, dict[str, Measured]]
+"""By model and layout."""
+
+
 @dataclass(slots=True)
 class Trial:
-    """A layout of a model: what its answers took, in seconds per token, and how full the context was."""
+    """A layout of a model, and what was measured of it."""
 
     name: str
     plan: Plan
-    seconds: list[float] = field(default_factory=list)
-    fill_tokens: int = 0
-    tokens: int = 0
+    measured: Measured = field(default_factory=Measured)
 
     @property
     def token_s(self) -> float:
-        return statistics.median(self.seconds)
+        return statistics.median(self.measured.seconds)
+
+    @property
+    def prompt_token_s(self) -> float:
+        return statistics.median(self.measured.prompt_seconds)
 
 
 def main() -> None:
@@ -80,26 +106,47 @@ def main() -> None:
     parser.add_argument("--model", type=Path, default=KEPT_MODEL)
     parser.add_argument("--clock", choices=("wall", "cpu"), default="wall")
     parser.add_argument("--no-measuring", action="store_true")
+    parser.add_argument("--keep", type=Path)
+    parser.add_argument("--kept", type=Path)
     options = parser.parse_args()
     if options.tokens < MIN_TOKENS:
         parser.error(f"nothing is learnt from answers of less than {MIN_TOKENS} tokens")
     with tempfile.TemporaryDirectory() as folder, LabRig([2 * GIB] * 3) as lab:
         book = EMPTY_BOOK
-        if not options.no_measuring:
+        if options.kept is not None:
+            book = read_speed_book(options.kept / SPEEDS)
+        elif not options.no_measuring:
             book, problems = measured_book(lab.rig, book, n_threads=CONTEXT.threads)
-            print(*speed_lines(lab.rig, book), *problems, sep="\n", flush=True)
-        workers = [psutil.Process(lab.pid(device.id)) for device in lab.rig.devices]
+            print(*problems, sep="\n", flush=True)
+        print(*speed_lines(lab.rig, book), sep="\n", flush=True)
+        workers = [psutil.Process(lab.pid(device.id)) for device in lab.rig.devices] if options.clock == "cpu" else None
+        kept = {} if options.kept is None else msgspec.json.decode((options.kept / ANSWERS).read_bytes(), type=Kept)
         groups = []
         for path in models(Path(folder), options.model):
             trials = layouts_of(path, lab.rig)
-            for _ in range(options.rounds):
-                for trial in trials:
-                    answer(trial, options.tokens, workers if options.clock == "cpu" else None)
+            if options.kept is None:
+                kept[path.stem] = measure(trials, options.rounds, options.tokens, workers)
+            for trial in trials:
+                trial.measured = kept[path.stem][trial.name]
             groups.append(trials)
             report_model(path.stem, trials, book)
+            if options.keep is not None:
+                options.keep.mkdir(parents=True, exist_ok=True)
+                write_speed_book(options.keep / SPEEDS, book)
+                (options.keep / ANSWERS).write_bytes(msgspec.json.encode(kept))
     result = {"benchmark": "speed_prediction", "rounds": options.rounds, "measured": not options.no_measuring}
     result |= {"clock": options.clock}
     print(json.dumps(result | figures(groups, book)))
+
+
+def measure(
+    trials: Sequence[Trial], rounds: int, tokens: int, workers: Sequence[psutil.Process] | None
+) -> dict[str, Measured]:
+    """Return what the layouts of a model took, by their names."""
+    for _ in range(rounds):
+        for trial in trials:
+            answer(trial, tokens, workers)
+    return {trial.name: trial.measured for trial in trials}
 
 
 def models(folder: Path, real: Path) -> Iterator[Path]:
@@ -159,29 +206,47 @@ def answer(trial: Trial, tokens: int, workers: Sequence[psutil.Process] | None =
         while not isinstance(message := child.message(), LoadedModel):
             if not isinstance(message, Hello | StageProgress):
                 raise RuntimeError(f"no load: {message}")
-        ask(child, 1, 2)
-        answered, processor_time_s = ask(child, 2, tokens, workers)
-    # The first token is there when the processor's clock starts.
-    wall_s = answered.generation_seconds / answered.generated_tokens
-    trial.seconds.append(wall_s if workers is None else processor_time_s / (answered.generated_tokens - 1))
-    trial.tokens = answered.generated_tokens
-    trial.fill_tokens = answered.prompt_tokens + answered.generated_tokens // 2
+        warm = ask(child, PROMPT, 2)
+        answers = [ask(child, f"{turn} {PROMPT}", tokens, workers) for turn in range(ANSWERS_OF_A_LOAD)]
+        long = " ".join([f"long {PROMPT}"] * (1 + PROMPT_TOKENS // warm.word.prompt_tokens))
+        read = ask(child, long, 1, workers)
+    measured = trial.measured
+    for word, _, generation_s in answers:
+        # The first token is there when the processor's clock starts.
+        wall_s = word.generation_seconds / word.generated_tokens
+        measured.seconds.append(wall_s if workers is None else generation_s / (word.generated_tokens - 1))
+        measured.tokens = word.generated_tokens
+        measured.fill_tokens = word.prompt_tokens + word.generated_tokens // 2
+    measured.prompt_tokens = read.word.evaluated_tokens
+    prompt_s = read.word.prompt_seconds if workers is None else read.prompt_s
+    measured.prompt_seconds.append(prompt_s / measured.prompt_tokens)
 
 
-def ask(
-    child: OurChild, number: int, tokens: int, workers: Sequence[psutil.Process] | None = None
-) -> tuple[Generated, float]:
-    """Have an answer; return its end and the processor time from its first token on, where `workers` are given."""
+class Said(NamedTuple):
+    """An answer's end, and the processor's seconds before its first token and behind it where those are counted."""
+
+    word: Generated
+    prompt_s: float
+    generation_s: float
+
+
+def ask(child: OurChild, prompt: str, tokens: int, workers: Sequence[psutil.Process] | None = None) -> Said:
+    """Have an answer."""
     processes = [] if workers is None else [*workers, psutil.Process(child.pid)]
-    child.send(Generate(id=number, prompt=f"{number} {PROMPT}", max_tokens=tokens, temperature=0.0))
+    sent_s = processor_s(processes)
+    child.send(Generate(id=1, prompt=prompt, max_tokens=tokens, temperature=0.0))
     begun_s = None
     while True:
         match child.message():
             case Generated() as message:
-                return message, processor_s(processes) - (begun_s or 0.0)
+                end_s = processor_s(processes)
+                begun_s = end_s if begun_s is None else begun_s
+                return Said(message, begun_s - sent_s, end_s - begun_s)
+            case Reading() as message:
+                # Text may be held back: the first token is there when the whole prompt was read.
+                if begun_s is None and message.read_tokens == message.prompt_tokens:
+                    begun_s = processor_s(processes)
             case Piece():
-                begun_s = processor_s(processes) if begun_s is None else begun_s
-            case Reading():
                 pass
             case message:
                 raise RuntimeError(f"no answer: {message}")
@@ -192,14 +257,22 @@ def processor_s(processes: Sequence[psutil.Process]) -> float:
     folders = [Path(f"/proc/{process.pid}/task") for process in processes]
     spent_ns = 0
     for thread in (thread for folder in folders for thread in folder.iterdir()):
-        with suppress(FileNotFoundError):  # it has ended
+        with suppress(FileNotFoundError, ProcessLookupError):  # it has ended
             spent_ns += int((thread / "schedstat").read_text().split()[0])
     return spent_ns / 1e9
 
 
 def predicted(trial: Trial, speeds: Speeds) -> SpeedForecast:
     """Return what is predicted of a trial."""
-    found = plan_speed(Work(trial.plan.model), trial.plan, speeds, trial.fill_tokens)
+    found = plan_speed(Work(trial.plan.model), trial.plan, speeds, trial.measured.fill_tokens)
+    if found is None:
+        raise RuntimeError(f"{trial.name} cannot be planned")
+    return found
+
+
+def predicted_prompt(trial: Trial, speeds: Speeds) -> PromptForecast:
+    """Return what is predicted of a trial's prompt."""
+    found = plan_prompt(Work(trial.plan.model), trial.plan, speeds, trial.measured.prompt_tokens)
     if found is None:
         raise RuntimeError(f"{trial.name} cannot be planned")
     return found
@@ -208,8 +281,9 @@ def predicted(trial: Trial, speeds: Speeds) -> SpeedForecast:
 def learnt(book: SpeedBook, trial: Trial) -> SpeedBook:
     """Return the book after an answer on a trial's layout."""
     rig, layout = trial.plan.rig, trial.plan.edit.layout
-    bare = predicted(trial, replace(book.speeds(rig), ratios={}, factors={}))
-    return book.with_answer(layout_class(layout, rig), rig, bare, trial.tokens, 1 / trial.token_s)
+    speeds, name = book.speeds(rig).unlearnt, layout_class(layout, rig)
+    book = book.with_answer(name, rig, predicted(trial, speeds), trial.measured.tokens, 1 / trial.token_s)
+    return book.with_prompt(name, rig, predicted_prompt(trial, speeds), 1 / trial.prompt_token_s)
 
 
 def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
@@ -229,12 +303,14 @@ def report_model(name: str, trials: Sequence[Trial], book: SpeedBook) -> None:
 def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, object]:
     """Return errors and orders before any answer, and after one of each layout in turn."""
     errors, after, ranks, ranks_after, pairs = [], [], [], [], 0
+    prompts, prompts_after = [], []
     for trials in groups:
         speeds = book.speeds(trials[0].plan.rig)
         before = [predicted(trial, speeds).token_s for trial in trials]
         errors += [abs(found / trial.token_s - 1) for found, trial in zip(before, trials, strict=True)]
         ranks += order_hits(trials, before)
         pairs += len(order_hits(trials, before))
+        prompts += [prompt_error(trial, speeds) for trial in trials]
         for taught in trials:
             speeds = learnt(book, taught).speeds(taught.plan.rig)
             found = [predicted(trial, speeds).token_s for trial in trials]
@@ -242,6 +318,7 @@ def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, obj
                 abs(each / trial.token_s - 1) for each, trial in zip(found, trials, strict=True) if trial is not taught
             ]
             ranks_after += order_hits(trials, found)
+            prompts_after += [prompt_error(trial, speeds) for trial in trials if trial is not taught]
     return {
         "layouts": sum(map(len, groups)),
         "pairs": pairs,
@@ -251,7 +328,14 @@ def figures(groups: Sequence[Sequence[Trial]], book: SpeedBook) -> dict[str, obj
         "error_90": round(statistics.quantiles(after, n=10)[-1], 3),
         "right_before": round(statistics.mean(ranks), 3),
         "right": round(statistics.mean(ranks_after), 3),
+        "prompt_error_before": round(statistics.median(prompts), 3),
+        "prompt_error": round(statistics.median(prompts_after), 3),
     }
+
+
+def prompt_error(trial: Trial, speeds: Speeds) -> float:
+    """Return how far the prediction of a trial's prompt is off, as a part."""
+    return abs(predicted_prompt(trial, speeds).token_s / trial.prompt_token_s - 1)
 
 
 def order_hits(trials: Sequence[Trial], found: Sequence[float]) -> list[bool]:
@@ -266,7 +350,7 @@ def order_hits(trials: Sequence[Trial], found: Sequence[float]) -> list[bool]:
 
 def noise(trials: Sequence[Trial]) -> float:
     """Return how far answers are from the median of their layout, in the middle."""
-    return statistics.median(abs(each / trial.token_s - 1) for trial in trials for each in trial.seconds)
+    return statistics.median(abs(each / trial.token_s - 1) for trial in trials for each in trial.measured.seconds)
 
 
 if __name__ == "__main__":

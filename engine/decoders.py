@@ -8,33 +8,24 @@ from __future__ import annotations
 
 import logging
 import signal
-import subprocess
 import sys
 import warnings
 from pathlib import Path
 
 from engine.confinement import code_folders, confine, refuse_core_files
-from engine.programs import child_argv
+from engine.programs import ask_once, child_argv
 
 GRACE_SECONDS = 5.0
 """The child's own alarm rings first; where it could not, it is killed this much later."""
 
 
-def ask_decoder(child: str, *words: str, data: bytes, seconds: float) -> bytes:
-    """Return what one of our children makes of a file.
+def ask_decoder(child: str, *words: str, data: bytes, seconds: float, max_bytes: int) -> bytes:
+    """Return what one of our children makes of a file, at most `max_bytes`.
 
     Raises:
-        OSError, subprocess.TimeoutExpired: it could not be started, or took longer than `seconds`.
+        OSError: it could not be started, said too much, or took longer than `seconds`.
     """
-    done = subprocess.run(
-        child_argv(child, *words),
-        input=data,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        timeout=seconds + GRACE_SECONDS,
-        check=False,
-    )
-    return done.stdout
+    return ask_once(child_argv(child, *words), data, timeout_s=seconds + GRACE_SECONDS, max_bytes=max_bytes)
 
 
 def confined_input(seconds: float, memory_bytes: int) -> bytes:

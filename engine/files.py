@@ -14,6 +14,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from io import FileIO
 from pathlib import Path
 
 from engine.language import tr
@@ -74,7 +75,12 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
     """
     # Without O_NONBLOCK opening a pipe that nobody writes to would wait for ever.
     descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
-    with os.fdopen(descriptor, "rb", buffering=0) as file:
+    try:
+        file = FileIO(descriptor)
+    except OSError:
+        os.close(descriptor)  # a folder's, which nobody else closes
+        raise
+    with file:
         limit_s = None if stat.S_ISREG(os.fstat(descriptor).st_mode) else time.monotonic() + timeout_s
         parts: list[bytes] = []
         left = max_bytes
@@ -87,6 +93,27 @@ def read_at_most(path: Path, max_bytes: int, *, timeout_s: float = READ_TIMEOUT_
             parts.append(part)
             left -= len(part)
         return b"".join(parts)
+
+
+def open_regular(path: Path) -> FileIO:
+    """Return a file that holds something, open for reading; nothing here waits.
+
+    Raises:
+        OSError: where it cannot be opened, or is no regular file, or an empty one, as those of `/proc` call themselves.
+        ValueError: for what is no possible path.
+    """
+    descriptor = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
+    status = os.fstat(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        os.close(descriptor)
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    if not stat.S_ISREG(status.st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, tr("it is not a regular file"))
+    if not status.st_size:
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, tr("it is empty"))
+    return FileIO(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

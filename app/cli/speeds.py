@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 
 from app.paths import speeds_path
+from app.timed_answer import timed_answer
 from engine.errors import EngineError
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.plan.plan import Plan
-from engine.rigs.speed_learning import TimedAnswer, bare_speed, learnt
+from engine.rigs.speed_learning import bare_speed, learnt
 from engine.session.events import Done
 
 _log = logging.getLogger("layerdeck.speeds")
@@ -16,7 +17,7 @@ _log = logging.getLogger("layerdeck.speeds")
 
 def learn_speed(plan: Plan, done: Done) -> None:
     """Keep what an answer on `plan` taught. A book that cannot be written loses that, and the command nothing."""
-    answer = TimedAnswer(done.prompt_tokens, done.generated_tokens, done.generation_tokens_per_second)
+    answer = timed_answer(done)
     book = read_speed_book(speeds_path())
     predicted = bare_speed(plan, book, answer)
     if predicted is None:

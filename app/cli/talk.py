@@ -12,6 +12,7 @@ from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
 from app.cli.interrupts import on_interrupt
 from app.cli.lines import LineReader
+from app.cli.speeds import learn_speed
 from app.cli.talk_answer import AnswerWriter
 from app.cli.talk_session import POLL_S, Over, TalkSession
 from engine.chats.asking import (
@@ -207,6 +208,8 @@ class Talk:
             self._session.end(ending)
             return
         self._printer.done(ending, whole)
+        if (loaded := self._session.loaded_plan) is not None:
+            learn_speed(loaded, ending)
         self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
 
     def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:

@@ -11,6 +11,7 @@ from app.cli import exit_codes
 from app.cli.chat_printers import ChatPrinter
 from engine.chats.thinking import Told
 from engine.errors import ArgumentError, EngineError
+from engine.plan.plan import Plan
 from engine.protocol.messages import AnyModelRequest, LastWord
 from engine.session.driver import News
 from engine.session.events import (
@@ -105,6 +106,12 @@ class TalkSession:
                     self.interrupted()
                 case OutOfMemory() | Failed() | Crashed() | Cancelled():
                     self.end(news)
+
+    @property
+    def loaded_plan(self) -> Plan | None:
+        """What is loaded, which may have stepped back from what was asked for; None where the model was lost."""
+        loaded = self._session.snapshot.loaded
+        return None if loaded is None else loaded.order.plan
 
     def end(self, ending: RequestEnding) -> None:
         """Show the last event.

@@ -17,7 +17,8 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Rig
 from engine.fit.strategies.constraints import Constraints
 from engine.language import tr
-from engine.library.settled import settled_rig
+from engine.library.settled import settled_rig, settled_speeds
+from engine.speed.speeds import Speeds
 
 RIG_SETTLES_MS = 1_500
 """A rig that changes is planned for once it has been quiet for so long."""
@@ -42,6 +43,7 @@ class Planner(QObject):
         self._models, self._live, self._auto_layouts, self._speeds = models, live, auto_layouts, speeds
         self._token = CancelToken()
         self._rig: Rig | None = None
+        self._planned_speeds: Speeds | None = None
         self._settling = QTimer(self)
         self._settling.setSingleShot(True)
         self._settling.setInterval(RIG_SETTLES_MS)
@@ -49,6 +51,7 @@ class Planner(QObject):
         looker.begun.connect(self._drop)
         looker.finished.connect(self._plan)
         live.rig_changed.connect(self._on_rig_changed)
+        speeds.known_changed.connect(self._on_speeds_changed)
         auto_layouts.wishes_changed.connect(lambda _wishes: self._plan_soon())
 
     def close(self) -> None:
@@ -63,6 +66,12 @@ class Planner(QObject):
     def _on_rig_changed(self, _rig: Rig) -> None:
         """Plan again where the rig, without what is loaded of ours, is another one than was planned for."""
         if self._shown.is_awake and self._settled() != self._rig:
+            self._plan_soon()
+
+    def _on_speeds_changed(self, speeds: Speeds) -> None:
+        """Plan again where measurements or answers make other speeds of it."""
+        before = self._planned_speeds
+        if before is not None and settled_speeds(speeds, before) is not before:
             self._plan_soon()
 
     def _plan_soon(self) -> None:
@@ -86,10 +95,11 @@ class Planner(QObject):
             split=wishes.split,
             kv_types=wishes.kv_types,
         )
-        stock, speeds_of = self._shown.stock, self._speeds.known_speeds
+        stock = self._shown.stock
+        speeds = self._planned_speeds = settled_speeds(self._speeds.speeds, self._planned_speeds)
 
         def plan() -> Shelf:
-            constraints = replace(asked, speeds=speeds_of(rig))
+            constraints = replace(asked, speeds=speeds)
             tell = self._shown.teller(token, tr("Planning for this rig: {done} of {whole}"))
             stock.plan(rig, wishes.strategy, constraints, tell, token)
             return stock.shelf()

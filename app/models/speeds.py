@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from PySide6.QtCore import QObject, Signal
@@ -15,6 +16,7 @@ from app.models.open_models import OpenModels
 from app.notices import Notices
 from app.paths import speeds_path
 from app.rig.live_rig import LiveRig
+from app.timed_answer import timed_answer
 from engine.devices.device import Rig
 from engine.errors import EngineError
 from engine.fit.speed_book import SpeedBook, read_speed_book, speed_key, write_speed_book
@@ -22,11 +24,10 @@ from engine.language import tr
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.rigs.speed_learning import TimedAnswer, bare_speed, learnt
+from engine.rigs.speed_learning import BareSpeeds, bare_speed, learnt
 from engine.rigs.speed_test import card_links, known_speeds, measured_book, speed_lines
 from engine.session.events import Done
 from engine.speed.answers import MIN_TOKENS
-from engine.speed.prediction import SpeedForecast
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 
 _log = logging.getLogger("layerdeck.speeds")
@@ -103,14 +104,13 @@ class SpeedKeeper(QObject):
 
         self._remember((file.paths[0], loaded.edit), event)
         book = self.book
-        rate = event.generation_tokens_per_second
-        answer = TimedAnswer(event.prompt_tokens, event.generated_tokens, rate)
+        answer = timed_answer(event)
 
-        def predict() -> tuple[Plan, SpeedForecast | None]:
+        def predict() -> tuple[Plan, BareSpeeds | None]:
             plan = Plan(ModelMemory(file), rig, loaded.edit)
             return plan, bare_speed(plan, book, answer)
 
-        def learn(found: tuple[Plan, SpeedForecast | None]) -> None:
+        def learn(found: tuple[Plan, BareSpeeds | None]) -> None:
             plan, predicted = found
             if predicted is not None:
                 self._keep(learnt(self.book, plan, predicted, answer))
@@ -123,8 +123,7 @@ class SpeedKeeper(QObject):
         known = self.book.devices
         changed = {key for key, kept in measured.devices.items() if known.get(key) != kept}
         # Those of devices that were measured anew taught of another prediction.
-        answers = tuple(answer for answer in self.book.answers if changed.isdisjoint(answer.parts))
-        return SpeedBook(measured.devices, answers)
+        return replace(self.book, devices=measured.devices).without_answers_of(changed)
 
     def _remember(self, what: tuple[Path, Edit], event: Done) -> None:
         if event.generated_tokens >= MIN_TOKENS:

@@ -12,6 +12,7 @@ from PySide6.QtWidgets import QFileDialog, QWidget
 from app.background import Background
 from app.notices import Notices
 from engine.errors import ArgumentError
+from engine.files import write_whole
 from engine.language import tr
 
 
@@ -58,8 +59,8 @@ def write_code(path: Path, code: str) -> None:
         ArgumentError: the file cannot be written.
     """
     try:
-        path.write_text(f"{code}\n", encoding="utf-8")
-    except (OSError, UnicodeError) as error:
+        write_whole(path, f"{code}\n".encode("utf-8", "replace"))
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise ArgumentError(
             tr("{path} cannot be written ({reason}); choose another place.", path=path, reason=reason)

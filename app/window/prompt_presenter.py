@@ -69,7 +69,8 @@ class PromptPresenter(QObject):
             n_ctx = self._asked[0].loading.snapshot.context_size
             found = choices_in_prompt(answer.pieces, self._path)
             choices = {place: shown_choice(choice) for place, choice in found.items()}
-            self.dialog.show_prompt(ShownPrompt(answer.tokens, answer.pieces, n_ctx, answer.replaced, choices))
+            shown = ShownPrompt(answer.tokens, answer.pieces, n_ctx, answer.replaced, answer.n_tokens, choices)
+            self.dialog.show_prompt(shown)
         self._forget()
 
     def _on_lost(self, lost: AnswerLost) -> None:

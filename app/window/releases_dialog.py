@@ -19,6 +19,7 @@ from app.releases import Look, ReleaseKeeper
 from engine.language import tr
 from engine.releases.errors import ReleaseError
 from widgets.common.roles import plain_label, set_role
+from widgets.common.tool_tips import plain_tool_tip
 
 INTRODUCTION = tr(
     "Layerdeck asks nobody for new versions unless you want it to. Then it asks the address "
@@ -111,7 +112,7 @@ class ReleasesDialog(QDialog):
         self._say(look.sentence, bad=look.release is None)
         self._page = look.release.page if look.release is not None else ""
         self.page_button.setEnabled(bool(self._page))
-        self.page_button.setToolTip(self._page)
+        self.page_button.setToolTip(plain_tool_tip(self._page))
 
     def _on_page(self) -> None:
         if not QDesktopServices.openUrl(QUrl(self._page)):

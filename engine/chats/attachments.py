@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import mimetypes
-import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
@@ -16,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from engine.chats.message import Attachment, AttachmentKind, new_id
-from engine.chats.pdf_reader import SECONDS, PdfText
+from engine.chats.pdf_reader import MAX_CHARACTERS, SECONDS, PdfText
 from engine.decoders import ask_decoder
 from engine.errors import ChatError
 from engine.files import read_at_most
@@ -28,6 +27,8 @@ from engine.texts import show
 
 MAX_TEXT_BYTES = 2 << 20
 MAX_PDF_BYTES = 64 << 20
+MAX_PDF_ANSWER_BYTES = 8 * MAX_CHARACTERS
+"""As JSON, which writes some characters as six."""
 MAX_NAME_CHARACTERS = 200
 _MOST_BYTES: Mapping[AttachmentKind, int] = {
     "text": MAX_TEXT_BYTES,
@@ -126,8 +127,9 @@ def _text(data: bytes, name: str) -> str:
 
 def _pdf_text(data: bytes, name: str) -> str:
     try:
-        found = msgspec.json.decode(ask_decoder("pdf", data=data, seconds=SECONDS), type=PdfText)
-    except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
+        said = ask_decoder("pdf", data=data, seconds=SECONDS, max_bytes=MAX_PDF_ANSWER_BYTES)
+        found = msgspec.json.decode(said, type=PdfText)
+    except (OSError, *UNREADABLE):
         found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
     if found.fault:
         raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))

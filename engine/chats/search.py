@@ -9,13 +9,15 @@ from engine.chats.rows import text as readable
 
 DEFAULT_HITS = 100
 TRIGRAM = 3
+MAX_WANTED_CHARACTERS = 1000
+"""What comes after these does not count: SQLite takes no pattern of any length."""
 BEFORE_CHARACTERS, AFTER_CHARACTERS = 40, 120
 """How much of a message is shown around what was found."""
 
 
 def search(connection: sqlite3.Connection, text: str, limit: int) -> tuple[Hit, ...]:
     """Return where `text` stands in conversations that are not deleted: titles first, then messages, newest first."""
-    wanted = readable(text).replace("\0", " ").strip(" ")
+    wanted = readable(text[:MAX_WANTED_CHARACTERS]).replace("\0", " ").strip(" ")
     if not wanted.strip():
         return ()
     pattern = "%" + wanted.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_") + "%"

@@ -5,12 +5,12 @@ from __future__ import annotations
 import platform
 import re
 import shutil
-import subprocess
 from collections.abc import Iterable
 
 from engine.doctor.report import Check
 from engine.engine_build import engine_build
 from engine.packs.listing import ListedPack
+from engine.programs import ask_once
 from engine.telemetry.drivers import nvidia_driver
 from engine.telemetry.nvml import Nvml
 
@@ -18,6 +18,7 @@ _NAMES = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "HIP", "metal": "Metal", "r
           "blas": "BLAS", "cpu": "CPU"}  # fmt: skip
 _TOOLS = {"nvcc": "--version", "glslc": "--version", "hipcc": "--version", "vulkaninfo": "--version"}
 _TIMEOUT_S = 10.0
+_MAX_WORDS_BYTES = 1 << 16
 _LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w-]+)?\.(?:so|dylib|dll)")
 
 
@@ -81,10 +82,8 @@ def _version(tool: str, option: str) -> str | None:
     if path is None:
         return None
     try:
-        done = subprocess.run(
-            [path, option], capture_output=True, text=True, errors="replace", timeout=_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.SubprocessError):
+        said = ask_once([path, option], b"", timeout_s=_TIMEOUT_S, max_bytes=_MAX_WORDS_BYTES)
+    except OSError:
         return None
-    match = re.search(r"\d+(?:\.\d+)+", done.stdout)
+    match = re.search(r"\d{1,9}(?:\.\d{1,9}){1,5}", said.decode("utf-8", "replace"))
     return match.group() if match else "of unknown version"

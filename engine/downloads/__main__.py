@@ -11,6 +11,7 @@ from importlib.metadata import PackageNotFoundError, version
 
 import msgspec
 
+from engine.confinement import refuse_core_files
 from engine.downloads.carrying import carry_out
 from engine.protocol.messages import PROTOCOL_VERSION, AnyRequest, Download, Failure, Hello
 from engine.protocol.pipe import Pipe
@@ -22,6 +23,7 @@ def main() -> None:
     """Run one order; end with it, with a wish to quit, or with the parent."""
     # An interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    refuse_core_files()  # it holds tokens
     pipe, stop = Pipe(), threading.Event()
     pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=f"layerdeck {_version()}", pid=os.getpid()))
     line = sys.stdin.buffer.readline()

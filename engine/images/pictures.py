@@ -5,7 +5,6 @@ All decoding is done by `image_reader` in a process of its own; what comes back 
 
 from __future__ import annotations
 
-import subprocess
 from dataclasses import dataclass
 from typing import Literal
 
@@ -18,6 +17,7 @@ from engine.json_file import UNREADABLE
 
 MAX_IMAGE_BYTES = 20 << 20
 CHANNELS = 3
+MAX_ANSWER_BYTES = CHANNELS * MAX_SIDE_PX * MAX_SIDE_PX + (1 << 16)
 _MAGIC = (b"\xff\xd8\xff", b"\x89PNG\r\n\x1a\n", b"GIF87a", b"GIF89a", b"BM")
 _RIFF, _WEBP = b"RIFF", b"WEBP"
 
@@ -63,9 +63,10 @@ def pixels_of(data: bytes, name: str) -> Picture:
 
 def _read(data: bytes, name: str, what: Literal["look", "pixels"], most_px: int) -> tuple[ImageFacts, Picture]:
     try:
-        line, _, pixels = ask_decoder("image", what, data=data, seconds=SECONDS).partition(b"\n")
+        said = ask_decoder("image", what, data=data, seconds=SECONDS, max_bytes=MAX_ANSWER_BYTES)
+        line, _, pixels = said.partition(b"\n")
         facts = msgspec.json.decode(line, type=ImageFacts)
-    except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
+    except (OSError, *UNREADABLE):
         facts, pixels = ImageFacts(fault=f"it broke its decoder, or took longer than {SECONDS:g} s"), b""
     if facts.fault:
         raise ChatError(f"{name} cannot be read: {facts.fault}.")

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import logging
 import subprocess
+import threading
+import time
+from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -27,6 +30,10 @@ MAX_BREAKDOWNS = 64
 """So many processes may end before their time in one order: then it is not the files."""
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 _END_S = 5.0
+SILENT_S = 120.0
+"""Longer than any forecast and any disk that still answers: then the process was stopped, or hangs."""
+_LOOK_S = 1.0
+_MAX_LINES, _MAX_LINE_BYTES = 40, 4096
 _BROKE = "broke the process that read it"
 _Asked = TypeVar("_Asked")
 _Found = TypeVar("_Found", Facts, Fit)
@@ -119,21 +126,59 @@ def _answers(
         raise LibraryError(f"No process can be started to look into models ({error.strerror or error}).") from error
     assert process.stdin is not None
     assert process.stdout is not None
+    watch = _Watch(process)
     try:
-        with token.waking(lambda: signal_group(process, kill=True)), suppress(OSError, *UNREADABLE):
+        with token.waking(watch.kill), suppress(OSError, *UNREADABLE):
             write_frame(process.stdin, order)
             while (data := read_frame(process.stdout, MAX_ANSWER_BYTES)) is not None:
+                watch.note_sign()
                 yield decoder.decode(data)
     finally:
-        _end(process)
+        watch.end()
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
-    signal_group(process, kill=True)
-    wait_for_exit(process, _END_S)
-    assert process.stderr is not None
-    if words := process.stderr.read().decode("utf-8", "replace").strip():
-        _log.info("library: a process said: %s", words)
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe is not None:
-            close_pipe(pipe)
+class _Watch:
+    """Ends a process that is silent for too long, and reads what it says to people, which would stop it otherwise."""
+
+    def __init__(self, process: subprocess.Popen[bytes]) -> None:
+        self._process = process
+        self._words: deque[str] = deque(maxlen=_MAX_LINES)
+        self._sign_s = time.monotonic()
+        self._ended = threading.Event()
+        self._threads = [
+            threading.Thread(target=target, name=f"library-{process.pid}", daemon=True)
+            for target in (self._read_words, self._look)
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    def note_sign(self) -> None:
+        """The process has said something."""
+        self._sign_s = time.monotonic()
+
+    def kill(self) -> None:
+        signal_group(self._process, kill=True)
+
+    def end(self) -> None:
+        """End the process, waiting a bounded time."""
+        self.kill()
+        wait_for_exit(self._process, _END_S)
+        self._ended.set()
+        for thread in self._threads:
+            thread.join(_END_S)
+        if self._words:
+            _log.info("library: a process said: %s", "\n".join(self._words))
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                close_pipe(pipe)
+
+    def _read_words(self) -> None:
+        assert self._process.stderr is not None
+        with suppress(OSError, ValueError), self._process.stderr as stream:
+            while line := stream.readline(_MAX_LINE_BYTES):
+                self._words.append(line.decode("utf-8", "replace").rstrip())
+
+    def _look(self) -> None:
+        while not self._ended.wait(_LOOK_S):
+            if time.monotonic() - self._sign_s > SILENT_S:
+                self.kill()

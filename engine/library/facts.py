@@ -11,6 +11,7 @@ from pathlib import Path
 import msgspec
 
 from engine.errors import ModelFileError
+from engine.files import open_regular
 from engine.gguf.byte_source import open_source
 from engine.gguf.file_type import mix_name
 from engine.gguf.header import FileHeader, skim_header
@@ -80,7 +81,7 @@ def read_many(wanted: Iterable[tuple[int, tuple[Path, ...]]], take: Callable[[in
 def fingerprint(path: Path) -> str:
     """Return what tells this content from others without reading all of it; empty where it cannot be read."""
     try:
-        with path.open("rb") as file:
+        with open_regular(path) as file:
             digest = blake2b(file.read(_EDGE_BYTES), digest_size=16)
             size_bytes = file.seek(0, 2)
             file.seek(max(0, size_bytes - _EDGE_BYTES))

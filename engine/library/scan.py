@@ -11,6 +11,7 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
+from engine.files import read_at_most
 from engine.gguf.parts import parse_part_name
 from engine.language import tr
 from engine.library.census import Census, FoundFile, Problem, found_file
@@ -130,7 +131,7 @@ def _snapshots(repository: Path, walk: Walk) -> list[Path]:
     except OSError:
         return []
     try:
-        main = (repository / "refs" / "main").read_bytes()[:80].decode("ascii", "replace").strip()
+        main = read_at_most(repository / "refs" / "main", 80, timeout_s=0.0).decode("ascii", "replace").strip()
     except OSError:
         main = ""
     return sorted(snapshots, key=lambda path: path.name != main)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from hashlib import blake2b
 
@@ -10,6 +11,7 @@ import msgspec
 
 from engine.devices.device import Device, Rig
 from engine.fit.strategies.constraints import Constraints
+from engine.speed.speeds import Speeds
 from engine.units import MIB
 
 FIT_VERSION = 2
@@ -18,6 +20,8 @@ _STEP_BYTES = 256 * MIB
 _STEPS = 64
 _HOST_STEPS = 16
 """The computer's own memory goes up and down by the hour: forecasts of hundreds of models are to outlast that."""
+_SPEED_STEP = 1.2
+"""Each answer teaches a little: forecasts are made again where a speed has changed by more than this factor."""
 
 
 def settled_rig(rig: Rig, before: Rig | None = None) -> Rig:
@@ -48,6 +52,31 @@ def _is_near(rig: Rig, before: Rig) -> bool:
     )
 
 
+def settled_speeds(speeds: Speeds, before: Speeds | None) -> Speeds:
+    """Return `before` where nothing in `speeds` differs from it by more than a step, else `speeds`."""
+    if before is None:
+        return speeds
+    now, then = dict(_figures(speeds)), dict(_figures(before))
+    # What nothing was learnt of is as if it had been right.
+    is_near = all(abs(_steps(now.get(name, 1.0) / then.get(name, 1.0))) <= 1 for name in now.keys() | then.keys())
+    return before if is_near else speeds
+
+
+def _steps(factor: float) -> float:
+    return math.log(factor, _SPEED_STEP)
+
+
+def _figures(speeds: Speeds) -> Iterator[tuple[str, float]]:
+    """Yield what predictions are made of; all of it is above 0."""
+    for kind in ("bandwidths", "op_seconds", "factors", "ratios"):
+        yield from ((f"{kind} {name}", value) for name, value in getattr(speeds, kind).items())
+    for device_id, types in speeds.by_type.items():
+        yield from ((f"{device_id} {name}", value) for name, value in types.items())
+    for device_id, link in speeds.links.items():
+        yield f"{device_id} latency", link.latency_s
+        yield f"{device_id} rate", link.bytes_per_second
+
+
 def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
     """Return what forecasts of a rig are kept under: another rig, other wishes or other speeds have another key."""
     speeds = constraints.speeds
@@ -62,9 +91,9 @@ def rig_key(rig: Rig, constraints: Constraints, strategy: str) -> str:
             (
                 device.id, device.name, device.backend, device.kind, device.total_bytes, device.available_bytes,
                 device.margin_bytes, device.endpoint or "", device.overhead_bytes or 0,
-                round(speeds.bandwidths.get(device.id, 0) / 1e9),
             )
             for device in rig.all_devices
         ],
+        "speeds": sorted((name, step) for name, value in _figures(speeds) if (step := round(_steps(value)))),
     }  # fmt: skip
     return blake2b(msgspec.json.encode(said), digest_size=12).hexdigest()

@@ -246,7 +246,7 @@ class _LeftOut:
     _sums: dict[tuple[SizeRule, frozenset[str]], tuple[int, ...]] = field(default_factory=dict)
 
     def layers_bytes(self, first: int, last: int, rule: SizeRule, names: frozenset[str]) -> int:
-        """Return the bytes of those of layers `first` to `last` that have one of `names`, in a buffer with this rule."""
+        """Return the bytes of tensors with one of `names` in layers `first` to `last`, in a buffer with this rule."""
         if not self.names or not names:
             return 0
         sums = self._sums.get((rule, names))

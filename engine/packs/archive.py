@@ -12,12 +12,15 @@ from pathlib import Path
 from typing import IO
 
 from engine.errors import PackError
+from engine.files import open_regular
 from engine.packs.manifest import MANIFEST, MAX_FILES, MAX_MANIFEST_BYTES, Manifest, PackFile, parse_manifest
+from engine.texts import show
 from engine.units import MIB, format_bytes
 
 RESERVE_BYTES = 256 * MIB
 """What stays free on the disk."""
 _READ_BYTES = 1 << 20
+_SHOWN_NAME = 200
 _HEADER_BYTES = 1 << 16
 """For what stands in an archive before a file: longer headers would be read into memory whole."""
 _BROKEN = (tarfile.TarError, EOFError, zlib.error)
@@ -31,33 +34,35 @@ def unpack(archive: Path, folder: Path, engine: str) -> Manifest:
     Raises:
         PackError: where it is no pack, a damaged one, or one for another engine or computer.
     """
+    shown = show(archive.name, _SHOWN_NAME)
     try:
         with (
-            gzip.open(archive) as unzipped,
+            open_regular(archive) as opened,
+            gzip.GzipFile(fileobj=opened) as unzipped,
             _Metered(unzipped) as metered,
             tarfile.open(mode="r|", fileobj=metered) as tar,
         ):
             manifest = _manifest(tar, metered)
             if misfit := manifest.misfit(engine):
-                raise PackError(f"{archive.name}: {misfit}")
+                raise PackError(f"{shown}: {misfit}")
             _require_room(folder, manifest)
             missing = dict(manifest.files)
             while member := _next(tar, metered):
                 name = _name(member, manifest.name)
                 file = missing.pop(name, None)
                 if file is None:
-                    raise PackError(f"{archive.name}: it has {name} twice, or its manifest does not list it.")
+                    raise PackError(f"{shown}: it has {name} twice, or its manifest does not list it.")
                 metered.allow(file.bytes)
                 _write(_content(tar, member), folder / name, file)
     except PackError:
         raise
     except _BROKEN as error:
-        raise PackError(f"{archive.name} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
+        raise PackError(f"{shown} is no engine pack, or it is damaged ({error}). Fetch it again.") from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
-        raise PackError(f"{archive.name} cannot be unpacked: {reason}.") from None
+        raise PackError(f"{shown} cannot be unpacked: {reason}.") from None
     if missing:
-        raise PackError(f"{archive.name} ends before {next(iter(missing))}. Fetch it again.")
+        raise PackError(f"{shown} ends before {next(iter(missing))}. Fetch it again.")
     return manifest
 
 

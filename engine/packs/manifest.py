@@ -151,4 +151,4 @@ def _sha256(path: Path) -> str:
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in re.findall(r"\d+", version))
+    return tuple(int(number) for number in re.findall(r"\d{1,9}", version))

@@ -12,7 +12,8 @@ from engine.plan.advice import Advice
 from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
-from engine.speed.prediction import SpeedForecast, speed_words
+from engine.speed.prediction import SpeedForecast, prompt_words, speed_words
+from engine.speed.prompts import PromptForecast
 from engine.speed.sending import Sending
 from engine.units import format_bytes
 
@@ -60,7 +61,7 @@ def plan_document(
 
 def _speed_document(speed: SpeedForecast) -> dict[str, object]:
     """Return what is predicted; null where it would be no more than a guess."""
-    return {
+    document: dict[str, object] = {
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
         "context_tokens": speed.fill_tokens,
         "source": speed.source,
@@ -72,6 +73,25 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
                 "source": each.source,
             }
             for each in speed.devices
+        ],
+    }
+    if speed.prompt is not None:
+        document["prompt"] = _prompt_document(speed.prompt)
+    return document
+
+
+def _prompt_document(prompt: PromptForecast) -> dict[str, object]:
+    return {
+        "tokens_per_second": round(prompt.tokens_per_second, 2) if prompt.is_known else None,
+        "tokens": prompt.n_tokens,
+        "source": prompt.source,
+        "devices": [
+            {
+                "id": each.id,
+                "token_ms": None if each.source == "guess" else round(each.seconds * 1e3, 4),
+                "source": each.source,
+            }
+            for each in prompt.devices
         ],
     }
 
@@ -115,7 +135,8 @@ def _speed_line(speed: SpeedForecast) -> str:
     if not speed.is_known:
         return f"{speed_words(speed)} `layerdeck-cli devices --measure` finds it out."
     parts = (f"{each.id} {each.seconds * 1e3:.3g} ms" for each in speed.devices if each.source != "guess")
-    return f"{speed_words(speed)} A token: {', '.join(parts)}."
+    prompt = "" if speed.prompt is None else prompt_words(speed.prompt)
+    return " ".join(filter(None, (f"{speed_words(speed)} A token: {', '.join(parts)}.", prompt)))
 
 
 def _verdict(report: FitReport) -> str:

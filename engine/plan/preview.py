@@ -19,6 +19,7 @@ from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import SpeedForecast, forecast_speed
+from engine.speed.prompts import PromptForecast, forecast_prompt
 from engine.speed.sending import Sending, sendings
 from engine.speed.speeds import NO_MEASUREMENTS, Speeds
 from engine.speed.work import Work
@@ -123,6 +124,15 @@ def plan_speed(work: Work, plan: Plan, speeds: Speeds, fill_tokens: int | None =
         return None
     kv_bytes = tables.layers_kv_bytes
     return forecast_speed(plan.edit.layout, work, kv_bytes, plan.settings, plan.rig, speeds, fill_tokens)
+
+
+def plan_prompt(work: Work, plan: Plan, speeds: Speeds, n_tokens: int) -> PromptForecast | None:
+    """Return how fast a prompt of so many tokens is read by `plan`; None as of `plan_speed`."""
+    tables = plan.memory.for_context(plan.settings)
+    if plan.violations or tables is None:
+        return None
+    kv_bytes = tables.layers_kv_bytes
+    return forecast_prompt(plan.edit.layout, work, kv_bytes, plan.settings, plan.rig, speeds, n_tokens)
 
 
 def plan_sendings(plan: Plan, speeds: Speeds) -> tuple[Sending, ...]:

@@ -11,7 +11,7 @@ from engine.device_loss import loss_sentences, tells_of_loss
 from engine.errors import EngineError, UnreachableError, WorkerCrashedError, WorkerStalledError
 from engine.gguf.quoting import clean
 from engine.language import tr
-from engine.protocol.messages import Failure
+from engine.protocol.messages import GAVE_UP_EXIT_CODE, Failure
 
 # Texts with which ggml-rpc.cpp and transport.cpp give up on a server; all but the last two abort the process.
 _RPC_LOSS = re.compile(
@@ -81,6 +81,11 @@ class ProcessOutcome:
         return self.reason is EndReason.ITSELF and self.exit_code != 0 and tells_of_loss(self._said)
 
     @property
+    def gave_up(self) -> bool:
+        """Whether it ended itself over what it was asked, and said so in a sentence."""
+        return self.reason is EndReason.ITSELF and self.exit_code == GAVE_UP_EXIT_CODE and bool(self.abort_text)
+
+    @property
     def _said(self) -> str:
         return "\n".join((self.abort_text, *self.stderr_tail))
 
@@ -89,7 +94,7 @@ class ProcessOutcome:
         """Whether it went down by itself, and not by a signal that comes from outside or for a file's sake."""
         outside = (*_SENT_BY_OTHERS, getattr(signals, "SIGBUS", None))
         by_itself = self.reason is EndReason.ITSELF and self.exit_code != 0 and self.signal not in outside
-        return by_itself and not self._is_about_model and not self.lost_device
+        return by_itself and not (self._is_about_model or self.lost_device or self.gave_up)
 
     @property
     def _is_about_model(self) -> bool:
@@ -123,6 +128,8 @@ class ProcessOutcome:
                     "not help, install this program again.",
                     detail=self.detail,
                 )
+            case EndReason.ITSELF if self.gave_up:
+                return clean(self.abort_text, _SHOWN_LINE)
             case EndReason.ITSELF if self.lost_device:
                 return f"{loss_sentences(self._said, tr('while it was in use'))}{self._last_words()}"
             case EndReason.ITSELF:

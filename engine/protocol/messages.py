@@ -403,13 +403,14 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):
     """What a device reached: bytes of weights read per second with one token (F16, and by type those that were asked
     for), seconds for a question and its answer, bytes per second to it, seconds for a computation of next to nothing
-    among others."""
+    among others; by type also weights times tokens per second with many tokens."""
 
     read_bytes_per_second: float
     round_trip_s: float
     sent_bytes_per_second: float
     by_type: dict[str, float] = {}
     op_s: float | None = None
+    products: dict[str, float] = {}
 
 
 class PackLoad(msgspec.Struct, frozen=True, kw_only=True):
@@ -579,12 +580,14 @@ class Counted(LastWord, frozen=True, tag="counted", kw_only=True):
 
 class Rendered(LastWord, frozen=True, tag="rendered", kw_only=True):
     """`replaced`: why the model's own template was not used; empty where it was, or where there is none. `tokens` and
-    `pieces` as of `Tokenised`, where they were asked for."""
+    `pieces` as of `Tokenised`, where they were asked for; an image or a sound is one of them, and `n_tokens` counts it
+    as long as it is."""
 
     text: str
     replaced: str = ""
     tokens: tuple[int, ...] = ()
     pieces: tuple[str, ...] = ()
+    n_tokens: int = 0
 
 
 class SequenceSaved(LastWord, frozen=True, tag="sequence_saved", kw_only=True):
@@ -678,6 +681,10 @@ class DeviceMemoryReading(msgspec.Struct, frozen=True):
 
 class DeviceMemoryReadings(Message, frozen=True, tag="device_memory_readings", kw_only=True):
     readings: tuple[DeviceMemoryReading, ...]
+
+
+GAVE_UP_EXIT_CODE = 75
+"""With this a worker ends itself; its last word is a whole sentence for people, with what to do."""
 
 
 class Aborting(Message, frozen=True, tag="aborting", kw_only=True):

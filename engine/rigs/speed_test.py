@@ -36,6 +36,7 @@ def measured_book(
                 speed.sent_bytes_per_second,
                 dict(speed.by_type),
                 speed.op_s,
+                dict(speed.products),
             )
             book = book.with_device(device, kept)
     return book, found.problems

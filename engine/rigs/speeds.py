@@ -11,13 +11,15 @@ from engine.devices.endpoint import greet_all
 from engine.errors import BusyError, EngineError
 from engine.language import tr
 from engine.plan.requests import device_refs
-from engine.process.one_shot import DEFAULT_TIMEOUT_S, ask_child, raise_if_cancelled
+from engine.process.one_shot import ask_child, raise_if_cancelled
 from engine.processor import default_threads
 from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.units import MIB
 
 MAX_BYTES = 256 * MIB
 """More than the caches of cards hold."""
+TIMEOUT_S = 120.0
+"""For one device, which takes some seconds where nothing else runs."""
 _MIN_BYTES = 4 * MIB
 _PART = 4
 """At most one part in this many of what is free is taken for the test."""
@@ -38,7 +40,7 @@ def measure_speeds(
     *,
     held: Iterable[str] = (),
     n_threads: int | None = None,
-    timeout_s: float = DEFAULT_TIMEOUT_S,
+    timeout_s: float = TIMEOUT_S,
     argv: Sequence[str] | None = None,
     cancel: CancelToken | None = None,
 ) -> MeasuredSpeeds:

@@ -5,7 +5,6 @@ All decoding is done by `reader` in a process of its own; what comes back are a 
 
 from __future__ import annotations
 
-import subprocess
 from array import array
 from dataclasses import dataclass
 
@@ -26,6 +25,7 @@ from engine.sounds.reader import (
 )
 
 MAX_SOUND_BYTES = 32 << 20
+MAX_FACTS_BYTES = 1 << 16
 _LOUDEST = 1 << 15
 
 
@@ -59,7 +59,7 @@ def samples_of(data: bytes, name: str, length_ms: int, rate: int) -> bytes:
         ChatError: as of `listen_to`, and where it has another length than `length_ms`.
     """
     count = sample_count(length_ms, rate)
-    facts, samples = _read(data, name, "samples", str(rate), str(count))
+    facts, samples = _read(data, name, "samples", str(rate), str(count), sample_bytes=SAMPLE_BYTES * count)
     if abs(facts.length_ms - length_ms) > SLACK_MS:
         raise ChatError(f"{name} has another length than was said; attach it again.")
     if len(samples) != SAMPLE_BYTES * count:
@@ -67,11 +67,12 @@ def samples_of(data: bytes, name: str, length_ms: int, rate: int) -> bytes:
     return array("f", map((1 / _LOUDEST).__mul__, memoryview(samples).cast("h"))).tobytes()
 
 
-def _read(data: bytes, name: str, *words: str) -> tuple[SoundFacts, bytes]:
+def _read(data: bytes, name: str, *words: str, sample_bytes: int = 0) -> tuple[SoundFacts, bytes]:
     try:
-        line, _, samples = ask_decoder("sound", *words, data=data, seconds=SECONDS).partition(b"\n")
+        said = ask_decoder("sound", *words, data=data, seconds=SECONDS, max_bytes=MAX_FACTS_BYTES + sample_bytes)
+        line, _, samples = said.partition(b"\n")
         facts = msgspec.json.decode(line, type=SoundFacts)
-    except (OSError, subprocess.TimeoutExpired, *UNREADABLE):
+    except (OSError, *UNREADABLE):
         facts, samples = SoundFacts(fault=f"it broke its decoder, or took longer than {SECONDS:g} s"), b""
     if facts.fault:
         raise ChatError(f"{name} cannot be read: {facts.fault}.")

@@ -7,13 +7,16 @@ reconstruction, as tomography has it); what answers of one class still differ by
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_high
 
 import msgspec
 
 MIN_TOKENS = 16
 """An answer shorter than this says little about speed."""
+MIN_PROMPT_TOKENS = 64
+"""The same of prompts, of which a part was read before."""
 MAX_RATIO = 20.0
 """Beyond this, either way, something else was measured: a machine busy with other work, or one that swaps."""
 KEPT_ANSWERS = 48
@@ -21,6 +24,7 @@ _OF_A_CLASS = 5
 """Ratios of a class of which the middle one counts."""
 _PASSES = 20
 _STEP = 0.5
+_COMMON = 0.5
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -51,6 +55,18 @@ def learnt_factors(answers: Sequence[Answer]) -> dict[str, float]:
                 factors[key] *= (answer.seconds / whole) ** (_STEP * part / whole / squares)
                 factors[key] = min(MAX_RATIO, max(1 / MAX_RATIO, factors[key]))
     return factors
+
+
+def with_common(factors: Mapping[str, float], measured: Iterable[str]) -> dict[str, float]:
+    """Return `factors` with one for each device that was measured and that no answer used yet.
+
+    What measuring overlooks it overlooks on every device, so that half of what the others were off by, as a power, is
+    likely there too. Without it a device that was learnt of is set against one that was not, and always loses or wins.
+    """
+    keys = set(measured)
+    logs = [math.log(factor) for key, factor in factors.items() if key in keys]
+    common = math.exp(_COMMON * sum(logs) / max(1, len(logs)))
+    return {**(dict.fromkeys(keys, common) if logs else {}), **factors}
 
 
 def learnt_ratios(answers: Sequence[Answer], factors: Mapping[str, float]) -> dict[str, float]:

@@ -38,6 +38,8 @@ KNOWN_BANDWIDTHS: Mapping[str, int] = {
 """Nominal memory bandwidth in GB/s by what a device's name contains; the longest such name counts."""
 
 _BY_KIND = {"gpu": 300, "igpu": 60, "accel": 40, "cpu": 40}
+_PRODUCTS_PER_BYTE = {"gpu": 30, "igpu": 10, "accel": 5, "cpu": 3}
+"""Usual products for each byte of bandwidth."""
 _REMOTE_DEFAULT = 40
 """A worker whose device is not known may as well be a CPU."""
 _LOCAL = Link(20e-6, 10 * _GB)
@@ -46,6 +48,8 @@ _NETWORK = Link(500e-6, 110_000_000)
 _HOP_SECONDS = 20e-6
 _REMOTE_HOP_SECONDS = 400e-6
 """Of the processor's time of client and worker, as measured between programs on one machine."""
+_DESCRIBED_SECONDS, _DESCRIBED_BYTES = 10e-6, 900
+"""Of a computation that a worker is told of: both processors' time, and two to three tensors of its message."""
 _OP_SECONDS = 4e-6
 """A computation that reads next to nothing: the start of a kernel, or the threads' meeting behind it."""
 _EFFICIENCY: Mapping[Source, tuple[float, float]] = {
@@ -96,6 +100,25 @@ def bandwidth_of_type(device: Device, type_name: str, speeds: Speeds) -> float:
     return bandwidth(device, speeds) if found is None else found
 
 
+def products(device: Device, type_name: str, speeds: Speeds) -> float:
+    """Return how many weights times tokens `device` multiplies in a second where there are many tokens."""
+    by_type = speeds.products.get(device.id)
+    found = None if by_type is None else by_type.get(type_name) or by_type.get(_FAMILIES.get(type_name, ""))
+    if found is None and by_type is not None:
+        found = by_type.get("F16")
+    if found is not None:
+        return found
+    kind = "cpu" if device.is_rpc else device.kind
+    return _PRODUCTS_PER_BYTE[kind] * bandwidth(device, speeds)
+
+
+def prompt_source(device: Device, speeds: Speeds) -> Source:
+    """Return where the speed of prompts on `device` is from. The figures of cards do not tell it."""
+    if device.id in speeds.products:
+        return "measured"
+    return "answers" if device.id in speeds.prompt_factors else "guess"
+
+
 def op_seconds(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> float:
     """Return how long a computation takes that reads next to nothing."""
     return speeds.op_seconds.get(device.id, _OP_SECONDS)
@@ -120,6 +143,13 @@ def efficiency(device: Device, speeds: Speeds) -> tuple[float, float]:
 def hop_seconds(device: Device) -> float:
     """Return what handing over to `device` costs besides its link: inputs are copied, a graph is described anew."""
     return _REMOTE_HOP_SECONDS if device.is_rpc else _HOP_SECONDS
+
+
+def described_seconds(device: Device, speeds: Speeds) -> float:
+    """Return what it costs to tell `device` a computation; only workers are told."""
+    if not device.is_rpc:
+        return 0.0
+    return _DESCRIBED_SECONDS + _DESCRIBED_BYTES / link(device, speeds).bytes_per_second
 
 
 def link(device: Device, speeds: Speeds = NO_MEASUREMENTS) -> Link:

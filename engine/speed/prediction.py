@@ -7,35 +7,32 @@ and row at the same time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.language import tr
-from engine.layout.layout import Layout, Run
+from engine.layout.layout import Layout
 from engine.settings.context_settings import ContextSettings
 from engine.speed.known_cards import (
-    SOURCES,
     Source,
     bandwidth,
     bandwidth_of_type,
+    described_seconds,
     efficiency,
     hop_seconds,
     link,
     op_seconds,
     source,
 )
+from engine.speed.prompts import PromptForecast, forecast_prompt
+from engine.speed.route import DeviceTime, described_ops, hops, least_sure, moves, shares, whole_s
 from engine.speed.speeds import LINKS, NO_MEASUREMENTS, Speeds, layout_class
-from engine.speed.work import Moved, Work
+from engine.speed.work import Work
 
 USUAL_FILL = 2048
 """Tokens in the context that a speed is told for, where the context has room for more than twice as many."""
 _OUTPUT_OPS = 4
-_HOPS_PER_LAYER = 2
-"""In modes tensor and row the members put their parts together behind attention and behind feed-forward."""
-_SMALL_SHARE = 0.02
-"""A device with less of a token's time than this does not make the whole less sure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,25 +56,17 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceTime:
-    """What a token costs on one device, in seconds, its link included, and where its speed is from."""
-
-    id: str
-    seconds: float
-    link_s: float
-    source: Source
-
-
-@dataclass(frozen=True, slots=True)
 class SpeedForecast:
     """Seconds of a token with `fill_tokens` in the context, the devices that have a part in it, and the least sure of
-    their sources. `is_learnt`: answers of such layouts have corrected it."""
+    their sources. `is_learnt`: answers of such layouts have corrected it. `prompt`: how fast one of `fill_tokens` is
+    read."""
 
     token_s: float
     fill_tokens: int
     devices: tuple[DeviceTime, ...]
     source: Source
     is_learnt: bool = False
+    prompt: PromptForecast | None = None
 
     @property
     def tokens_per_second(self) -> float:
@@ -111,8 +100,8 @@ def predict(
     ratio = speeds.ratios.get(layout_class(layout, rig), 1.0)
     # What was learnt is surer than what was computed: the range is half as wide.
     known = 0.5 if layout_class(layout, rig) in speeds.ratios else 1.0
-    best_s = _whole_s(layout, {key: cost.best_s for key, cost in costs.items()}) * ratio
-    worst_s = _whole_s(layout, {key: cost.worst_s for key, cost in costs.items()}) * ratio
+    best_s = whole_s(layout, {key: cost.best_s for key, cost in costs.items()}) * ratio
+    worst_s = whole_s(layout, {key: cost.worst_s for key, cost in costs.items()}) * ratio
     middle_s, half_s = (best_s + worst_s) / 2, (worst_s - best_s) / 2 * known
     return Prediction(middle_s - half_s, middle_s + half_s)
 
@@ -133,16 +122,15 @@ def forecast_speed(
     ratio = speeds.ratios.get(name, 1.0)
     # The caches of all requests are `n_ctx` long; one answer reads its own.
     seconds = {key: cost.seconds(fill / max(1, context.n_ctx)) * ratio for key, cost in costs.items()}
-    token_s = _whole_s(layout, seconds)
+    token_s = whole_s(layout, seconds)
     devices = {device.id: device for device in rig.all_devices}
     times = tuple(
         DeviceTime(key, seconds[key], costs[key].away_s * ratio, source(devices[key], speeds))
         for key in devices
         if key in seconds
     )
-    weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]
-    worst: Source = max(weighty, key=SOURCES.index, default="guess")
-    return SpeedForecast(token_s, fill, times, worst, is_learnt=name in speeds.ratios)
+    prompt = forecast_prompt(layout, work, kv_bytes, context, rig, speeds, fill) if fill else None
+    return SpeedForecast(token_s, fill, times, least_sure(times, token_s), name in speeds.ratios, prompt)
 
 
 @dataclass(slots=True)
@@ -177,21 +165,6 @@ class _Cost:
         return ((self.weights_s + self.cache_s * fill) * slowness + self.ops_s) * self.factor + self.away_s
 
 
-def _whole_s(layout: Layout, seconds: Mapping[str, float]) -> float:
-    """Return the time of a token: members of a split layer work at the same time, all others one after another."""
-    members = {device_id for device_id, _ in _shares(layout)}
-    together = max((each for key, each in seconds.items() if key in members), default=0.0)
-    return together + sum(each for key, each in seconds.items() if key not in members)
-
-
-def _shares(layout: Layout) -> tuple[tuple[str, float], ...]:
-    """Return the members of modes tensor and row with their parts of a layer; none in other modes."""
-    if layout.split_mode not in ("tensor", "row"):
-        return ()
-    total = sum(share for _, share in layout.tensor_split)
-    return tuple((key, share / total) for key, share in layout.tensor_split if share > 0) if total > 0 else ()
-
-
 def _costs(
     layout: Layout, work: Work, kv_bytes: Sequence[int], context: ContextSettings, rig: Rig, speeds: Speeds
 ) -> dict[str, _Cost]:
@@ -215,9 +188,9 @@ def _costs(
                 part * size / bandwidth_of_type(found.device, name, speeds) for name, size in weights
             )
 
-    shares = _shares(layout)
+    members = shares(layout)
     for run in layout.runs:
-        for device_id, part in shares if shares and run.device != CPU_ID else ((run.device, 1.0),):
+        for device_id, part in members if members and run.device != CPU_ID else ((run.device, 1.0),):
             read(device_id, work.weights(run.first, run.last), part)
             found = cost(device_id)
             if found is not None:
@@ -226,7 +199,7 @@ def _costs(
             if keeper is not None:
                 size = part * work.caches(kv_bytes, run.first, run.last)
                 keeper.cache_s += size / bandwidth(keeper.device, speeds)
-    for run, moved in _moves(layout, work):
+    for run, moved in moves(layout, work):
         taken = tuple(moved.between(run.first, run.last))
         read(run.device, ((name, -size) for name, size in taken))
         read(moved.device, taken)
@@ -234,44 +207,20 @@ def _costs(
     output = cost(layout.output_device)
     if output is not None:
         output.ops_s += _OUTPUT_OPS * op_seconds(output.device, speeds)
-    for device_id, size_bytes, times in _hops(layout, work):
+    crossings = list(hops(layout, work))
+    if layout.output_device != CPU_ID:
+        # Behind the output layer its numbers for every word go to the host.
+        crossings.append((layout.output_device, work.logits_bytes, 1))
+    for device_id, size_bytes, times in crossings:
         found = cost(device_id)
         if found is not None:
             away = link(found.device, speeds)
             found.link_s += times * (hop_seconds(found.device) + away.latency_s + size_bytes / away.bytes_per_second)
+    for device_id, ops in described_ops(layout, work).items():
+        found = cost(device_id)
+        if found is not None:
+            found.link_s += ops * described_seconds(found.device, speeds)
     return costs
-
-
-def _moves(layout: Layout, work: Work) -> Iterator[tuple[Run, Moved]]:
-    """Yield each run with what overrides take from it to another device."""
-    for moved in work.moved(layout):
-        for run in layout.runs:
-            if run.device != moved.device and moved.count(run.first, run.last):
-                yield run, moved
-
-
-def _hops(layout: Layout, work: Work) -> Iterator[tuple[str, float, int]]:
-    """Yield a device, bytes, and how often as many of a token cross its link; the CPU has none.
-
-    Behind the output layer its numbers for every word go to the host.
-    """
-    size = work.hop_bytes
-    shares = _shares(layout)
-    if shares:
-        split = [run for run in layout.runs if run.device != CPU_ID]
-        count = _HOPS_PER_LAYER * sum(run.length for run in split)
-        for device_id, _ in shares:
-            yield device_id, size, count
-    runs = () if shares else layout.runs
-    route = [CPU_ID, *(run.device for run in runs), layout.output_device]
-    crossings = [pair for pair in pairwise(route) if pair[0] != pair[1]]
-    for pair in crossings:
-        yield from ((device_id, size, 1) for device_id in pair if device_id != CPU_ID)
-    for run, moved in _moves(layout, work):
-        times = 2 * moved.count(run.first, run.last)
-        yield from ((device_id, size, times) for device_id in (run.device, moved.device) if device_id != CPU_ID)
-    if layout.output_device != CPU_ID:
-        yield layout.output_device, work.logits_bytes, 1
 
 
 _SOURCE_WORDS: Mapping[Source, str] = {
@@ -298,6 +247,20 @@ def speed_words(speed: SpeedForecast) -> str:
         rate=rate_text(speed.tokens_per_second),
         fill_tokens=speed.fill_tokens,
         source=source_words(speed.source),
+        learnt=learnt,
+    )
+
+
+def prompt_words(prompt: PromptForecast) -> str:
+    """Return a sentence on how fast a prompt is read, and what that rests on; empty where nobody knows."""
+    if not prompt.is_known:
+        return ""
+    learnt = tr("; corrected by answers") if prompt.is_learnt else ""
+    return tr(
+        "A prompt of {n_tokens} tokens is read at about {rate} tokens per second ({source}{learnt}).",
+        n_tokens=prompt.n_tokens,
+        rate=rate_text(prompt.tokens_per_second),
+        source=source_words(prompt.source),
         learnt=learnt,
     )
 

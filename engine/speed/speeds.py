@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from engine.devices.device import CPU_ID, Rig
 from engine.layout.layout import Layout
@@ -22,8 +22,11 @@ class Speeds:
     """What counts instead of the tables, by device id: the bytes per second that F16 weights are read with, those of
     other types where they were measured, the seconds that a computation without weights takes, and the link.
 
+    `products`: weights times tokens per second, by type, where many tokens are multiplied at once.
+
     Learnt from answers: `factors`, how many times longer than predicted a device takes, under `LINKS` what goes between
-    devices; and `ratios` by class of layout (`layout_class`), what is left of the difference then.
+    devices; and `ratios` by class of layout (`layout_class`), what is left of the difference then. `prompt_factors` and
+    `prompt_ratios` are the same of prompts.
     """
 
     bandwidths: Mapping[str, float] = field(default_factory=dict)
@@ -32,6 +35,14 @@ class Speeds:
     by_type: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     op_seconds: Mapping[str, float] = field(default_factory=dict)
     factors: Mapping[str, float] = field(default_factory=dict)
+    products: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    prompt_factors: Mapping[str, float] = field(default_factory=dict)
+    prompt_ratios: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def unlearnt(self) -> Speeds:
+        """The same without what answers taught."""
+        return replace(self, ratios={}, factors={}, prompt_ratios={}, prompt_factors={})
 
 
 NO_MEASUREMENTS = Speeds()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
+from math import prod
 
 from engine.gguf.blocks import part_of_tensor
 from engine.gguf.model_file import ModelFile, TensorInfo
@@ -54,14 +55,20 @@ class Work:
         """Layers for guessing ahead are the last ones; a plain answer does not compute them."""
         self._repeats = 1 + count_unlisted_layers(model) // max(1, model.n_layers)
         rows: dict[str, list[float]] = {}
+        whole: dict[str, list[float]] = {}
+        self.weights_in_byte: dict[str, float] = {}
+        """How many weights of a type are in a byte."""
         ops = [0] * self.n_layers
         for block in model.blocks[: max(1, self.n_layers - idle)]:
             ops[block.index] = self._repeats * (_OPS_PER_TENSOR * len(block.tensors) + _OPS_PER_LAYER)
             for tensor in block.tensors:
                 row = rows.setdefault(tensor.type_name, [0.0] * self.n_layers)
                 row[block.index] += self.read_bytes(tensor)
+                whole.setdefault(tensor.type_name, [0.0] * self.n_layers)[block.index] += tensor.size_bytes
+                self.weights_in_byte[tensor.type_name] = prod(tensor.shape) / max(1, tensor.size_bytes)
         self.types = tuple(sorted(rows, key=lambda name: -sum(rows[name])))
         self._weights = {name: _sums(rows[name]) for name in self.types}
+        self._whole = {name: _sums(whole[name]) for name in self.types}
         self._ops = _sums(ops)
         self.output = _output_of(model)
         self._caches: tuple[Sequence[int], list[float]] = ((), [0.0])
@@ -75,6 +82,11 @@ class Work:
     def weights(self, first: int, last: int) -> Iterator[tuple[str, float]]:
         """Yield types and bytes of the weights that layers `first` to `last` read."""
         return _between(self._weights, first, last)
+
+    def whole_bytes(self, type_name: str, first: int, last: int) -> float:
+        """Return the bytes of weights of a type in layers `first` to `last`, all experts included."""
+        sums = self._whole[type_name]
+        return sums[last + 1] - sums[first]
 
     def ops(self, first: int, last: int) -> float:
         """Return how many computations layers `first` to `last` are."""

@@ -70,8 +70,10 @@ def _context(protocol: int, identity: Identity) -> ssl.SSLContext:
 
 def _trust(context: ssl.SSLContext, certificates: Iterable[bytes]) -> None:
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    if data := b"".join(certificates):
-        context.load_verify_locations(cadata=data)
+    for each in certificates:
+        # One that is none, in a file that was damaged, is nobody's; the others count as ever.
+        with suppress(ssl.SSLError, ValueError):
+            context.load_verify_locations(cadata=each)
 
 
 def keep_alive(connection: socket.socket) -> None:

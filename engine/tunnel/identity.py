@@ -20,7 +20,7 @@ from cryptography.x509.oid import NameOID
 
 from engine.errors import EngineError
 from engine.files import read_at_most
-from engine.tunnel.fingerprints import fingerprint_of
+from engine.tunnel.fingerprints import MAX_CERTIFICATE_BYTES, fingerprint_of
 
 MAX_FILE_BYTES = 1 << 16
 _FROM, _UNTIL = datetime(2000, 1, 1, tzinfo=UTC), datetime(9999, 12, 31, tzinfo=UTC)
@@ -66,6 +66,16 @@ def read_identity(path: Path) -> Identity:
             f"The key of this computer in {path} is damaged; remove the file, then pair with other computers again."
         ) from None
     return Identity(path, certificate)
+
+
+def is_certificate(data: bytes) -> bool:
+    """Return whether these bytes (DER) are one certificate that can be kept of somebody."""
+    if len(data) > MAX_CERTIFICATE_BYTES:
+        return False
+    try:
+        return x509.load_der_x509_certificate(data).public_bytes(Encoding.DER) == data
+    except ValueError:
+        return False
 
 
 def _make(path: Path) -> None:

@@ -15,8 +15,8 @@ import msgspec
 from engine.tunnel.channel import BrokenTalkError, Channel
 from engine.tunnel.codes import OpenCode, read_code
 from engine.tunnel.cpace import CpaceError, calculate_generator, confirmation, multiply, session_key
-from engine.tunnel.fingerprints import MAX_CERTIFICATE_BYTES, fingerprint_of
-from engine.tunnel.identity import Identity
+from engine.tunnel.fingerprints import fingerprint_of
+from engine.tunnel.identity import Identity, is_certificate
 from engine.tunnel.pairings import Pairing, PairingError, make_pairing
 
 _CHANNEL = b"layerdeck pairing 1"
@@ -65,7 +65,7 @@ def answer_pairing(channel: Channel, identity: Identity, name: str, code: OpenCo
     if shown is None:
         return None
     offer = channel.receive_message(Offer)
-    if len(offer.nonce) != _NONCE_BYTES or not 0 < len(offer.certificate) <= MAX_CERTIFICATE_BYTES:
+    if len(offer.nonce) != _NONCE_BYTES or not is_certificate(offer.certificate):
         raise BrokenTalkError("it offered what cannot be")
     session = offer.nonce + nonce
     generator, scalar = calculate_generator(read_code(shown), _CHANNEL, session), secrets.token_bytes(32)

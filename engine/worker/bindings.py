@@ -67,6 +67,8 @@ class Bindings:
 
     def __init__(self) -> None:
         self.low: Any = _low_level()
+        self.say_last_word: Callable[[str], None] = lambda _text: None
+        """Tells why this process is about to end; what `on_abort` was given."""
         self._libraries = _libraries(self.low)
         bind = self.bind
         self.device_count = bind("ggml_backend_dev_count", ctypes.c_size_t)
@@ -106,6 +108,7 @@ class Bindings:
 
     def on_abort(self, say: Callable[[str], None]) -> None:
         """Have `say` called with the reason of a failed assertion; the process ends after it returns."""
+        self.say_last_word = say
         callback = ABORT_CALLBACK(lambda text: say((text or b"").decode("utf-8", "replace").strip()))
         self._kept.append(callback)
         self._set_abort_callback(callback)

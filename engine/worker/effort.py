@@ -46,7 +46,7 @@ class Effort:
 
 def current_effort() -> Effort:
     """Read this process's counters; on systems without /proc only the processor time is known."""
-    return Effort(time.process_time(), _resident_bytes(), _read_bytes(), _network_bytes())
+    return Effort(time.process_time(), resident_bytes(), _read_bytes(), _network_bytes())
 
 
 class WorkTicks:
@@ -81,7 +81,8 @@ class WorkTicks:
             effort = now
 
 
-def _resident_bytes() -> int:
+def resident_bytes() -> int:
+    """Return what of this process is in memory; 0 where the system does not tell."""
     try:
         return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError, IndexError):

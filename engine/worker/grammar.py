@@ -7,21 +7,29 @@ tokens put to the grammar, which takes long. A token that the grammar refuses mu
 from __future__ import annotations
 
 import ctypes
+import re
+from collections.abc import Callable
 from typing import Any
 
 from engine.settings.sampling_settings import SamplingSettings
+from engine.worker.grammar_bounds import fault_of
 from engine.worker.loaded_context import LoadedContext
 from engine.worker.outcome import failure
+from engine.worker.step_limit import StepLimit
 
 MAX_GRAMMAR_CHARACTERS = 1 << 16
 MAX_SCHEMA_CHARACTERS = 1 << 15
+MAX_CONVERTED_CHARACTERS = 1 << 18
+MAX_COUNT = 2000
+"""Of characters or entries in a schema: each of them becomes a bracket of the grammar."""
+_COUNT = re.compile(r'(?:"(?:min|max)(?:Items|Length)"\s*:\s*(\d+)|\{\s*(?:\d+\s*,\s*)?(\d{5,}))')
 _REFUSED = float("-inf")
 _ENTRY_NUMBERS = 3
 """Token, logit and probability of a `llama_token_data`, each of four bytes."""
 
 
-def grammar_text(settings: SamplingSettings) -> str:
-    """Return the grammar that an answer is to obey, empty for none.
+def grammar_text(settings: SamplingSettings, say: Callable[[str], None]) -> str:
+    """Return the grammar that an answer is to obey, empty for none; `say` as of `StepLimit`.
 
     Raises:
         EndOfRequest: with a `Failure`: both are given, one is too long, or the schema cannot be used.
@@ -31,18 +39,35 @@ def grammar_text(settings: SamplingSettings) -> str:
     if len(settings.grammar) > MAX_GRAMMAR_CHARACTERS or len(settings.json_schema) > MAX_SCHEMA_CHARACTERS:
         raise failure("argument", "The grammar or JSON schema is too long to be one; shorten it.")
     if not settings.json_schema.strip():
+        if fault := fault_of(settings.grammar):
+            raise failure("argument", f"The grammar cannot be used ({fault}); correct it or empty it.")
         return settings.grammar if settings.grammar.strip() else ""
+    text = _converted(settings.json_schema, say)
+    if fault := "it grows too long" if len(text) > MAX_CONVERTED_CHARACTERS else fault_of(text):
+        raise failure("argument", f"The JSON schema cannot be used: as a grammar {fault}. Make it simpler or empty it.")
+    return text
+
+
+def _converted(schema: str, say: Callable[[str], None]) -> str:
+    if any(len(count) > 9 or int(count) > MAX_COUNT for counts in _COUNT.findall(schema) for count in counts if count):
+        raise failure(
+            "argument", f"The JSON schema counts to more than {MAX_COUNT}, which no answer does; lower it or empty it."
+        )
     # imported with the first schema
     from llama_cpp.llama_grammar import json_schema_to_gbnf
 
+    step = StepLimit(say, "the JSON schema")
     try:
-        return str(json_schema_to_gbnf(settings.json_schema))
+        with step:
+            return str(json_schema_to_gbnf(schema))
     except RecursionError:
         raise failure("argument", "The JSON schema is nested too deeply; make it simpler.") from None
     except Exception as error:
         # whatever a foreign schema has wrong is that schema's error
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise failure("argument", f"The JSON schema cannot be used: {reason}. Correct it or empty it.") from None
+    finally:
+        step.close()
 
 
 class Grammar:
@@ -52,10 +77,13 @@ class Grammar:
         self._low = loaded.engine.low
         self._loaded = loaded
         loaded.log.begin_computation(lambda _failed: None)
-        self._sampler = self._low.llama_sampler_init_grammar(
-            loaded.vocabulary, text.encode("utf-8", "replace"), b"root"
-        )
+        self._step = StepLimit(loaded.engine.say_last_word, "the grammar or JSON schema")
+        with self._step:
+            self._sampler = self._low.llama_sampler_init_grammar(
+                loaded.vocabulary, text.encode("utf-8", "replace"), b"root"
+            )
         if not self._sampler:
+            self._step.close()
             reason = loaded.log.facts.reason()
             raise failure(
                 "argument",
@@ -69,10 +97,15 @@ class Grammar:
         self._fresh = bytes(numbers)
 
     def free(self) -> None:
+        self._step.close()
         self._low.llama_sampler_free(self._sampler)
 
     def sample(self, chain: Any, place: int) -> int:
         """Choose a token by a chain, as the grammar allows; chain and grammar take note of it."""
+        with self._step:
+            return self._sampled(chain, place)
+
+    def _sampled(self, chain: Any, place: int) -> int:
         candidates = self._candidates(place)
         token = self._chosen(chain, candidates)
         if not self._allows(token):

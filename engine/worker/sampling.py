@@ -40,7 +40,7 @@ class SamplerChain:
         self._low = loaded.engine.low
         self._context = loaded.context
         self._sample = self._low.llama_sampler_sample
-        text = grammar_text(settings)
+        text = grammar_text(settings, loaded.engine.say_last_word)
         # a bad grammar ends the request before anything is to be freed
         self._grammar = Grammar(loaded, text) if text else None
         self._chain = self._low.llama_sampler_chain_init(self._low.llama_sampler_chain_default_params())

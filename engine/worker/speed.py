@@ -1,9 +1,10 @@
 """How fast a device reads weights and how far away it is: the engine's own kernels on a matrix of zeros.
 
 A token multiplies every weight with one column, so a product of a large matrix and one column says how fast weights
-are read: of each type of weights by itself, since on processors the arithmetic of unpacking them decides. A graph of
-many sums of one column says what a computation costs that reads nothing. Reading a few bytes back is a round trip; it
-ends the computation too, which remote devices do not wait for.
+are read: of each type of weights by itself, since on processors the arithmetic of unpacking them decides. A product
+with many columns says how fast prompts are multiplied. A graph of many sums of one column says what a computation costs
+that reads nothing. Reading a few bytes back is a round trip; it ends the computation too, which remote devices do not
+wait for.
 """
 
 from __future__ import annotations
@@ -33,6 +34,11 @@ _PART_S = 0.008
 """A pass through the matrix that takes longer is measured in parts: on a busy machine a short one is left in peace."""
 _MAX_PARTS = 32
 _SUMS = 256
+_TOKENS = 128
+"""As many columns make arithmetic decide."""
+_MANY_ROWS = 4096
+_MEASURED_PRODUCT_S = 0.1
+_SHORT_S = 0.002
 _GRAPH_NODES = 512
 
 
@@ -49,16 +55,41 @@ def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
     for name, number in request.types.items():
         with _Graph(engine, device, request, type_number=number) as graph:
             by_type[name] = graph.read_bytes_per_second(_MEASURED_TYPE_S)
+    products = {
+        name: _products_per_second(engine, device, request, number)
+        for name, number in {"F16": _F16, **request.types}.items()
+    }
     with _Graph(engine, device, request, sums=_SUMS) as graph:
         op_s = graph.op_s(_MEASURED_TYPE_S)
-    return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s)
+    return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s, products=products)
+
+
+def _products_per_second(engine: Bindings, device: int, request: MeasureSpeed, type_number: int) -> float:
+    """Return weights times tokens per second: of a small matrix, and where that is done at once of a large one."""
+    for rows in (_MIN_ROWS, _MANY_ROWS):
+        with _Graph(engine, device, request, type_number=type_number, rows=rows, tokens=_TOKENS) as graph:
+            seconds = graph.work_s(_MEASURED_PRODUCT_S)
+        if seconds > _SHORT_S:
+            break
+    return graph.rows * _COLUMNS * _TOKENS / seconds
 
 
 class _Graph:
-    """A matrix and a column on a device, and the graph that multiplies them, or adds the column up `sums` times."""
+    """A matrix and a column on a device, and the graph that multiplies them, or adds the column up `sums` times.
+
+    `rows` of the matrix, 0: as many as there is memory for; `tokens`: how many columns.
+    """
 
     def __init__(
-        self, engine: Bindings, device: int, request: MeasureSpeed, *, type_number: int = _F16, sums: int = 0
+        self,
+        engine: Bindings,
+        device: int,
+        request: MeasureSpeed,
+        *,
+        type_number: int = _F16,
+        sums: int = 0,
+        rows: int = 0,
+        tokens: int = 1,
     ) -> None:
         pointer, size, number = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
         bind = engine.bind
@@ -70,7 +101,8 @@ class _Graph:
         self._get = bind("ggml_backend_tensor_get", None, pointer, pointer, size, size)
         new_tensor = bind("ggml_new_tensor_2d", pointer, pointer, number, ctypes.c_int64, ctypes.c_int64)
         row_bytes = bind("ggml_row_size", size, number, ctypes.c_int64)(type_number, _COLUMNS)
-        rows = _MIN_ROWS if sums else max(_MIN_ROWS, request.size_bytes // row_bytes)
+        most_rows = max(_MIN_ROWS, request.size_bytes // row_bytes)
+        self.rows = rows = _MIN_ROWS if sums else min(rows or most_rows, most_rows)
         self._matrix_bytes = row_bytes * rows
         self._buffer: int | None = None
         self._backend = bind("ggml_backend_dev_init", pointer, pointer, ctypes.c_char_p)(device, None)
@@ -83,7 +115,7 @@ class _Graph:
         room += n_graphs * bind("ggml_graph_overhead_custom", size, size, ctypes.c_bool)(_GRAPH_NODES, False)
         self._tensors = bind("ggml_init", pointer, InitParams)(InitParams(room, None, True))
         self._matrix = new_tensor(self._tensors, type_number, _COLUMNS, rows)
-        column = new_tensor(self._tensors, _F32, _COLUMNS, 1)
+        column = new_tensor(self._tensors, _F32, _COLUMNS, tokens)
         self._result = bind("ggml_mul_mat", pointer, pointer, pointer, pointer)(self._tensors, self._matrix, column)
         if sums:
             add = bind("ggml_add", pointer, pointer, pointer, pointer)
@@ -93,7 +125,7 @@ class _Graph:
         self._sums = sums
         self._graph = self._graph_of(engine, self._result)
         self._parts: list[int] = []
-        if not sums:
+        if not sums and tokens == 1:
             rows_each = max(_MIN_ROWS, rows // _MAX_PARTS)
             view = bind("ggml_view_2d", pointer, pointer, pointer, ctypes.c_int64, ctypes.c_int64, size, size)
             for first in range(0, rows - rows_each + 1, rows_each):
@@ -161,8 +193,12 @@ class _Graph:
 
     def op_s(self, measured_s: float) -> float:
         """Return the seconds of one of many sums."""
+        return self.work_s(measured_s) / self._sums
+
+    def work_s(self, measured_s: float) -> float:
+        """Return the seconds of the whole graph."""
         self._work()
-        return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9) / self._sums
+        return max(_best(self._work, measured_s) - self._round_trip_s(), 1e-9)
 
     def _round_trip_s(self) -> float:
         return min(_seconds(self._ask) for _ in range(_ROUND_TRIPS))

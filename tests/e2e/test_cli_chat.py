@@ -17,6 +17,8 @@ from app.paths import APPLICATION
 from engine.chats.message import Message
 from engine.chats.presets import Preset, write_presets
 from engine.chats.store import ChatStore
+from engine.plan.plan import Plan
+from engine.session.events import Done
 from tests.support.command_line import ROOT, program, run_here
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
@@ -143,6 +145,21 @@ def test_a_conversation_is_kept_found_and_gone_on_with_without_reading_it_again(
     state.write_bytes(b"damaged")
     fresh = home.events(model, *words, "--conversation", begun["id"], "--prompt", "Go on")
     assert of(fresh, "done")[0]["cached_tokens"] == 0
+
+
+def test_each_answer_teaches_the_speed_book(
+    home: Home, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, home.environment[name])
+    taught: list[tuple[Plan, Done]] = []
+    monkeypatch.setattr("app.cli.talk.learn_speed", lambda plan, done: taught.append((plan, done)))
+    answer = run_here(capsys, "chat", model, "--prompt", "tell", "--max-tokens", "8", "--json")
+    assert answer.code == 0
+    ((plan, done),) = taught
+    assert plan.model.paths == (model,)
+    assert plan.edit.layout.devices == ("CPU",)
+    assert done.generated_tokens == json.loads(answer.out.splitlines()[-1])["generated_tokens"]
 
 
 def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import random
-import subprocess
 
 import pytest
 
 from engine.errors import ChatError
+from engine.images import pictures
 from engine.images.pictures import look_at
 from engine.images.reader import MAX_SIDE_PX, read_image
 from tests.support.pictures import picture
@@ -57,9 +57,6 @@ def test_a_mutated_image_is_pixels_or_a_sentence(form: str) -> None:
     ],
 )
 def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
-    def speak(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.CompletedProcess([], 0, stdout=answer)
-
-    monkeypatch.setattr(subprocess, "run", speak)
+    monkeypatch.setattr(pictures, "ask_decoder", lambda *_, **__: answer)
     with pytest.raises(ChatError, match=r"^photo cannot be read"):
         look_at(picture(), "photo")

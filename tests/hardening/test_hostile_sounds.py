@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import random
 import struct
-import subprocess
 from array import array
 
 import pytest
 
 from engine.errors import ChatError
+from engine.sounds import recordings
 from engine.sounds.reader import LOOK_RATE, MAX_LENGTH_MS, read_sound, sample_count
 from engine.sounds.recordings import listen_to, samples_of
 from tests.hardening.test_hostile_images import mutated
@@ -67,10 +67,7 @@ def test_impossible_numbers_of_a_header_are_survived(field: int) -> None:
     ],
 )
 def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.MonkeyPatch, answer: bytes) -> None:
-    def speak(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.CompletedProcess([], 0, stdout=answer)
-
-    monkeypatch.setattr(subprocess, "run", speak)
+    monkeypatch.setattr(recordings, "ask_decoder", lambda *_, **__: answer)
     with pytest.raises(ChatError, match=r"^voice (cannot be read|has another length)"):
         samples_of(tone(), "voice", 400, LOOK_RATE)
     if b"400" not in answer and b"900" not in answer:
@@ -80,11 +77,8 @@ def test_a_decoder_that_was_taken_over_is_not_believed(monkeypatch: pytest.Monke
 
 def test_whatever_bytes_a_decoder_gives_are_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     noise = random.Random(3).randbytes(12_800)
-
-    def speak(*_: object, **__: object) -> subprocess.CompletedProcess[bytes]:
-        return subprocess.CompletedProcess([], 0, stdout=b'{"mime": "audio/wav", "length_ms": 400}\n' + noise)
-
-    monkeypatch.setattr(subprocess, "run", speak)
+    answer = b'{"mime": "audio/wav", "length_ms": 400}\n' + noise
+    monkeypatch.setattr(recordings, "ask_decoder", lambda *_, **__: answer)
     samples = array("f", samples_of(tone(), "voice", 400, LOOK_RATE))
     assert len(samples) == 6400
     assert -1 <= min(samples) <= max(samples) <= 1

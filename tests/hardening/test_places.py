@@ -8,9 +8,17 @@ from pathlib import Path
 
 import pytest
 
+from app.language import find_language
 from app.logs import start_logging
 from app.settings import KeptSideFiles, Settings
-from engine.files import write_whole
+from app.window.code_saver import write_code
+from engine.errors import ArgumentError, PackError
+from engine.files import read_at_most, write_whole
+from engine.library.facts import fingerprint
+from engine.library.scan import scan
+from engine.library.stores import Store
+from engine.packs.archive import unpack
+from tests.support.stores import model_bytes, put
 from widgets.library.recent_model import RecentModel
 
 
@@ -72,3 +80,53 @@ def test_a_loop_of_links_is_an_error_of_the_system(tmp_path: Path) -> None:
     _loop(tmp_path / "a")
     with pytest.raises(OSError, match="symbolic links"):
         write_whole(tmp_path / "a", b"")
+
+
+def test_reading_a_folder_leaves_nothing_open(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    for _ in range(20):
+        with pytest.raises(IsADirectoryError):
+            read_at_most(tmp_path / "folder", 100)
+    assert len(list(Path("/proc/self/fd").iterdir())) < before + 10
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, os.mkdir, _loop])
+def test_code_of_an_answer_replaces_no_pipe_and_no_folder(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(tmp_path / "code.py")
+    with pytest.raises(ArgumentError, match="choose another place"):
+        write_code(tmp_path / "code.py", "print()")
+
+
+def test_code_of_an_answer_may_hold_half_a_character(tmp_path: Path) -> None:
+    write_code(tmp_path / "code.py", "\ud800")
+    assert (tmp_path / "code.py").read_text(encoding="utf-8") == "?\n"
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, os.mkdir, _loop, Path.touch])
+def test_what_is_no_file_is_no_pack_and_nobody_waits_for_it(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(tmp_path / "pack.tar.gz")
+    with pytest.raises(PackError, match=r"^pack.tar.gz cannot be unpacked"):
+        unpack(tmp_path / "pack.tar.gz", tmp_path, "1")
+    with pytest.raises(PackError) as refused:
+        unpack(Path("x" * 5000), tmp_path, "1")
+    assert len(refused.value.summary()) < 400
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, lambda path: path.symlink_to("/dev/zero"), os.mkdir])
+def test_a_store_with_a_pipe_in_place_of_a_name_is_looked_through(
+    tmp_path: Path, spoil: Callable[[Path], None]
+) -> None:
+    repository = tmp_path / "models--a--b"
+    put(repository / "snapshots" / ("0" * 40) / "m.gguf", model_bytes())
+    (repository / "refs").mkdir()
+    spoil(repository / "refs" / "main")
+    assert len(scan([Store("huggingface", tmp_path, "Hugging Face")]).files) == 1
+
+
+@pytest.mark.parametrize("spoil", [os.mkfifo, os.mkdir])
+def test_nobody_waits_for_a_language_or_for_what_a_crash_left(tmp_path: Path, spoil: Callable[[Path], None]) -> None:
+    spoil(tmp_path / "x.po")
+    with pytest.raises(ArgumentError, match="no catalogue"):
+        find_language(str(tmp_path / "x.po"))
+    assert fingerprint(tmp_path / "x.po") == ""

@@ -10,14 +10,17 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from engine.tunnel import answering
 from engine.tunnel.answering import MAX_OF_ONE_ADDRESS
+from engine.tunnel.calling import TunnelError, pair_with
 from engine.tunnel.channel import MAX_FRAME_BYTES, Channel, Purpose, calling_context
 from engine.tunnel.pairing import Answer, Offer, Proof, Welcome
+from engine.tunnel.pairings import make_pairing
 from tests.support.patience import DEADLINE_S
 from tests.support.tunnels import Attic, Home, attic, echoing
 
@@ -123,6 +126,10 @@ def large_certificate(channel: Channel, _served: Attic, _home: Home) -> None:
     channel.send_message(Offer(bytes(16), bytes(8000), "x", os.urandom(32)))
 
 
+def no_certificate(channel: Channel, _served: Attic, home: Home) -> None:
+    channel.send_message(Offer(bytes(16), home.identity.certificate + b"x", "x", os.urandom(32)))
+
+
 def wrong_proof(channel: Channel, _served: Attic, home: Home) -> None:
     channel.send_message(Offer(bytes(16), home.identity.certificate, "x", os.urandom(32)))
     channel.receive_message(Answer)
@@ -130,7 +137,7 @@ def wrong_proof(channel: Channel, _served: Attic, home: Home) -> None:
     assert channel.receive_message(Proof).tag == b""
 
 
-@pytest.mark.parametrize("turn", [long_frame, no_message, no_point, large_certificate, wrong_proof])
+@pytest.mark.parametrize("turn", [long_frame, no_message, no_point, large_certificate, no_certificate, wrong_proof])
 def test_a_pairing_that_turns_pairs_nobody(served: Attic, laptop: Home, turn: Turn) -> None:
     code = served.code.renew()
     with call(served) as connection:
@@ -170,4 +177,19 @@ def test_a_session_that_reads_nothing_holds_up_itself_alone(served: Attic, lapto
             sent += channel.tls.send(bytes(1 << 16))
     assert sent < 256 << 20
     channel.close()
+    assert serves(served, laptop)
+
+
+@pytest.mark.parametrize("ending", [b"", b"x" * 50], ids=["none", "more"])
+def test_who_knows_the_code_and_shows_no_certificate_locks_nobody_out(
+    served: Attic, laptop: Home, tmp_path: Path, ending: bytes
+) -> None:
+    served.pair(laptop)
+    other = Home(tmp_path / "other").identity
+    certificate = other.certificate + ending if ending else b"no certificate"
+    with pytest.raises(TunnelError):
+        pair_with(served.endpoint, served.code.renew(), replace(other, certificate=certificate), "x", DEADLINE_S)
+    assert len(served.home.book.all()) == 1
+    # as an earlier release kept it, or a damaged file has it
+    served.home.book.add(make_pairing("client", "x", certificate))
     assert serves(served, laptop)

@@ -16,6 +16,8 @@ Matrices = Mapping[str, npt.NDArray[np.float32]]
 ProjectorKind = Literal["mlp", "gemma3", "qwen2vl_merger"]
 EarKind = Literal["gemma4ua", "ultravox"]
 IMAGE_PX, PATCH_PX = 16, 8
+EAR_WIDTH, EAR_FF, N_MEL, STACK = 32, 64, 80, 4
+SAMPLES_OF_TOKEN = 640
 
 
 def write_tiny_lora(
@@ -59,11 +61,13 @@ def write_tiny_projector(
     seed: int = 2,
     kind: ProjectorKind = "mlp",
     image_px: int = IMAGE_PX,
+    hears: bool = False,
 ) -> Path:
     """Write a projector with random weights for models that are `n_embd` wide.
 
     `kind`: "mlp" as LLaVA has it; "gemma3", whose images are read at once; "qwen2vl_merger", for models with M-RoPE,
     whose images have as many tokens as they are large. The first two make all images `image_px` wide and high.
+    `hears`: the file has an encoder for sound beside that, as the "gemma4ua" of `write_tiny_ear`.
     """
     generator = np.random.default_rng(seed)
     width, n_ff = 32, 64
@@ -81,7 +85,7 @@ def write_tiny_projector(
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
     writer.add_bool("clip.has_vision_encoder", True)
-    writer.add_string("clip.projector_type", kind)
+    writer.add_string("clip.vision.projector_type" if hears else "clip.projector_type", kind)
     writer.add_bool("clip.use_gelu", True)
     for key, number in {
         "embedding_length": width, "attention.head_count": 2, "feed_forward_length": n_ff, "block_count": n_layers,
@@ -112,6 +116,10 @@ def write_tiny_projector(
         ):
             matrices |= layer(f"v.blk.{number}.{name}", rows, columns)
         matrices |= norm(f"v.blk.{number}.ln1") | norm(f"v.blk.{number}.ln2")
+    if hears:
+        _add_audio_keys(writer, n_embd, n_layers=0)
+        writer.add_string("clip.audio.projector_type", "gemma4ua")
+        matrices |= {"mm.a.input_projection.weight": matrix(n_embd, SAMPLES_OF_TOKEN)}
     _finish(writer, matrices)
     return path
 
@@ -125,31 +133,24 @@ def write_tiny_ear(
     as many tokens for a second as for all thirty. The engine aborts where 1,500 is no multiple of the stack factor.
     """
     generator = np.random.default_rng(seed)
-    width, n_ff, n_mel, n_positions, stack, n_hidden = 32, 64, 80, 1500, 4, 48
+    width, n_ff, n_positions, n_hidden = EAR_WIDTH, EAR_FF, 1500, 48
 
     def matrix(*shape: int) -> npt.NDArray[np.float32]:
         return generator.standard_normal(shape, np.float32)
 
     writer = gguf.GGUFWriter(path, "clip")
     writer.add_type(gguf.GGUFType.MMPROJ)
-    writer.add_bool("clip.has_audio_encoder", True)
     writer.add_string("clip.projector_type", kind)
-    for key, number in {
-        "embedding_length": width, "attention.head_count": 2, "feed_forward_length": n_ff,
-        "block_count": n_layers if kind == "ultravox" else 0, "projection_dim": n_embd, "num_mel_bins": n_mel,
-        "projector.stack_factor": stack,
-    }.items():  # fmt: skip
-        writer.add_uint32(f"clip.audio.{key}", number)
-    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
+    _add_audio_keys(writer, n_embd, n_layers=n_layers if kind == "ultravox" else 0)
     if kind == "gemma4ua":
-        _finish(writer, {"mm.a.input_projection.weight": matrix(n_embd, 640)})
+        _finish(writer, {"mm.a.input_projection.weight": matrix(n_embd, SAMPLES_OF_TOKEN)})
         return path
     matrices = {
-        "a.conv1d.1.weight": matrix(width, n_mel, 3), "a.conv1d.1.bias": matrix(width, 1),
+        "a.conv1d.1.weight": matrix(width, N_MEL, 3), "a.conv1d.1.bias": matrix(width, 1),
         "a.conv1d.2.weight": matrix(width, width, 3), "a.conv1d.2.bias": matrix(width, 1),
         "a.position_embd.weight": matrix(n_positions, width),
         "a.post_ln.weight": matrix(width), "a.post_ln.bias": matrix(width),
-        "mm.a.norm_pre.weight": matrix(stack * width), "mm.a.mlp.1.weight": matrix(2 * n_hidden, stack * width),
+        "mm.a.norm_pre.weight": matrix(STACK * width), "mm.a.mlp.1.weight": matrix(2 * n_hidden, STACK * width),
         "mm.a.norm_mid.weight": matrix(n_hidden), "mm.a.mlp.2.weight": matrix(n_embd, n_hidden),
     }  # fmt: skip
     for number in range(n_layers):
@@ -166,6 +167,16 @@ def write_tiny_ear(
             matrices |= {f"{block}.{name}.weight": matrix(width), f"{block}.{name}.bias": matrix(width)}
     _finish(writer, matrices)
     return path
+
+
+def _add_audio_keys(writer: gguf.GGUFWriter, n_embd: int, *, n_layers: int) -> None:
+    writer.add_bool("clip.has_audio_encoder", True)
+    for key, number in {
+        "embedding_length": EAR_WIDTH, "attention.head_count": 2, "feed_forward_length": EAR_FF,
+        "block_count": n_layers, "projection_dim": n_embd, "num_mel_bins": N_MEL, "projector.stack_factor": STACK,
+    }.items():  # fmt: skip
+        writer.add_uint32(f"clip.audio.{key}", number)
+    writer.add_float32("clip.audio.attention.layer_norm_epsilon", 1e-5)
 
 
 def _finish(writer: gguf.GGUFWriter, matrices: Matrices) -> None:

@@ -40,6 +40,8 @@ class AlternativesTable(QTableWidget):
         self.setHorizontalHeaderLabels(HEADINGS)
         self.verticalHeader().hide()
         self.horizontalHeader().setSectionResizeMode(0, QHeaderView.ResizeMode.Stretch)
+        # as wide as its heading, which some languages need a long word for
+        self.horizontalHeader().setSectionResizeMode(1, QHeaderView.ResizeMode.ResizeToContents)
         self.setEditTriggers(QTableWidget.EditTrigger.NoEditTriggers)
         self.setSelectionBehavior(QTableWidget.SelectionBehavior.SelectRows)
         self.setFixedHeight(TABLE_HEIGHT_PX)

@@ -11,6 +11,7 @@ from PySide6.QtWidgets import QWidget
 from engine.language import tr
 from widgets.chat.gallery import Gallery
 from widgets.chat.shown import ShownImage
+from widgets.common.tool_tips import plain_tool_tip
 
 PICTURE_PX = 128
 GAP_PX = 6
@@ -37,7 +38,7 @@ class ImageStrip(QWidget):
             self._gallery.ask(image.picture)
         names = ", ".join(image.name for image in self._images)
         self.setAccessibleName(tr("Images: {names}", names=names) if names else "")
-        self.setToolTip(names)
+        self.setToolTip(plain_tool_tip(names))
         self.update()
 
     def fit(self, width: int) -> int:

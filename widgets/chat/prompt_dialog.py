@@ -22,13 +22,15 @@ SIZE_PX = (760, 620)
 class ShownPrompt:
     """`tokens` with how each of them is written. `note`: what there is to say of the template; empty: nothing.
 
-    `choices`: how tokens of earlier answers were chosen, by their places, where that was kept.
+    `n_tokens`: how many there are, where an image or a sound, which is one of `pieces`, counts as it is long; None: as
+    many as `pieces`. `choices`: how tokens of earlier answers were chosen, by their places, where that was kept.
     """
 
     tokens: Sequence[int]
     pieces: Sequence[str]
     n_ctx: int | None = None
     note: str = ""
+    n_tokens: int | None = None
     choices: Mapping[int, ShownChoice] = field(default_factory=dict)
 
 
@@ -75,7 +77,8 @@ class PromptDialog(QDialog):
         """Show a prompt from its beginning."""
         self._prompt = prompt
         room = "" if prompt.n_ctx is None else tr(" of {n_ctx}", n_ctx=format_count(prompt.n_ctx))
-        self.count_label.setText(tr("{count}{room} tokens", count=format_count(len(prompt.pieces)), room=room))
+        count = len(prompt.pieces) if prompt.n_tokens is None else prompt.n_tokens
+        self.count_label.setText(tr("{count}{room} tokens", count=format_count(count), room=room))
         self.note_label.setText(prompt.note)
         self.note_label.setVisible(bool(prompt.note))
         self.table.setVisible(bool(prompt.choices))

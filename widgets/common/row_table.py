@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from PySide6.QtCore import Qt
 from PySide6.QtWidgets import QAbstractItemView, QHeaderView, QTableWidget, QTableWidgetItem, QWidget
 
+from widgets.common.tool_tips import plain_tool_tip
+
 
 class RowTable(QTableWidget):
     """Columns are as wide as their texts, the last takes what is left. `name`: what a screen reader says.
@@ -58,6 +60,6 @@ class RowTable(QTableWidget):
             for column, text in enumerate(texts):
                 item = QTableWidgetItem(text)
                 item.setFlags(Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemIsEnabled)
-                item.setToolTip(text if tips is None else tips[row][column])
+                item.setToolTip(plain_tool_tip(text if tips is None else tips[row][column]))
                 self.setItem(first + row, column, item)
         self.resizeRowsToContents()

@@ -79,7 +79,7 @@ class LoadButtons(QWidget):
         offer = _OFFERS[state]
         self.load_button.setText(offer.load_text)
         self.load_button.setEnabled(offer.load)
-        self.load_button.setToolTip(offer.tool_tip)
+        self.load_button.setToolTip(plain_tool_tip(offer.tool_tip))
         self.load_button.setVisible(not offer.cancel)
         self.cancel_button.setVisible(offer.cancel)
         self.unload_button.setVisible(offer.unload)

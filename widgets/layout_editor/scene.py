@@ -107,7 +107,8 @@ def _lane_values(
 ) -> tuple[LaneValues, ...]:
     rows = {row.id: row for row in preview.report.rows}
     measured = {} if loaded is None else {row.id: row for row in loaded.measured}
-    forecast = {} if loaded is None else {row.id: row for row in loaded.forecast}
+    # What a process takes besides its buffers is in no measurement.
+    forecast = {} if loaded is None else {row.id: row.without_overhead() for row in loaded.forecast}
     holdings = {device.id: device.holdings for device in preview.rig.all_devices}
     values = []
     for content in contents:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from engine.language import tr
 from engine.plan.preview import Preview
-from engine.speed.prediction import DeviceTime, rate_text, source_words, speed_words
+from engine.speed.prediction import prompt_words, rate_text, source_words, speed_words
+from engine.speed.prompts import PromptForecast
+from engine.speed.route import DeviceTime
 from engine.units import format_bytes
 
 NOT_KNOWN = tr("speed not measured")
@@ -18,7 +20,13 @@ def speed_text(preview: Preview) -> str:
     if speed is None:
         return measured
     predicted = tr("about {rate} tokens/s", rate=rate_text(speed.tokens_per_second)) if speed.is_known else NOT_KNOWN
-    return f"{predicted}, {measured}" if measured else predicted
+    prompt = speed.prompt
+    read = "" if prompt is None or not prompt.is_known else _prompt_text(prompt)
+    return ", ".join(filter(None, (predicted, measured, read)))
+
+
+def _prompt_text(prompt: PromptForecast) -> str:
+    return tr("prompt {rate}/s", rate=rate_text(prompt.tokens_per_second))
 
 
 def speed_tool_tip(preview: Preview) -> str:
@@ -27,6 +35,8 @@ def speed_tool_tip(preview: Preview) -> str:
     if speed is None:
         return "\n".join(_sending_lines(preview))
     lines = [speed_words(speed)]
+    if speed.prompt is not None and (read := prompt_words(speed.prompt)):
+        lines.append(read)
     for each in speed.devices:
         away = (
             tr(", {milliseconds} of it on the way", milliseconds=milliseconds_text(each.link_s))

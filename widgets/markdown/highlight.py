@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
@@ -18,7 +19,23 @@ beginning. What spans two segments may get the wrong colour, nothing else."""
 MAX_CODE_CHARACTERS = 200_000
 """Longer code has one colour."""
 MAX_LINE_CHARACTERS = 2_000
-"""A segment with a longer line has one colour: that is data."""
+"""Longer lines of code are cut, and go on in the next one."""
+MAX_COLOURED_CHARACTERS = 400
+"""A segment with a longer line has one colour: that is data. A lexer is expressions that go back, and may take the
+square of a line's length, or worse; the window waits for it, for nothing interrupts an expression."""
+MAX_SEGMENT_S = 0.5
+"""Of processor time; the next segments in the language of one that took longer have one colour."""
+LANGUAGES = frozenset({
+    "asm", "bash", "bat", "c", "c#", "clojure", "cmake", "common-lisp", "console", "cpp", "css", "cuda", "dart",
+    "diff", "docker", "elixir", "erlang", "fortran", "glsl", "go", "graphql", "groovy", "haskell", "html", "http",
+    "ini", "java", "javascript", "json", "json5", "julia", "kotlin", "latex", "less", "lua", "make", "markdown",
+    "matlab", "mysql", "nginx", "nix", "objective-c", "ocaml", "pascal", "perl", "php", "postgresql", "powershell",
+    "prolog", "properties", "protobuf", "pycon", "python", "r", "rst", "ruby", "rust", "scala", "scheme", "scss",
+    "sql", "swift", "systemverilog", "tcl", "terraform", "toml", "tsx", "typescript", "verilog", "vhdl", "vim",
+    "xml", "yaml", "zig",
+})  # fmt: skip
+"""The lexers that may colour what a model wrote, which also chose the language: those that `tests/hardening` has tried
+with what makes others take minutes."""
 
 _KINDS: tuple[tuple[_TokenType, str], ...] = (
     (Comment, "comment"),
@@ -44,24 +61,30 @@ def highlight(lines: Sequence[str], language: str) -> Iterator[tuple[Run, ...]]:
     coloured = bool(language) and sum(map(len, lines)) <= MAX_CODE_CHARACTERS and _lexer(language) is not None
     for start in range(0, len(lines), SEGMENT_LINES):
         segment = lines[start : start + SEGMENT_LINES]
-        if coloured and max(map(len, segment)) <= MAX_LINE_CHARACTERS:
+        if coloured and language not in _slow and max(map(len, segment)) <= MAX_COLOURED_CHARACTERS:
             yield from _highlight_segment("\n".join(segment), language)
         else:
             yield from ((Run(line, code=True),) if line else () for line in segment)
 
 
+_slow: set[str] = set()
+"""Languages whose segment has taken too long, until the program ends."""
+
+
 @lru_cache(maxsize=64)
 def _lexer(language: str) -> Lexer | None:
     try:
-        return get_lexer_by_name(language, stripnl=False, ensurenl=False)
+        lexer = get_lexer_by_name(language, stripnl=False, ensurenl=False)
     except ClassNotFound:
         return None
+    return lexer if LANGUAGES.intersection(lexer.aliases) else None
 
 
 @lru_cache(maxsize=256)
 def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
     lexer = _lexer(language)
     assert lexer is not None
+    begun_s = time.thread_time()
     lines: list[list[Run]] = [[]]
     length = 0
     for token_type, value in lexer.get_tokens(text):
@@ -72,6 +95,8 @@ def _highlight_segment(text: str, language: str) -> tuple[tuple[Run, ...], ...]:
                 lines.append([])
             if part:
                 _add(lines[-1], part, kind)
+    if time.thread_time() - begun_s > MAX_SEGMENT_S:
+        _slow.add(language)
     if length != len(text) or len(lines) != text.count("\n") + 1:
         # A lexer that drops or adds something: the words count more than their colours.
         return tuple((Run(line, code=True),) if line else () for line in text.split("\n"))

@@ -35,6 +35,7 @@ def answer(session: LoadedContext, request: RenderTemplate) -> Rendered:
         pieces=tuple(
             _word_of(prompt.parts[token].file) if token < 0 else piece_text(session, token) for token in tokens
         ),
+        n_tokens=prompt.cells(prompt.tokens),
     )
 
 

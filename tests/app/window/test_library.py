@@ -18,6 +18,7 @@ from app.settings import Settings
 from app.theme import Theme
 from app.wiring import WindowParts, make_window
 from engine.chats.presets import Preset
+from engine.fit.speed_book import KeptDevice
 from engine.library.listed import Listed
 from tests.support.models import write_tiny_llama
 from tests.support.stores import projector_bytes, put
@@ -133,6 +134,20 @@ def test_what_a_model_is_and_how_it_fits(window: WindowParts, models: Path, qtbo
     assert view.visible_titles() == ()
     view.clear_button.click()
     assert view.visible_titles() == ("Ada", "Bob")
+
+
+def test_forecasts_are_made_again_when_speeds_are_others(window: WindowParts, models: Path, qtbot: QtBot) -> None:
+    show_library(window, qtbot)
+
+    def speeds() -> set[float]:
+        shelf = window.desk.library.shown.shelf
+        return {fit.speed for model in shelf.models for fit in model.fits if fit is not None}
+
+    before = speeds()
+    keeper = window.desk.speeds
+    host = window.desk.rig.live.rig.host
+    keeper.learn(keeper.book.with_device(host, KeptDevice(1e8, 1e-5, 1e9)))
+    qtbot.waitUntil(lambda: is_planned(window) and speeds().isdisjoint(before))
 
 
 def test_enter_opens_with_the_projector_that_was_ticked(window: WindowParts, models: Path, qtbot: QtBot) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -226,3 +227,10 @@ def test_a_place_that_cannot_hold_it_is_a_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ChatError, match="check the folder"):
         ChatStore(tmp_path / "file" / "chats.sqlite")
+
+
+def test_a_text_of_any_length_is_looked_for(tmp_path: Path) -> None:
+    with closing(ChatStore(tmp_path / "chats.db")) as store:
+        store.save(Conversation(id="a" * 32, title="x" * 900)).result()
+        assert store.search("x" * 60_000) == ()
+        assert store.search("%" * 60_000) == ()

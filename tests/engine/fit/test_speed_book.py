@@ -28,7 +28,8 @@ from engine.plan.plan import Plan
 from engine.plan.preview import plan_speed
 from engine.settings.context_settings import ContextSettings
 from engine.speed.answers import KEPT_ANSWERS, Answer
-from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.prediction import SpeedForecast
+from engine.speed.route import DeviceTime
 from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class
 from engine.speed.work import Work
 from tests.support.models import write_header_only
@@ -141,6 +142,17 @@ def test_answers_of_several_layouts_tell_their_devices_apart(memory: ModelMemory
         book = book.with_answer(layout_class(layout, RIG), RIG, speed_of(memory, layout), 100, rate)
     found = speed_of(memory, layouts[3], speeds=book.speeds(RIG))
     assert found.token_s == pytest.approx(speed_of(memory, layouts[3], speeds=true).token_s, rel=0.1)
+
+
+def test_what_is_off_on_one_measured_device_is_half_expected_on_others(memory: ModelMemory) -> None:
+    book = EMPTY_BOOK.with_device(RIG.devices[0], FAST).with_device(RIG.devices[1], SLOW)
+    layout = single_device(memory.model.n_layers, "CUDA0")
+    bare = speed_of(memory, layout, speeds=book.speeds(RIG))
+    book = book.with_answer(layout_class(layout, RIG), RIG, bare, 100, 1 / (1.44 * bare.token_s))
+    factors = book.speeds(RIG).factors
+    assert factors["CUDA1"] == pytest.approx(factors["CUDA0"] ** 0.5)
+    assert factors["CUDA0"] == pytest.approx(1.44, rel=0.05)
+    assert CPU_ID not in factors, "it was not measured"
 
 
 def test_measuring_anew_forgets_what_answers_taught_of_it(memory: ModelMemory) -> None:

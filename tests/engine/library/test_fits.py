@@ -24,10 +24,10 @@ from engine.library.listed import Listed, listed, marks_of
 from engine.library.notes import Notes
 from engine.library.planning import jobs
 from engine.library.scan import scan
-from engine.library.settled import rig_key, settled_rig
+from engine.library.settled import rig_key, settled_rig, settled_speeds
 from engine.library.starters import STARTERS, starters_for
 from engine.library.stores import Store
-from engine.speed.speeds import Speeds
+from engine.speed.speeds import Link, Speeds
 from engine.units import GIB, MIB
 from tests.support.models import write_header_only
 from tests.support.stores import model_bytes, put
@@ -89,6 +89,18 @@ def test_what_forecasts_are_kept_under() -> None:
         rig_key(RIG, replace(NO_CONSTRAINTS, speeds=Speeds(bandwidths={"CUDA0": 8e11})), "fewest"),
     ]
     assert len({key, *others}) == 5
+
+
+def test_speeds_are_settled_until_answers_teach_something_else() -> None:
+    planned = Speeds(bandwidths={"CUDA0": 8e11}, links={"CUDA0": Link(1e-5, 1e10)})
+    assert settled_speeds(planned, None) is planned
+    nearly = replace(planned, bandwidths={"CUDA0": 7.9e11}, factors={"CUDA0": 1.05}, ratios={"layer gpu": 0.95})
+    assert settled_speeds(nearly, planned) is planned
+    learnt = replace(planned, factors={"CUDA0": 1.5})
+    assert settled_speeds(learnt, planned) is learnt
+    assert settled_speeds(planned, learnt) is planned
+    keys = {rig_key(RIG, replace(NO_CONSTRAINTS, speeds=each), "fewest") for each in (planned, nearly, learnt)}
+    assert len(keys) == 2, "what is nearly alike is kept under one key"
 
 
 def listing(folder: Path, fits: dict[str, Fit] | None = None, notes: dict[str, Notes] | None = None) -> list[Listed]:

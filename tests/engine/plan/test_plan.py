@@ -162,6 +162,6 @@ def test_tables_of_a_search_are_let_go_as_it_goes_on(plan: Plan, n_ctx: int, n_k
     for each in range(1, 2 * n_kept):
         context = msgspec.structs.replace(CONTEXT, n_ctx=256 * each)
         memory.estimate(layout, context, RIG)
-        tables.append(weakref.ref(memory.for_context(context)))  # type: ignore[arg-type]
+        tables.append(weakref.ref(memory.for_context(context)))
     # At once, without a search for garbage: the latest.
     assert [each() is not None for each in tables] == [False] * (n_kept - 1) + [True] * n_kept

@@ -30,6 +30,8 @@ def test_host_and_lab_workers_are_measured() -> None:
         assert 1e8 < speed.read_bytes_per_second < 1e13
         assert 0 < speed.round_trip_s < 1
         assert speed.sent_bytes_per_second > 1e6
+        assert speed.products.keys() == {"F16", *speed.by_type}
+        assert all(1e8 < each < 1e15 for each in speed.products.values())
     assert measured.speeds[CPU_ID].round_trip_s < measured.speeds[lab.rig.devices[0].id].round_trip_s
     assert [problem.split(":")[0].split(" ")[0] for problem in measured.problems] == [held.id, "gone"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import msgspec
@@ -17,9 +18,10 @@ from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import PreviewTables, make_preview, plan_speed
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import hop_seconds
+from engine.speed.known_cards import described_seconds, hop_seconds
 from engine.speed.prediction import SpeedForecast, usual_fill
 from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds
+from engine.speed.work import Work
 from engine.units import GIB
 from tests.support.models import write_header_only, write_tiny_moe
 from tests.support.previews import make_gpu, make_rig
@@ -113,6 +115,25 @@ def test_hops_cost_round_trips_and_the_last_one_takes_all_words(memory: ModelMem
     assert one.link_s == pytest.approx(2 * (hop_seconds(WORKER) + 1e-3 + 4 * 4096 / 1e8))
     words = memory.model.tensors[0].shape[-1]
     assert last.link_s == pytest.approx(2 * hop_seconds(WORKER) + 2e-3 + (4 * 4096 + 4 * words) / 1e8)
+
+
+def test_a_worker_with_several_parts_is_told_its_graphs_for_every_token(memory: ModelMemory) -> None:
+    def told_s(layout: Layout) -> float:
+        """Return what is on the way beside hops and the numbers of the last one."""
+        found = speed_of(memory, layout).on("RPC0")
+        assert found is not None
+        count = sum(before.device != after.device for before, after in pairwise(layout.runs))
+        words = memory.model.tensors[0].shape[-1]
+        ends = layout.output_device == "RPC0"
+        hop_s = hop_seconds(WORKER) + 1e-3 + 4 * 4096 / 1e8
+        return found.link_s - count * hop_s - ends * (hop_seconds(WORKER) + 1e-3 + 4 * words / 1e8)
+
+    half = [CPU_ID] * 16 + ["RPC0"] * 16
+    turns = ([CPU_ID] * 4 + ["RPC0"] * 4) * 4
+    ops = Work(memory.model).ops(0, 15)
+    assert told_s(make_layout(32, half)) == pytest.approx(0, abs=1e-9)
+    assert told_s(make_layout(32, turns)) == pytest.approx(ops * described_seconds(WORKER, MEASURED), rel=0.01)
+    assert described_seconds(RIG.devices[0], MEASURED) == 0, "a card is told nothing"
 
 
 def test_types_have_their_own_speed(memory: ModelMemory) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
+import msgspec
+import psutil
 import pytest
 
 from engine.devices.device import Rig
+from engine.fit.proposals import propose
 from engine.gguf.reader import read_model
 from engine.layout.layout import single_device
 from engine.memory.model_memory import ModelMemory
@@ -15,7 +19,7 @@ from engine.plan.plan import Plan
 from engine.plan.requests import load_request
 from engine.protocol.messages import AllocationFailure, Failure, Generate, LoadedModel
 from engine.session.events import Failed
-from engine.session.reports import crash_event
+from engine.session.reports import crash_event, out_of_memory_event
 from engine.settings.context_settings import ContextSettings
 from tests.engine.vulkan.conftest import LONGEST_S, V0
 from tests.support.conversation import ChildEndedError, Conversation
@@ -25,6 +29,9 @@ from tests.support.models import write_tiny_llama
 pytestmark = pytest.mark.engine("vulkan")
 
 CONTEXT = ContextSettings(n_ctx=512, n_batch=256, n_ubatch=128, threads=2, threads_batch=2)
+
+_LONG = 262_144
+"""Tokens whose cache is large beside what the driver takes for itself."""
 
 
 @pytest.fixture(scope="module")
@@ -60,6 +67,28 @@ def test_memory_that_a_device_refuses_is_told_with_device_stage_and_bytes(
             told = child.ask(load_request(plan), LONGEST_S)
     assert isinstance(told, AllocationFailure), told
     assert (told.stage, told.device, told.requested_bytes) == ("allocate", V0, weights_bytes)
+    assert _loads(plan)
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="only Linux counts all private memory in RLIMIT_DATA")
+def test_a_child_that_gets_no_more_memory_names_the_device_and_what_would_fit(plan: Plan) -> None:
+    """A driver without a card takes its memory from the process: real refusals, with nothing between it and the
+    engine. What is forecast to fit does not, as where another program took the memory meanwhile."""
+    long = Plan(plan.memory, plan.rig, Edit(plan.edit.layout, msgspec.structs.replace(CONTEXT, n_ctx=_LONG)))
+    cache_bytes = next(row.kv_cache_bytes for row in long.forecast if row.id == V0)
+    with Conversation() as child:
+        # What the driver itself needs is taken by then.
+        assert isinstance(child.ask(load_request(plan), LONGEST_S), LoadedModel)
+        used_bytes = psutil.Process(child.pid).memory_info().data
+        psutil.Process(child.pid).rlimit(psutil.RLIMIT_DATA, (used_bytes + cache_bytes // 2,) * 2)
+        told = child.ask(load_request(long), LONGEST_S)
+    assert isinstance(told, AllocationFailure), told
+    assert (told.stage, told.device, told.requested_bytes) == ("context", V0, cache_bytes)
+    event = out_of_memory_event(long.rig, told)
+    assert event.device == V0
+    first, *_ = propose(long, {V0: cache_bytes // 2})
+    assert first.edit.layout != long.edit.layout
+    assert first.edit.context == long.edit.context
     assert _loads(plan)
 
 

@@ -120,6 +120,21 @@ def test_a_dry_run_tells_what_a_load_takes(child: RawChild, tmp_path: Path, kind
     assert sum(part.weights_bytes for part in real) == file.weights_bytes
 
 
+def test_one_projector_may_see_and_hear(child: RawChild, tmp_path: Path) -> None:
+    path = write_tiny_projector(tmp_path / "both.gguf", hears=True)
+    loaded = load(child, tmp_path, path)
+    header = read_projector(path)
+    assert (header.sees, header.hears) == (True, True)
+    weights_bytes = sum(part.weights_bytes for part in loaded.parts if part.buffer_type == "projector")
+    assert weights_bytes == header.weights_bytes(HOST_RULE)
+    image = image_file(picture())
+    counted = child.ask(CountTokens(id=next(NUMBERS), media=(image, ONE)))
+    _, done = answer(child, question(image, ONE))
+    _, plain = answer(child, question())
+    assert isinstance(counted, Counted)
+    assert done.prompt_tokens == plain.prompt_tokens + sum(counted.media)
+
+
 def test_positions_of_a_sound_go_on_in_all_directions(child: RawChild, tmp_path: Path) -> None:
     load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"), architecture="qwen2vl")
     first, done = answer(child, question(ONE))
@@ -201,3 +216,4 @@ def test_the_prompt_says_where_sounds_are(child: RawChild, tmp_path: Path) -> No
     assert isinstance(rendered, Rendered)
     assert rendered.text == "<s><|user|>[sound][sound]What?<|end|><|assistant|>"
     assert rendered.pieces.count("[sound]") == 2
+    assert rendered.n_tokens == len(rendered.pieces) + 2 * (TOKENS["ultravox"] - 1)

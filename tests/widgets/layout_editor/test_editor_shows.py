@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QColor
@@ -19,7 +20,9 @@ from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
 from engine.settings.context_settings import ContextSettings
 from engine.speed.known_cards import Source
-from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.prediction import SpeedForecast
+from engine.speed.prompts import PromptForecast
+from engine.speed.route import DeviceTime
 from engine.speed.sending import Sending
 from engine.units import GIB, MIB
 from tests.support.previews import (
@@ -135,10 +138,16 @@ def test_measured_numbers_stand_beside_the_forecast_only_while_they_are_of_this_
     preview = dense_preview()
     editor = make_editor(preview)
     loaded = loaded_from(preview, extra_bytes=24 * MIB)
-    editor.set_loaded(loaded)
+    forecast = tuple(
+        msgspec.structs.replace(row, overhead_bytes=MIB, need_bytes=row.need_bytes + MIB) for row in loaded.forecast
+    )
+    editor.set_loaded(replace(loaded, forecast=forecast))
     assert editor.shown is not None
     assert [value.row for value in editor.shown.values] == list(loaded.measured)
-    assert [value.forecast for value in editor.shown.values] == list(loaded.forecast)
+    shown = [value.forecast for value in editor.shown.values]
+    assert [row and (row.overhead_bytes, row.need_bytes) for row in shown] == [
+        (0, row.need_bytes) for row in loaded.forecast
+    ], "a measurement has nothing of what a process takes besides its buffers"
     editor.set_preview(with_layout(preview, make_layout(32, [("CUDA0", 15), ("CUDA1", 11), (CPU_ID, 6)])))
     assert all(value.forecast is None for value in editor.shown.values)
 
@@ -245,6 +254,21 @@ def test_the_header_and_the_lanes_tell_the_speed(make_editor: MakeEditor) -> Non
     assert "CPU: 15 ms a token (learnt from answers)" in label.toolTip()
     editor.set_preview(None)
     assert editor.speed_text == ""
+
+
+def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
+    preview = with_speed(dense_preview(), "measured")
+    assert preview.speed is not None
+    parts = (DeviceTime(CPU_ID, 0.004, 0.0, "answers"),)
+    prompt = PromptForecast(0.004, 2048, parts, "answers", is_learnt=True)
+    editor = make_editor(replace(preview, speed=replace(preview.speed, prompt=prompt), answered_per_second=24.0))
+    assert editor.speed_text == "about 25 tokens/s, 24 measured, prompt 250/s"
+    label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
+    told = "A prompt of 2048 tokens is read at about 250 tokens per second (learnt from answers; corrected by answers)."
+    assert told in label.toolTip()
+    guessed = replace(prompt, source="guess")
+    editor.set_preview(replace(preview, speed=replace(preview.speed, prompt=guessed)))
+    assert editor.speed_text == "about 25 tokens/s"
 
 
 def test_a_guess_is_not_told_as_a_speed(make_editor: MakeEditor) -> None:

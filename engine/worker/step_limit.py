@@ -1,0 +1,60 @@
+"""Ends this process where one step of what a stranger wrote takes too long or too much, in native code as elsewhere.
+
+A grammar can keep the engine busy without end with every token, and nothing interrupts it there. The parent then hears
+why from the last word.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from engine.protocol.messages import GAVE_UP_EXIT_CODE
+from engine.worker.effort import resident_bytes
+
+STEP_SECONDS = 10.0
+"""Of this process's own processor time: a busy machine gives it as long as it needs."""
+STEP_BYTES = 1 << 30
+_LOOK_SECONDS = 0.2
+
+
+class StepLimit:
+    """A context manager for each step; `close` ends the thread that looks. `say` gets the last word."""
+
+    def __init__(self, say: Callable[[str], None], what: str) -> None:
+        self._say, self._what = say, what
+        self._begun: tuple[float, int] | None = None
+        self._ended = threading.Event()
+        threading.Thread(target=self._look, name="step-limit", daemon=True).start()
+
+    def __enter__(self) -> None:
+        self._begun = (time.process_time(), resident_bytes())
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._begun = None
+
+    def close(self) -> None:
+        """Look no more."""
+        self._ended.set()
+
+    def _look(self) -> None:
+        while not self._ended.wait(_LOOK_SECONDS):
+            if (begun := self._begun) is None:
+                continue
+            begun_s, begun_bytes = begun
+            if time.process_time() - begun_s > STEP_SECONDS:
+                self._give_up(f"more than {STEP_SECONDS:g} s")
+            elif resident_bytes() - begun_bytes > STEP_BYTES:
+                self._give_up(f"more than {STEP_BYTES >> 30} GiB of memory")
+
+    def _give_up(self, how_much: str) -> None:
+        self._say(
+            f"The engine process was given up because {self._what} took {how_much} for one step. Make it simpler or "
+            "empty it, then load the model again."
+        )
+        os._exit(GAVE_UP_EXIT_CODE)

@@ -1,0 +1,51 @@
+"""Code of an answer: the model chooses the language and the words, and the window waits for the lexer."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from tests.support.patience import DEADLINE_S
+from tests.support.selection import some
+from widgets.markdown import highlight
+from widgets.markdown.highlight import LANGUAGES, MAX_COLOURED_CHARACTERS
+
+_TRIES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_CPU, (30, 30))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from widgets.markdown.highlight import MAX_COLOURED_CHARACTERS as n, highlight
+words = ["a", " ", "(", "{", "[", '"', "'", "<", "/", "#", "$", "1", "@", "%", "`", "-", "|", "*", "_", ",", ";", "a=",
+         "a.", "/*", "<a ", "a:", '"a' + chr(92), "&a", chr(9) + " ", "a->", "a, ", "a a ", chr(92)]
+for word in words:
+    line = (word * n)[:n]
+    assert ["".join(run.text for run in runs) for runs in highlight([line] * 4, sys.argv[1])] == [line] * 4, word
+"""
+
+
+@pytest.mark.parametrize("language", some(sorted(LANGUAGES), 2))
+def test_no_language_holds_up_the_window(language: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", _TRIES, language], timeout=DEADLINE_S, check=False, capture_output=True
+    )
+    assert done.returncode == 0, done.stderr.decode()
+
+
+@pytest.mark.parametrize("language", ["autoit", "c-objdump", "no such", "\ud800", "x" * 100_000])
+def test_a_language_that_nobody_has_tried_has_one_colour(language: str) -> None:
+    assert [run.token for runs in highlight.highlight([" " * 300, "if (x)"], language) for run in runs] == ["", ""]
+
+
+def test_long_lines_and_slow_segments_have_one_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(highlight, "_slow", set())
+
+    def colours(line: str) -> int:
+        return len({run.token for runs in highlight.highlight([line], "py") for run in runs})
+
+    assert colours("import os") > 1
+    assert colours("import os" + " " * MAX_COLOURED_CHARACTERS) == 1
+    monkeypatch.setattr(highlight, "MAX_SEGMENT_S", -1)
+    colours("import sys")
+    assert colours("import json") == 1

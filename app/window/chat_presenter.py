@@ -102,6 +102,7 @@ class ChatPresenter(QObject):
             return
         if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
+            self._pane.show_context([_history(event.prompt_tokens)], self._model.loading.snapshot.context_size)
             return
         words = tr(
             "reading {read_tokens} of {prompt_tokens} tokens",

@@ -25,6 +25,7 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
         assert not window.ask("visible", "editor")
         ask_model(window, "tell me more")
         window.wait_for("an answer", lambda: len(answer_of(window)) > 60)
+        assert int(window.ask("text", "chat.context_meter.text").split(" / ")[0]) > len("tell me more") // 2
         shown = answer_of(window)
         window.process.kill()
         window.process.wait()

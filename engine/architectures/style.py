@@ -91,6 +91,9 @@ class Style(msgspec.Struct, frozen=True):
     normalises: bool | None = True
     """Weights of experts are made to add up to 1; None where the file tells."""
 
+    precise_experts: bool = False
+    """The last matrix of experts gets numbers that need 32 bits."""
+
     # ------------------------------------------------------------------ output
 
     late_rows: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""

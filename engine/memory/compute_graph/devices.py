@@ -97,6 +97,8 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
         if matrix.ne[3] != source.ne[3]:
             return False
         return matrix.is_weight or TYPE_SIZES[matrix.type][0] == 1 or _has_whole_rows(matrix)
+    if node.op == "mul_mat_id":
+        return not node.is_precise
     if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPE_SIZES[node.type][0] > 1:
         # A copy of the same type: as quantised values without flash attention are turned.
         return node.src[0].type != node.type or is_contiguous(node.src[0])

@@ -71,6 +71,9 @@ class Style(msgspec.Struct, frozen=True):
     scales_unturned: bool = False
     """Queries that are not turned are scaled by their position."""
 
+    shapes_queries: bool = False
+    """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
+
     output_bias: bool = True
     """The bias of attention's output is added where the file has one; else it is only loaded."""
 

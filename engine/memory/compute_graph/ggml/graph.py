@@ -37,8 +37,8 @@ class Tensor:
     """One tensor. `home` names the memory of weights and caches, None for what the allocator places.
 
     `backend` is where the architecture wants it to be computed, -1 where the scheduler may choose.
-    `padding_bytes` is what backends that pad rows add to a weight. `is_precise`: a product of which the engine asks that
-    it is not computed with less than 32 bits.
+    `padding_bytes` is what backends that pad rows add to a weight. `is_precise`: a product that the engine wants to be
+    computed from 32 bits.
     """
 
     __slots__ = (

@@ -12,6 +12,9 @@ from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 
+_VULKAN_STREAMS = 4
+"""How many residual streams Vulkan mixes at once."""
+
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
     """Return the device of each backend: of the entries, and the CPU's at last."""
@@ -102,6 +105,8 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
     if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPE_SIZES[node.type][0] > 1:
         # A copy of the same type: as quantised values without flash attention are turned.
         return node.src[0].type != node.type or is_contiguous(node.src[0])
+    if node.op in ("weighted_sum", "hc_pre", "hc_post"):
+        return node.src[int(node.op == "hc_post")].ne[1] == _VULKAN_STREAMS
     if node.op == "delta_net":
         return node.src[2].ne[0] in (16, 32, 64, 128)
     if node.op == "ssm_scan":

@@ -62,8 +62,9 @@ class Style(msgspec.Struct, frozen=True):
     rope: Rope = "all"
     """Which layers turn queries and keys by position."""
 
-    qk_norm: Literal["before", "after", "flat"] = "before"
-    """Norms of queries and keys come before or after turning; `flat`: before heads are told apart."""
+    qk_norm: Literal["before", "after", "flat", "none"] = "before"
+    """Norms of queries and keys come before or after turning; `flat`: before heads are told apart; `none`: they
+    are only loaded."""
 
     scaled_q: bool = False
     """Queries are scaled before attention."""

@@ -9,6 +9,7 @@ from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous, row_size
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
+from engine.memory.kernels import Kernels
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 
@@ -38,7 +39,7 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
     supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
     if rule.kernels.backend == "vulkan":
-        supports = _vulkan_supports(rule.kernels.largest_bytes)
+        supports = _vulkan_supports(rule.kernels)
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(
         entry,
@@ -80,12 +81,15 @@ def _cuda_supports(node: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _vulkan_supports(largest_bytes: int | None) -> Callable[[Tensor], bool]:
-    """Return what tells whether a device that takes tensors up to this size computes a node."""
+def _vulkan_supports(kernels: Kernels) -> Callable[[Tensor], bool]:
+    """Return what tells whether a device with these kernels computes a node."""
+    largest_bytes = kernels.largest_bytes
 
     def supports(node: Tensor) -> bool:
         too_large = largest_bytes is not None and any(each.n_bytes > largest_bytes for each in (node, *node.src))
-        return not too_large and _has_vulkan_kernel(node)
+        if too_large or (node.op == "hc_comb" and not kernels.mixes_streams):
+            return False
+        return _has_vulkan_kernel(node)
 
     return supports
 

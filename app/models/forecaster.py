@@ -33,7 +33,10 @@ REMEMBERED = 8
 
 
 class Pace:
-    """How long the last computations of each kind took for one model; `first_s`: its first one, made elsewhere."""
+    """How long the last computations of each kind took for one model; `first_s`: its first one, made elsewhere.
+
+    For the GUI thread alone.
+    """
 
     def __init__(self, first_s: float = 0.0) -> None:
         self._seconds = {"first": deque([first_s], maxlen=REMEMBERED)}
@@ -81,11 +84,12 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A plan, with what was probed of it, and as it is drawn."""
+    """A plan, with what was probed of it, and as it is drawn. `seconds`: what that took of the processor."""
 
     question: Question
     plan: Plan
     preview: Preview
+    seconds: float
 
 
 class Forecaster:
@@ -123,7 +127,7 @@ class Forecaster:
             return
         if self._background is None or question.pace.is_quick(question.rig, question.edit):
             self._waiting = None
-            self._show(self._answer(question))
+            self._take(self._answer(question))
         elif self._running is None:
             self._running = question
             self._background.run("Forecasting", lambda: self._try(question), self._on_done, _unexpected, quiet=True)
@@ -135,9 +139,14 @@ class Forecaster:
         try:
             if isinstance(found, Exception):
                 raise found
-            self._show(found)
+            self._take(found)
         finally:
             self._go_on()
+
+    def _take(self, answer: Answer) -> None:
+        question = answer.question
+        question.pace.note(question.rig, question.edit, answer.seconds)
+        self._show(answer)
 
     def _try(self, question: Question) -> Answer | Exception:
         try:
@@ -150,8 +159,7 @@ class Forecaster:
         with limited(PREVIEW_SECONDS):
             plan = self._probes.over(Plan(question.tables.memory, question.rig, question.edit))
             preview = make_preview(question.tables, plan, question.speeds, question.answered_per_second)
-        question.pace.note(question.rig, question.edit, thread_time() - begun_s)
-        return Answer(question, plan, preview)
+        return Answer(question, plan, preview, thread_time() - begun_s)
 
 
 def _unexpected(error: EngineError) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -28,6 +29,7 @@ from engine.plan.preview import Preview, PreviewTables, make_preview
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_MS
 from tests.support.selection import examples
 
 N_LAYERS = 8
@@ -70,7 +72,7 @@ def document(qtbot: QtBot, model: ModelFile, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def settle(qtbot: QtBot, document: LayoutDocument) -> None:
-    qtbot.waitUntil(lambda: not document.is_behind and not document._frame.isActive())
+    qtbot.waitUntil(lambda: not document.is_behind and not document._frame.isActive(), timeout=DEADLINE_MS)
 
 
 def right(document: LayoutDocument, rig: Rig) -> Preview:
@@ -265,6 +267,23 @@ def test_the_slowest_of_the_last_of_a_kind_decides_and_other_kinds_are_judged_al
         pace.note(RIG, step, 0.004)
     assert pace.is_quick(RIG, longer)
     assert pace.is_quick(RIG, last)
+
+
+def test_how_long_it_took_is_noted_where_it_is_asked_for(
+    document: LayoutDocument, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noted: list[int] = []
+    note = Pace.note
+
+    def spy(pace: Pace, rig: Rig, edit: Edit, seconds: float) -> None:
+        noted.append(threading.get_ident())
+        note(pace, rig, edit, seconds)
+
+    monkeypatch.setattr(Pace, "note", spy)
+    gather(document, "RPC1")
+    settle(qtbot, document)
+    assert noted
+    assert set(noted) == {threading.get_ident()}
 
 
 def test_a_kind_that_was_never_done_is_judged_by_all_others(monkeypatch: pytest.MonkeyPatch) -> None:

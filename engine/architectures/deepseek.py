@@ -12,7 +12,9 @@ RECORDS: Records = {
     "deepseek": Architecture(graph=GraphRecord(Style(normalises=False))),
     "deepseek2-ocr": Architecture(),
     "deepseek2": Architecture(
-        latent=True, split=NO_SPLIT, graph=GraphRecord(_FILE_DECIDES, attention="latent.latent_attention")
+        latent=True,
+        split=NO_SPLIT,
+        graph=GraphRecord(Style(normalises=None, shapes_queries=True), attention="latent.latent_attention"),
     ),
     "deepseek32": Architecture(
         latent=True,

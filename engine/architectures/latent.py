@@ -16,7 +16,9 @@ RECORDS: Records = {
     "mistral4": Architecture(
         latent=True,
         split=NO_SPLIT,
-        graph=GraphRecord(Style(normalises=None), attention="latent.latent_attention"),
+        graph=GraphRecord(
+            Style(normalises=None, shapes_queries=True, precise_experts=True), attention="latent.latent_attention"
+        ),
     ),
     "dots3note": Architecture(
         latent=True,

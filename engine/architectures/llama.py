@@ -35,6 +35,7 @@ _PHI = _styled(Style(scaled_q=True, residual_first="second"))
 _MULTI_AXIS = GraphRecord(Style(positions=4))
 _FALCON = Style(layer_norm=True, parallel="input", parallel_sum="ffn attention input")
 _UNTURNED = GraphRecord(Style(layer_norm=True, rope="none", position_table=True))
+_MPT = Style(layer_norm=True, rope="none", position_table=True, qk_norm="none")
 
 RECORDS: Records = {
     **same(
@@ -63,7 +64,7 @@ RECORDS: Records = {
     "smollm3": _styled(Style(rope="but_fourth")),
     "paddleocr": Architecture(graph=_MULTI_AXIS),
     **same("gpt2 starcoder", Architecture(graph=_UNTURNED)),
-    "mpt": Architecture(split=NO_SPLIT, graph=_UNTURNED),
+    "mpt": Architecture(split=NO_SPLIT, graph=GraphRecord(_MPT)),
     # feed-forward beside attention
     "falcon": _styled(_FALCON),
     "gptneox": Architecture(graph=GraphRecord(_gptneox)),

@@ -62,14 +62,18 @@ class Style(msgspec.Struct, frozen=True):
     rope: Rope = "all"
     """Which layers turn queries and keys by position."""
 
-    qk_norm: Literal["before", "after", "flat"] = "before"
-    """Norms of queries and keys come before or after turning; `flat`: before heads are told apart."""
+    qk_norm: Literal["before", "after", "flat", "none"] = "before"
+    """Norms of queries and keys come before or after turning; `flat`: before heads are told apart; `none`: they
+    are only loaded."""
 
     scaled_q: bool = False
     """Queries are scaled before attention."""
 
     scales_unturned: bool = False
     """Queries that are not turned are scaled by their position."""
+
+    shapes_queries: bool = False
+    """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
 
     output_bias: bool = True
     """The bias of attention's output is added where the file has one; else it is only loaded."""
@@ -90,6 +94,9 @@ class Style(msgspec.Struct, frozen=True):
 
     normalises: bool | None = True
     """Weights of experts are made to add up to 1; None where the file tells."""
+
+    precise_experts: bool = False
+    """The last matrix of experts gets numbers that need 32 bits."""
 
     # ------------------------------------------------------------------ output
 

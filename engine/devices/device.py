@@ -62,7 +62,8 @@ class Device:
     `alignment_bytes`, `host_alignment_bytes`: what the engine aligns tensors to in the device's buffers and in the host
     memory that it reads directly; None: not told, the backend's usual ones count. `largest_tensor_bytes`: the largest
     tensor that the device computes with, None: any. `largest_buffer_bytes`: the largest buffer that it gives out, None:
-    not told.
+    not told. `mixes_streams`: it has a kernel for how residual streams mix with each other (DeepSeek 4, GLM 5), which
+    on Vulkan needs subgroups of 16.
     `faults`: what of the engine is not used here; `is_checked`: whether that was looked for.
     `fingerprint`: of the certificate that the machine at `endpoint` was paired with; it is reached through a tunnel
     alone. `via`: where on this machine that tunnel begins (host:port), None as long as there is none.
@@ -85,6 +86,7 @@ class Device:
     host_alignment_bytes: int | None = None
     largest_tensor_bytes: int | None = None
     largest_buffer_bytes: int | None = None
+    mixes_streams: bool = True
     holdings: tuple[Holding, ...] = ()
     faults: tuple[Fault, ...] = ()
     is_checked: bool = False

@@ -80,7 +80,7 @@ def _parse_device(item: JsonObject) -> Device:
     item.allow(
         "id", "name", "backend", "total_bytes", "free_bytes", "kind", "pci_bus_id", "endpoint", "endpoint_device",
         "cap_bytes", "margin_bytes", "alignment_bytes", "host_alignment_bytes",
-        "largest_tensor_bytes", "largest_buffer_bytes", "capabilities", "faults", "fingerprint",
+        "largest_tensor_bytes", "largest_buffer_bytes", "mixes_streams", "capabilities", "faults", "fingerprint",
     )  # fmt: skip
     device_id = _parse_id(item)
     backend = item.text("backend")
@@ -105,6 +105,7 @@ def _parse_device(item: JsonObject) -> Device:
         host_alignment_bytes=_parse_alignment(item, "host_alignment_bytes"),
         largest_tensor_bytes=item.nullable("largest_tensor_bytes", item.size, None),
         largest_buffer_bytes=item.nullable("largest_buffer_bytes", item.size, None),
+        mixes_streams=item.maybe("mixes_streams", item.flag, True),
         capabilities=_parse_capabilities(item.nested("capabilities"))
         if "capabilities" in item.keys
         else Capabilities(),
@@ -254,6 +255,7 @@ def _device_document(device: Device) -> dict[str, object]:
         "cap_bytes": device.cap_bytes,
         "margin_bytes": device.margin_bytes,
         **{key: size for key in _BUFFER_KEYS if (size := getattr(device, key)) is not None},
+        **({} if device.mixes_streams else {"mixes_streams": False}),
         "capabilities": {
             "row_split": device.capabilities.row_split,
             "tensor_split": device.capabilities.tensor_split,

@@ -118,6 +118,7 @@ def backend_traits(device: Device) -> BackendTraits:
         device.host_alignment_bytes,
         device.largest_tensor_bytes,
         device.largest_buffer_bytes,
+        mixes_streams=device.mixes_streams,
     )
 
 
@@ -128,15 +129,17 @@ def _told(
     host_alignment_bytes: int | None,
     largest_tensor_bytes: int | None,
     largest_buffer_bytes: int | None,
+    *,
+    mixes_streams: bool,
 ) -> BackendTraits:
-    """Return `traits` with what a device told of its buffers; None: it told nothing."""
+    """Return `traits` with what a device told of itself; None: it told nothing."""
     rule, pinned = traits.size_rule, traits.pinned
     return replace(
         traits,
         size_rule=replace(
             rule,
             alignment_bytes=alignment_bytes or rule.alignment_bytes,
-            kernels=replace(rule.kernels, largest_bytes=largest_tensor_bytes),
+            kernels=replace(rule.kernels, largest_bytes=largest_tensor_bytes, mixes_streams=mixes_streams),
         ),
         pinned=replace(
             pinned,

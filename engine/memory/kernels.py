@@ -18,10 +18,14 @@ Backend = Literal["all", "cuda", "vulkan"]
 
 @dataclass(frozen=True, slots=True)
 class Kernels:
-    """Whose kernels a device has (RPC says yes to everything), and the largest tensor that they take, None: any."""
+    """Whose kernels a device has (RPC says yes to everything), and the largest tensor that they take, None: any.
+
+    `mixes_streams`: see `Device`.
+    """
 
     backend: Backend = "all"
     largest_bytes: int | None = None
+    mixes_streams: bool = True
 
 
 ALL_KERNELS = Kernels()

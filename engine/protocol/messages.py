@@ -381,7 +381,8 @@ class Hello(Message, frozen=True, tag="hello", kw_only=True):
 class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device as ggml reports it. `kind` as in `Device`; `memory_known` False when it reported 0 of 0;
     `alignment_bytes` of its buffers and of host memory that it reads directly: 0 where there are none;
-    `largest_tensor_bytes` that it computes with and `largest_buffer_bytes` that it gives out: 0 where any will do."""
+    `largest_tensor_bytes` that it computes with and `largest_buffer_bytes` that it gives out: 0 where any will do;
+    `mixes_streams`: see `Device`."""
 
     name: str
     description: str
@@ -398,6 +399,7 @@ class GgmlDevice(msgspec.Struct, frozen=True, kw_only=True):
     host_alignment_bytes: int = 0
     largest_tensor_bytes: int = 0
     largest_buffer_bytes: int = 0
+    mixes_streams: bool = True
 
 
 class DeviceSpeed(Message, frozen=True, tag="device_speed", kw_only=True):

@@ -121,6 +121,7 @@ def _local_device(found: GgmlDevice) -> Device:
         host_alignment_bytes=found.host_alignment_bytes or None,
         largest_tensor_bytes=found.largest_tensor_bytes or None,
         largest_buffer_bytes=found.largest_buffer_bytes or None,
+        mixes_streams=found.mixes_streams,
         capabilities=Capabilities(row_split=found.row_split, tensor_split=found.tensor_split),
     )
 

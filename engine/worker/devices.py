@@ -11,6 +11,7 @@ from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef,
 from engine.worker.bindings import DEVICE_KINDS, Bindings
 from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
+from engine.worker.stream_kernel import mixes_streams
 
 CPU_ID = "CPU"
 _LARGEST_BYTES = 1 << 62
@@ -173,6 +174,7 @@ def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, end
         host_alignment_bytes=_alignment(engine, engine.device_host_buffer_type(device)),
         largest_tensor_bytes=largest_tensor_bytes(engine, device) if endpoint is None and kind != "cpu" else 0,
         largest_buffer_bytes=_largest_buffer(engine, engine.device_buffer_type(device)),
+        mixes_streams=endpoint is not None or kind == "cpu" or mixes_streams(engine, device),
     )
 
 

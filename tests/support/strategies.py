@@ -104,5 +104,6 @@ def _devices(draw: st.DrawFn, device_id: str, index: int) -> Device:
         endpoint_device=draw(st.integers(0, 3)) if remote else 0,
         cap_bytes=draw(st.none() | sizes),
         margin_bytes=draw(st.just(0) | sizes),
+        mixes_streams=draw(st.booleans()),
         capabilities=Capabilities(draw(st.booleans()), draw(st.booleans())),
     )

@@ -190,4 +190,6 @@ def stand_in_rig(stand_ins: str) -> Rig:
 
 def _like_llvmpipe(device: Device) -> Device:
     """Return `device` with what the one tells that the Vulkan records were made on: Mesa's llvmpipe 22.3."""
-    return replace(device, alignment_bytes=16, host_alignment_bytes=64, largest_tensor_bytes=1 << 27)
+    return replace(
+        device, alignment_bytes=16, host_alignment_bytes=64, largest_tensor_bytes=1 << 27, mixes_streams=False
+    )

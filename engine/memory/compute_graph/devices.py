@@ -9,8 +9,12 @@ from engine.devices.device import CPU_ID
 from engine.memory.backends import BackendTraits
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous, row_size
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
+from engine.memory.kernels import Kernels
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
+
+_VULKAN_STREAMS = 4
+"""How many residual streams Vulkan mixes at once."""
 
 
 def backend_devices(placement: Placement) -> tuple[str, ...]:
@@ -35,7 +39,7 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
     supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
     if rule.kernels.backend == "vulkan":
-        supports = _vulkan_supports(rule.kernels.largest_bytes)
+        supports = _vulkan_supports(rule.kernels)
     alloc_size = _cuda_bytes if rule.pads_rows else _n_bytes
     return Backend(
         entry,
@@ -77,12 +81,15 @@ def _cuda_supports(node: Tensor) -> bool:
 
 
 @lru_cache(maxsize=64)
-def _vulkan_supports(largest_bytes: int | None) -> Callable[[Tensor], bool]:
-    """Return what tells whether a device that takes tensors up to this size computes a node."""
+def _vulkan_supports(kernels: Kernels) -> Callable[[Tensor], bool]:
+    """Return what tells whether a device with these kernels computes a node."""
+    largest_bytes = kernels.largest_bytes
 
     def supports(node: Tensor) -> bool:
         too_large = largest_bytes is not None and any(each.n_bytes > largest_bytes for each in (node, *node.src))
-        return not too_large and _has_vulkan_kernel(node)
+        if too_large or (node.op == "hc_comb" and not kernels.mixes_streams):
+            return False
+        return _has_vulkan_kernel(node)
 
     return supports
 
@@ -97,9 +104,13 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
         if matrix.ne[3] != source.ne[3]:
             return False
         return matrix.is_weight or TYPE_SIZES[matrix.type][0] == 1 or _has_whole_rows(matrix)
+    if node.op == "mul_mat_id":
+        return not node.is_precise
     if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPE_SIZES[node.type][0] > 1:
         # A copy of the same type: as quantised values without flash attention are turned.
         return node.src[0].type != node.type or is_contiguous(node.src[0])
+    if node.op in ("weighted_sum", "hc_pre", "hc_post"):
+        return node.src[int(node.op == "hc_post")].ne[1] == _VULKAN_STREAMS
     if node.op == "delta_net":
         return node.src[2].ne[0] in (16, 32, 64, 128)
     if node.op == "ssm_scan":

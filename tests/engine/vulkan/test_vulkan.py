@@ -159,6 +159,7 @@ def _like(stand_ins: Rig, found: Rig) -> Rig:
             host_alignment_bytes=first.host_alignment_bytes,
             largest_tensor_bytes=first.largest_tensor_bytes,
             largest_buffer_bytes=first.largest_buffer_bytes,
+            mixes_streams=first.mixes_streams,
         )
 
     return Rig(tuple(map(told, stand_ins.devices)), stand_ins.host)

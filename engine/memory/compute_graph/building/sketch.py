@@ -232,6 +232,8 @@ class Sketch:
             found = up
             for _ in range(activations):
                 found = graph.unary(found)
+            if self.has("ffn.act.scales"):
+                found = graph.like("div", found, self.weight("ffn.act.scales"))
         if self.has(f"ffn_sub_norm{suffix}"):
             found = self.norm(found, f"ffn_sub_norm{suffix}")
         return self.linear(f"ffn_down{suffix}", found)

@@ -37,11 +37,12 @@ class Tensor:
     """One tensor. `home` names the memory of weights and caches, None for what the allocator places.
 
     `backend` is where the architecture wants it to be computed, -1 where the scheduler may choose.
-    `padding_bytes` is what backends that pad rows add to a weight.
+    `padding_bytes` is what backends that pad rows add to a weight. `is_precise`: a product that the engine wants to be
+    computed from 32 bits.
     """
 
     __slots__ = (
-        "backend", "home", "is_input", "is_leaf", "is_output", "is_weight", "n_bytes", "nb", "ne", "op",
+        "backend", "home", "is_input", "is_leaf", "is_output", "is_precise", "is_weight", "n_bytes", "nb", "ne", "op",
         "padding_bytes", "root", "src", "type", "visited",
     )  # fmt: skip
 
@@ -66,6 +67,7 @@ class Tensor:
         self.is_input = False
         self.is_output = False
         self.is_leaf = False
+        self.is_precise = False
         self.visited = False
         self.backend = -1
         self.padding_bytes = 0

@@ -83,6 +83,7 @@ def weighted_sum(
 
 def _linear(sketch: Sketch, stem: str, source: Tensor, chosen: Tensor) -> Tensor:
     found = sketch.graph.mul_mat_id(sketch.weight(stem), source, chosen)
+    found.is_precise = sketch.style.precise_experts and stem.startswith("ffn_down")
     if "experts" in sketch.numbers.scaled and sketch.has(f"{stem}.scale"):
         found = sketch.graph.mul(found, _scales(sketch, f"{stem}.scale", chosen))
     bias = sketch.maybe(f"{stem}.bias")

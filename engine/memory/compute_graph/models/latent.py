@@ -43,6 +43,7 @@ def latent_heads(sketch: Sketch, current: Tensor) -> Tensor:
     if numbers.latent:
         return attend_latent(sketch, sketch.inputs.full, *absorbed(sketch, narrow, current), out=None)
     q = _queries(sketch, narrow)
+    q = graph.reshape(q, q.ne[0] // heads, heads, n_tokens)
     packed, k_turned = _packed(sketch, current)
     unpacked = graph.mul_mat(sketch.weight("attn_kv_b"), packed)
     bare = q.ne[0] - numbers.rope_part
@@ -68,9 +69,13 @@ def absorbed(sketch: Sketch, narrow: Tensor, current: Tensor) -> tuple[Tensor, T
     graph, numbers = sketch.graph, sketch.numbers
     n_tokens, heads, rope = current.ne[1], sketch.layer.numbers.n_head, numbers.rope_part
     q = _queries(sketch, narrow)
+    width = q.ne[0] // heads
+    nb = (0, q.nb[0] * width, q.nb[1])
+    if sketch.style.shapes_queries:
+        q = graph.reshape(q, width, heads, n_tokens)
     packed, k_turned = _packed(sketch, current)
-    q_bare = graph.view(q, (q.ne[0] - rope, heads, n_tokens), q.nb)
-    q_turned = _turned(sketch, graph.view(q, (rope, heads, n_tokens), q.nb))
+    q_bare = graph.view(q, (width - rope, heads, n_tokens), nb)
+    q_turned = _turned(sketch, graph.view(q, (rope, heads, n_tokens), nb))
     q_bare = graph.mul_mat(sketch.weight("attn_k_b"), graph.permute(q_bare, 0, 2, 1, 3))
     queries = graph.concat(graph.permute(q_bare, 0, 2, 1, 3), q_turned, 0)
     values = graph.reshape(packed, packed.ne[0], 1, n_tokens)
@@ -78,9 +83,7 @@ def absorbed(sketch: Sketch, narrow: Tensor, current: Tensor) -> tuple[Tensor, T
 
 
 def _queries(sketch: Sketch, narrow: Tensor) -> Tensor:
-    q = sketch.graph.mul_mat(sketch.weight("attn_q_b" if sketch.has("attn_q_a") else "attn_q"), narrow)
-    heads = sketch.layer.numbers.n_head
-    return sketch.graph.reshape(q, q.ne[0] // heads, heads, narrow.ne[1])
+    return sketch.graph.mul_mat(sketch.weight("attn_q_b" if sketch.has("attn_q_a") else "attn_q"), narrow)
 
 
 def _packed(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:

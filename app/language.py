@@ -46,7 +46,10 @@ def find_language(choice: str) -> Language:
     """
     if choice.endswith(CATALOGUE_SUFFIX):
         try:
-            return read_language(read_at_most(Path(choice), _MAX_CATALOGUE_BYTES).decode())
+            data = read_at_most(Path(choice), _MAX_CATALOGUE_BYTES + 1)
+            if len(data) > _MAX_CATALOGUE_BYTES:
+                raise ValueError("it is too large")
+            return read_language(data.decode())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
             raise ArgumentError(f"{show(choice)} is no catalogue of texts ({show(reason)}); check the file.") from None

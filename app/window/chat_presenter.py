@@ -34,6 +34,8 @@ class ChatPresenter(QObject):
         self._model = model
         self._pane = pane
         self._shown_chat = ""
+        self._read: int | None = None
+        """The request whose prompt was read and is in the meter."""
         self._before_delete: MessageTree | None = None
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
@@ -102,7 +104,9 @@ class ChatPresenter(QObject):
             return
         if event.prompt_tokens <= event.read_tokens:
             self._pane.show_reading(None)
-            self._pane.show_context([_history(event.prompt_tokens)], self._model.loading.snapshot.context_size)
+            if event.request != self._read:
+                self._read = event.request
+                self._pane.show_context([_history(event.prompt_tokens)], self._model.loading.snapshot.context_size)
             return
         words = tr(
             "reading {read_tokens} of {prompt_tokens} tokens",

@@ -36,7 +36,7 @@ VERSION = 1
 KEPT = 128
 """Devices that are kept."""
 LOCAL_LATENCY_S = 20e-6
-MAX_FILE_BYTES = 1 << 17
+MAX_FILE_BYTES = 1 << 18
 _WORKER_HERE = "RPC on this machine"
 
 

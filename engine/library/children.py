@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+import psutil
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
@@ -31,7 +32,10 @@ MAX_BREAKDOWNS = 64
 _ENVIRONMENT = {"MALLOC_ARENA_MAX": "2"}
 _END_S = 5.0
 SILENT_S = 120.0
-"""Longer than any forecast and any disk that still answers: then the process was stopped, or hangs."""
+"""Without an answer and without work of the processor, longer than any disk that still answers: it was stopped, or
+hangs."""
+WORK_S = 900.0
+"""Of its processor time without an answer: longer than any forecast."""
 _LOOK_S = 1.0
 _MAX_LINES, _MAX_LINE_BYTES = 40, 4096
 _BROKE = "broke the process that read it"
@@ -126,7 +130,15 @@ def _answers(
         raise LibraryError(f"No process can be started to look into models ({error.strerror or error}).") from error
     assert process.stdin is not None
     assert process.stdout is not None
-    watch = _Watch(process)
+    try:
+        watch = _Watch(process)
+    except RuntimeError as error:  # the system gives us no more threads
+        signal_group(process, kill=True)
+        wait_for_exit(process, _END_S)
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                close_pipe(pipe)
+        raise LibraryError(f"No process can be started to look into models ({error}).") from error
     try:
         with token.waking(watch.kill), suppress(OSError, *UNREADABLE):
             write_frame(process.stdin, order)
@@ -143,7 +155,7 @@ class _Watch:
     def __init__(self, process: subprocess.Popen[bytes]) -> None:
         self._process = process
         self._words: deque[str] = deque(maxlen=_MAX_LINES)
-        self._sign_s = time.monotonic()
+        self._sign_s, self._answer_work_s = time.monotonic(), 0.0
         self._ended = threading.Event()
         self._threads = [
             threading.Thread(target=target, name=f"library-{process.pid}", daemon=True)
@@ -154,7 +166,7 @@ class _Watch:
 
     def note_sign(self) -> None:
         """The process has said something."""
-        self._sign_s = time.monotonic()
+        self._sign_s, self._answer_work_s = time.monotonic(), self._work_s()
 
     def kill(self) -> None:
         signal_group(self._process, kill=True)
@@ -178,7 +190,19 @@ class _Watch:
             while line := stream.readline(_MAX_LINE_BYTES):
                 self._words.append(line.decode("utf-8", "replace").rstrip())
 
+    def _work_s(self) -> float:
+        """Return the processor's time that the process has had; 0 where it is gone."""
+        try:
+            times = psutil.Process(self._process.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(times.user + times.system)
+
     def _look(self) -> None:
+        before_s = 0.0
         while not self._ended.wait(_LOOK_S):
-            if time.monotonic() - self._sign_s > SILENT_S:
+            work_s = self._work_s()
+            if work_s > before_s:
+                before_s, self._sign_s = work_s, time.monotonic()
+            if time.monotonic() - self._sign_s > SILENT_S or work_s - self._answer_work_s > WORK_S:
                 self.kill()

@@ -144,8 +144,7 @@ def _costs(
                 keeper.work_s += count / products(keeper.device, "F16", speeds)
     for run, moved in moves(layout, work):
         for name, size in moved.between(run.first, run.last):
-            # Nearly all that is moved of a model with experts are experts.
-            whole_bytes = size / work.expert_share
+            whole_bytes = moved.whole_bytes(name, run.first, run.last)
             multiply(run.device, name, -size, -whole_bytes)
             multiply(moved.device, name, size, whole_bytes)
     output = cost(layout.output_device)

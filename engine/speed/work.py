@@ -22,16 +22,22 @@ _OPS_PER_LAYER = 4
 
 @dataclass(frozen=True, slots=True)
 class Moved:
-    """What overrides take to `device`, as sums over the layers before each: bytes that a token reads by type, and
-    layers that anything is taken of."""
+    """What overrides take to `device`, as sums over the layers before each: bytes by type, those that a token reads
+    (`weights`) and those that many tokens read together (`whole`), and layers that anything is taken of."""
 
     device: str
     weights: Mapping[str, Sequence[float]]
+    whole: Mapping[str, Sequence[float]]
     layers: Sequence[float]
 
     def between(self, first: int, last: int) -> Iterator[tuple[str, float]]:
-        """Yield types and bytes of what is taken of layers `first` to `last`."""
+        """Yield types and bytes of what a token reads of what is taken of layers `first` to `last`."""
         return _between(self.weights, first, last)
+
+    def whole_bytes(self, type_name: str, first: int, last: int) -> float:
+        """Return the bytes of a type that are taken of these layers, all experts included."""
+        sums = self.whole[type_name]
+        return sums[last + 1] - sums[first]
 
     def count(self, first: int, last: int) -> int:
         """Return of how many of these layers something is taken."""
@@ -64,7 +70,8 @@ class Work:
             for tensor in block.tensors:
                 row = rows.setdefault(tensor.type_name, [0.0] * self.n_layers)
                 row[block.index] += self.read_bytes(tensor)
-                whole.setdefault(tensor.type_name, [0.0] * self.n_layers)[block.index] += tensor.size_bytes
+                row = whole.setdefault(tensor.type_name, [0.0] * self.n_layers)
+                row[block.index] += tensor.size_bytes * self._repeats
                 self.weights_in_byte[tensor.type_name] = prod(tensor.shape) / max(1, tensor.size_bytes)
         self.types = tuple(sorted(rows, key=lambda name: -sum(rows[name])))
         self._weights = {name: _sums(rows[name]) for name in self.types}
@@ -111,6 +118,7 @@ class Work:
     def _find_moved(self, layout: Layout) -> Iterator[Moved]:
         rules = [(pattern_finder(rule.pattern), rule.device) for rule in tensor_overrides(layout)]
         found: dict[str, dict[str, list[float]]] = {}
+        whole: dict[str, dict[str, list[float]]] = {}
         layers: dict[str, list[float]] = {}
         for block in self.model.blocks:
             for tensor in block.tensors:
@@ -118,9 +126,11 @@ class Work:
                 if device is not None:
                     row = found.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
                     row[block.index] += self.read_bytes(tensor)
+                    row = whole.setdefault(device, {}).setdefault(tensor.type_name, [0.0] * self.n_layers)
+                    row[block.index] += tensor.size_bytes * self._repeats
                     layers.setdefault(device, [0.0] * self.n_layers)[block.index] = 1.0
         for device, rows in found.items():
-            yield Moved(device, {name: _sums(row) for name, row in rows.items()}, _sums(layers[device]))
+            yield Moved(device, _all_sums(rows), _all_sums(whole[device]), _sums(layers[device]))
 
 
 def _between(table: Mapping[str, Sequence[float]], first: int, last: int) -> Iterator[tuple[str, float]]:
@@ -132,6 +142,10 @@ def _between(table: Mapping[str, Sequence[float]], first: int, last: int) -> Ite
 
 def _sums(values: Sequence[float]) -> list[float]:
     return [0.0, *accumulate(values)]
+
+
+def _all_sums(rows: Mapping[str, Sequence[float]]) -> dict[str, Sequence[float]]:
+    return {name: _sums(row) for name, row in rows.items()}
 
 
 def _number(model: ModelFile, key: str) -> int:

@@ -74,7 +74,7 @@ def is_certificate(data: bytes) -> bool:
         return False
     try:
         return x509.load_der_x509_certificate(data).public_bytes(Encoding.DER) == data
-    except ValueError:
+    except (ValueError, x509.InvalidVersion):
         return False
 
 

@@ -28,7 +28,8 @@ class StepLimit:
         self._say, self._what = say, what
         self._begun: tuple[float, int] | None = None
         self._ended = threading.Event()
-        threading.Thread(target=self._look, name="step-limit", daemon=True).start()
+        self._thread = threading.Thread(target=self._look, name="step-limit", daemon=True)
+        self._thread.start()
 
     def __enter__(self) -> None:
         self._begun = (time.process_time(), resident_bytes())
@@ -39,8 +40,9 @@ class StepLimit:
         self._begun = None
 
     def close(self) -> None:
-        """Look no more."""
+        """Look no more; returns when nobody does."""
         self._ended.set()
+        self._thread.join()
 
     def _look(self) -> None:
         while not self._ended.wait(_LOOK_SECONDS):

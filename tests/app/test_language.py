@@ -45,7 +45,9 @@ def test_a_catalogue_that_is_worked_at_can_be_tried(tmp_path: Path) -> None:
     assert (language.name, dict(language.texts)) == ("fr", {"Open": "Ouvrir"})
 
 
-@pytest.mark.parametrize("content", [None, b"\xff\xfe", b"no catalogue"])
+@pytest.mark.parametrize(
+    "content", [None, b"\xff\xfe", b"no catalogue", b"#" * (5 << 20)], ids=["none", "bytes", "text", "large"]
+)
 def test_what_is_no_catalogue_is_one_sentence(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "fr.po"
     if content is not None:

@@ -137,7 +137,16 @@ def wrong_proof(channel: Channel, _served: Attic, home: Home) -> None:
     assert channel.receive_message(Proof).tag == b""
 
 
-@pytest.mark.parametrize("turn", [long_frame, no_message, no_point, large_certificate, no_certificate, wrong_proof])
+def certificate_of_no_version(channel: Channel, _served: Attic, home: Home) -> None:
+    certificate = home.identity.certificate.replace(b"\xa0\x03\x02\x01\x02", b"\xa0\x03\x02\x01\x09")
+    assert certificate != home.identity.certificate
+    channel.send_message(Offer(bytes(16), certificate, "x", os.urandom(32)))
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [long_frame, no_message, no_point, large_certificate, no_certificate, certificate_of_no_version, wrong_proof],
+)
 def test_a_pairing_that_turns_pairs_nobody(served: Attic, laptop: Home, turn: Turn) -> None:
     code = served.code.renew()
     with call(served) as connection:

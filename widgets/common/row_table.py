@@ -44,12 +44,14 @@ class RowTable(QTableWidget):
         Nothing is emitted for `chosen`: it is the row that was chosen before, where it is now.
         """
         blocked = self.blockSignals(True)
+        place = self.verticalScrollBar().value()
         self.clearSelection()
         self.setCurrentCell(-1, -1)
         self.setRowCount(0)
         self.add_rows(rows, tips)
         if chosen is not None:
             self.selectRow(chosen)
+        self.verticalScrollBar().setValue(place)
         self.blockSignals(blocked)
 
     def add_rows(self, rows: Sequence[Sequence[str]], tips: Sequence[Sequence[str]] | None = None) -> None:

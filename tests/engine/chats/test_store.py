@@ -12,6 +12,7 @@ import pytest
 
 from engine.chats.conversation import Conversation
 from engine.chats.message import Attachment, Message, Timings
+from engine.chats.schema import SCRIPTS, VERSION, version_of
 from engine.chats.store import ChatStore
 from engine.chats.tree import MessageTree, add, changed, edited, select, tree_of, without_turn
 from engine.errors import ChatError
@@ -184,6 +185,33 @@ def test_what_is_closed_keeps_and_tells_nothing_more(tmp_path: Path) -> None:
         store.save(Conversation(id="d")).result(DEADLINE_S)
     with pytest.raises(ChatError, match="closed"):
         store.conversations()
+
+
+@pytest.mark.parametrize("version", range(1, VERSION))
+def test_a_database_of_an_earlier_version_is_read(tmp_path: Path, version: int) -> None:
+    path = tmp_path / "chats.sqlite"
+    with closing(sqlite3.connect(path)) as connection:
+        for statement in (statement for script in SCRIPTS[:version] for statement in script):
+            connection.execute(statement)
+        values = {
+            "conversation": ("c", "Title", "", 0, "q", "", "", "{}", "", "", None, 1, 1, None),
+            "message": (1, "q", "c", 0, None, "user", "What is in it?", "", "{}", "done", None, 0, 2),
+            "attachment": (1, "f", "q", "text", "a.py", "text/x-python", "", 3, "abc", *([0, 0] * (version > 1))),
+        }
+        for table, row in values.items():
+            connection.execute(f"INSERT INTO {table} VALUES ({', '.join('?' * len(row))})", row)
+        connection.execute(f"PRAGMA user_version = {version}")
+        connection.commit()
+    with closing(ChatStore(path)) as store:
+        assert [chat.title for chat in store.conversations()] == ["Title"]
+        (message,) = store.tree("c").messages.values()
+        (file,) = message.attachments
+        assert (message.content, file.name, file.text) == ("What is in it?", "a.py", "abc")
+        assert (file.width_px, file.height_px, file.length_ms) == (0, 0, 0)
+        begin(store, *talk("later "), ident="d")
+        assert len(store.search("trigram")) == 1
+    with closing(sqlite3.connect(path)) as connection:
+        assert version_of(connection) == VERSION
 
 
 def newer(path: Path) -> None:

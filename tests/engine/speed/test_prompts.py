@@ -11,8 +11,9 @@ import pytest
 
 from engine.devices.device import CPU_ID
 from engine.fit.speed_book import EMPTY_BOOK, read_speed_book, write_speed_book
+from engine.gguf.blocks import part_of_tensor
 from engine.gguf.reader import read_model
-from engine.layout.layout import Layout, make_layout, single_device
+from engine.layout.layout import Layout, Override, make_layout, single_device
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
@@ -113,6 +114,21 @@ def test_of_experts_all_are_read_and_few_multiplied(tmp_path: Path) -> None:
     slow = replace(KNOWN, bandwidths={**KNOWN.bandwidths, "CUDA0": 1e6})
     times = [n * prompt_of(memory, layout, slow, n_tokens=n, changes={"n_ctx": 512}).token_s for n in (1, 128)]
     assert all(each > expert_bytes / 1e6 for each in times)
+
+
+def test_of_what_is_moved_experts_alone_are_read_in_part(tmp_path: Path) -> None:
+    path = write_tiny_moe(tmp_path / "moe.gguf", n_layers=4, n_embd=256, n_ff=512, n_expert=8, n_expert_used=2)
+    model = read_model(path)
+    work = Work(model)
+    layout = replace(single_device(4, "CUDA0"), overrides=(Override(CPU_ID, "attention"), Override("CUDA1", "experts")))
+    for moved in work.moved(layout):
+        part = "attention" if moved.device == CPU_ID else "experts"
+        taken = [each for block in model.blocks[1:3] for each in block.tensors if part_of_tensor(each.name) == part]
+        read_bytes = sum(size for _, size in moved.between(1, 2))
+        whole_bytes = sum(moved.whole_bytes(name, 1, 2) for name in moved.weights)
+        assert whole_bytes == sum(each.size_bytes for each in taken)
+        assert read_bytes == whole_bytes * (1 if moved.device == CPU_ID else 2 / 8)
+    assert {moved.device for moved in work.moved(layout)} == {CPU_ID, "CUDA1"}
 
 
 def test_what_it_rests_on_is_said_and_a_guess_is_not_told(memory: ModelMemory) -> None:

@@ -10,22 +10,32 @@ import logging
 import signal
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 from engine.confinement import code_folders, confine, refuse_core_files
-from engine.programs import ask_once, child_argv
+from engine.programs import ask_once, child_argv, never
 
 GRACE_SECONDS = 5.0
 """The child's own alarm rings first; where it could not, it is killed this much later."""
 
 
-def ask_decoder(child: str, *words: str, data: bytes, seconds: float, max_bytes: int) -> bytes:
-    """Return what one of our children makes of a file, at most `max_bytes`.
+def ask_decoder(
+    child: str, *words: str, data: bytes, seconds: float, max_bytes: int, cancelled: Callable[[], bool] = never
+) -> bytes:
+    """Return what one of our children makes of a file, at most `max_bytes`. It does not outlive our group.
 
     Raises:
-        OSError: it could not be started, said too much, or took longer than `seconds`.
+        OSError: it could not be started, said too much, took longer than `seconds`, or was `cancelled`.
     """
-    return ask_once(child_argv(child, *words), data, timeout_s=seconds + GRACE_SECONDS, max_bytes=max_bytes)
+    return ask_once(
+        child_argv(child, *words),
+        data,
+        timeout_s=seconds + GRACE_SECONDS,
+        max_bytes=max_bytes,
+        own_group=False,
+        cancelled=cancelled,
+    )
 
 
 def confined_input(seconds: float, memory_bytes: int) -> bytes:

@@ -8,9 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+LOOK_S = 0.1
+"""How often a wait looks whether somebody still wants its end."""
 _LEAVE_S = 1.0
 """For our own threads at the pipes of a process that is gone: what still holds these is no child of ours."""
 
@@ -35,42 +38,65 @@ def child_argv(child: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", CHILDREN[child], *words]
 
 
-def ask_once(argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: int) -> bytes:
-    """Start a process, hand it `data` and return all that it says; it is gone, with what it started, at the end.
+def never() -> bool:
+    """Nobody cancels this."""
+    return False
 
-    Whatever it does, or is done to it: it has `timeout_s`, and no more than `max_bytes` of what it says are kept.
+
+def ask_once(
+    argv: Sequence[str],
+    data: bytes,
+    *,
+    timeout_s: float,
+    max_bytes: int,
+    own_group: bool = True,
+    cancelled: Callable[[], bool] = never,
+) -> bytes:
+    """Start a process, hand it `data` and return all that it says; it is gone at the end.
+
+    Whatever it does, or is done to it: it has `timeout_s`, and no more than `max_bytes` of what it says are kept. It
+    leads a group, and what it started goes with it; without `own_group` it stays in ours, and goes with us.
 
     Raises:
-        OSError: it could not be started, said too much or took too long.
+        OSError: it could not be started, said too much, took too long, or was `cancelled`.
     """
     process = subprocess.Popen(
-        list(argv), stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True
+        list(argv),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        start_new_session=own_group,
     )
+    listening, telling = process.stdout, process.stdin
+    assert listening is not None
+    assert telling is not None
     said: list[bytes] = []
 
     def listen() -> None:
-        assert process.stdout is not None
-        with suppress(OSError, ValueError), process.stdout as stream:
+        with suppress(OSError, ValueError), listening as stream:
             said.append(stream.read(max_bytes + 1))
 
     def tell() -> None:
-        assert process.stdin is not None
-        with suppress(OSError, ValueError), process.stdin as stream:
+        with suppress(OSError, ValueError), telling as stream:
             stream.write(data)
 
     threads = [threading.Thread(target=each, name=f"ask-{process.pid}", daemon=True) for each in (listen, tell)]
     try:
         for thread in threads:
             thread.start()
-        threads[0].join(timeout_s)
+        _wait(threads[0], timeout_s, cancelled)
         is_late = threads[0].is_alive()
     except RuntimeError as error:  # the system gives us no more threads
         raise OSError(errno.EAGAIN, str(error)) from None
     finally:
-        _kill_all(process)
-        for thread in threads:
+        _kill(process, own_group=own_group)
+        for thread, stream in zip(threads, (listening, telling), strict=True):
             if thread.ident is not None:
                 thread.join(_LEAVE_S)
+            else:
+                stream.close()
+    if is_late and cancelled():
+        raise OSError(errno.ECANCELED, os.strerror(errno.ECANCELED))
     if is_late or not said:
         raise TimeoutError(errno.ETIMEDOUT, os.strerror(errno.ETIMEDOUT))
     if len(said[0]) > max_bytes:
@@ -78,9 +104,16 @@ def ask_once(argv: Sequence[str], data: bytes, *, timeout_s: float, max_bytes: i
     return said[0]
 
 
-def _kill_all(process: subprocess.Popen[bytes]) -> None:
-    """Kill a process and its group, and collect it."""
-    if sys.platform == "win32":
+def _wait(thread: threading.Thread, timeout_s: float, cancelled: Callable[[], bool]) -> None:
+    """Wait for the end of a thread, so long at most, and until it is cancelled."""
+    deadline = time.monotonic() + timeout_s
+    while thread.is_alive() and not cancelled() and (left := deadline - time.monotonic()) > 0:
+        thread.join(min(LOOK_S, left))
+
+
+def _kill(process: subprocess.Popen[bytes], *, own_group: bool) -> None:
+    """Kill a process, with its group where it leads one, and collect it."""
+    if sys.platform == "win32" or not own_group:
         process.kill()
     else:
         # before it is collected its number is nobody else's

@@ -5,6 +5,7 @@ All decoding is done by `image_reader` in a process of its own; what comes back 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,6 +15,7 @@ from engine.decoders import ask_decoder
 from engine.errors import ChatError
 from engine.images.reader import MAX_SIDE_PX, SECONDS, THUMBNAIL_PX, ImageFacts
 from engine.json_file import UNREADABLE
+from engine.programs import never
 
 MAX_IMAGE_BYTES = 20 << 20
 CHANNELS = 3
@@ -56,14 +58,21 @@ def look_at(data: bytes, name: str) -> Looked:
     return Looked(facts.mime, facts.width_px, facts.height_px, picture)
 
 
-def pixels_of(data: bytes, name: str) -> Picture:
-    """Return the pixels of an image, made smaller where it is larger than models look at; raises as `look_at` does."""
-    return _read(data, name, "pixels", MAX_SIDE_PX)[1]
+def pixels_of(data: bytes, name: str, cancelled: Callable[[], bool] = never) -> Picture:
+    """Return the pixels of an image, made smaller where it is larger than models look at; raises as `look_at` does, and
+    once it is `cancelled`."""
+    return _read(data, name, "pixels", MAX_SIDE_PX, cancelled)[1]
 
 
-def _read(data: bytes, name: str, what: Literal["look", "pixels"], most_px: int) -> tuple[ImageFacts, Picture]:
+def _read(
+    data: bytes,
+    name: str,
+    what: Literal["look", "pixels"],
+    most_px: int,
+    cancelled: Callable[[], bool] = never,
+) -> tuple[ImageFacts, Picture]:
     try:
-        said = ask_decoder("image", what, data=data, seconds=SECONDS, max_bytes=MAX_ANSWER_BYTES)
+        said = ask_decoder("image", what, data=data, seconds=SECONDS, max_bytes=MAX_ANSWER_BYTES, cancelled=cancelled)
         line, _, pixels = said.partition(b"\n")
         facts = msgspec.json.decode(line, type=ImageFacts)
     except (OSError, *UNREADABLE):

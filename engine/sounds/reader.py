@@ -18,12 +18,14 @@ MIMES = {"wav": "audio/wav", "flac": "audio/flac", "mp3": "audio/mpeg"}
 MAX_LENGTH_MS = 15 * 60 * 1000
 LOOK_RATE = 16_000
 """What nearly all projectors take."""
-SECONDS = 60.0
+SECONDS = 40.0
+"""Less than the silence after which a worker that waits for it is taken for dead."""
 MEMORY_BYTES = 1 << 29
 SAMPLE_BYTES = 2
 SLACK_MS = 100
 """A length in another rate is not the same to the sample."""
 _AT_ONCE = 1 << 14
+_ID3_VERSIONS = (b"\2", b"\3", b"\4")
 _SYNC, _LAYER_MASK, _LAYER_III = 0xFF, 0xE6, 0xE2
 
 
@@ -43,7 +45,9 @@ def kind_of_sound(data: bytes) -> str:
         return "flac"
     # a text in UTF-16 begins almost like a frame of MPEG; its layer is another one
     is_frame = len(data) > 1 and data[0] == _SYNC and data[1] & _LAYER_MASK == _LAYER_III
-    return "mp3" if data.startswith(b"ID3") or is_frame else ""
+    # a text may begin with these letters
+    has_tag = data.startswith(b"ID3") and data[3:4] in _ID3_VERSIONS
+    return "mp3" if has_tag or is_frame else ""
 
 
 def sample_count(length_ms: int, rate: int) -> int:

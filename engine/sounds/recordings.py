@@ -6,6 +6,7 @@ All decoding is done by `reader` in a process of its own; what comes back are a 
 from __future__ import annotations
 
 from array import array
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import msgspec
@@ -13,6 +14,7 @@ import msgspec
 from engine.decoders import ask_decoder
 from engine.errors import ChatError
 from engine.json_file import UNREADABLE
+from engine.programs import never
 from engine.sounds.reader import (
     MAX_LENGTH_MS,
     MIMES,
@@ -43,7 +45,7 @@ def is_sound(data: bytes) -> bool:
 
 
 def listen_to(data: bytes, name: str) -> Heard:
-    """Return what a sound is; takes a moment, and a minute at most.
+    """Return what a sound is; takes a moment, and less than a minute at most.
 
     Raises:
         ChatError: one sentence that names it, with what is wrong.
@@ -52,14 +54,15 @@ def listen_to(data: bytes, name: str) -> Heard:
     return Heard(facts.mime, facts.length_ms)
 
 
-def samples_of(data: bytes, name: str, length_ms: int, rate: int) -> bytes:
+def samples_of(data: bytes, name: str, length_ms: int, rate: int, cancelled: Callable[[], bool] = never) -> bytes:
     """Return the samples of a sound at a rate: floats of four bytes from -1 to 1, as many as `sample_count` says.
 
     Raises:
-        ChatError: as of `listen_to`, and where it has another length than `length_ms`.
+        ChatError: as of `listen_to`, where it has another length than `length_ms`, and once it is `cancelled`.
     """
     count = sample_count(length_ms, rate)
-    facts, samples = _read(data, name, "samples", str(rate), str(count), sample_bytes=SAMPLE_BYTES * count)
+    words = ("samples", str(rate), str(count))
+    facts, samples = _read(data, name, *words, sample_bytes=SAMPLE_BYTES * count, cancelled=cancelled)
     if abs(facts.length_ms - length_ms) > SLACK_MS:
         raise ChatError(f"{name} has another length than was said; attach it again.")
     if len(samples) != SAMPLE_BYTES * count:
@@ -67,9 +70,12 @@ def samples_of(data: bytes, name: str, length_ms: int, rate: int) -> bytes:
     return array("f", map((1 / _LOUDEST).__mul__, memoryview(samples).cast("h"))).tobytes()
 
 
-def _read(data: bytes, name: str, *words: str, sample_bytes: int = 0) -> tuple[SoundFacts, bytes]:
+def _read(
+    data: bytes, name: str, *words: str, sample_bytes: int = 0, cancelled: Callable[[], bool] = never
+) -> tuple[SoundFacts, bytes]:
+    most_bytes = MAX_FACTS_BYTES + sample_bytes
     try:
-        said = ask_decoder("sound", *words, data=data, seconds=SECONDS, max_bytes=MAX_FACTS_BYTES + sample_bytes)
+        said = ask_decoder("sound", *words, data=data, seconds=SECONDS, max_bytes=most_bytes, cancelled=cancelled)
         line, _, samples = said.partition(b"\n")
         facts = msgspec.json.decode(line, type=SoundFacts)
     except (OSError, *UNREADABLE):

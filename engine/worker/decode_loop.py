@@ -90,7 +90,7 @@ class DecodeLoop:
         self._admit()
         if any(task.readable for task in self._running):
             self._compute()
-        self._read_image()
+        self._read_media()
         if self._turns:
             self._take_turn()
 
@@ -200,7 +200,7 @@ class DecodeLoop:
         return missing
 
     def _until_mark(self, task: SequenceTask) -> int:
-        """Return how many tokens are read before a checkpoint is taken, or an image comes."""
+        """Return how many tokens are read before a checkpoint is taken, or an image or a sound comes."""
         if task.slot is None:
             return task.missing
         return min(task.readable, self._slots.until_mark(task.slot, task.missing, task.marks))
@@ -261,10 +261,10 @@ class DecodeLoop:
             self._slots.empty(share.slot)
             self._end(share.task, last_word.word_of(share.task.id))
 
-    # ------------------------------------------------------------------ images
+    # ------------------------------------------------------------------ images and sounds
 
-    def _read_image(self) -> None:
-        """Read the next part of an image, if a prompt has come to one."""
+    def _read_media(self) -> None:
+        """Read the next part of an image or a sound, if a prompt has come to one."""
         task = next((task for task in self._running if task.next_part is not None), None)
         if task is None or task.slot is None or task.next_part is None:
             return
@@ -281,7 +281,7 @@ class DecodeLoop:
         if status == DECODED:
             self._go_on((share,))
         elif status == NO_SLOT:
-            # what fitted of the image is read once more
+            # what fitted of the part is read once more
             self._slots.forget_end(slot)
             self._make_room((share,))
         else:

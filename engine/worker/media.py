@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from engine.images.pictures import CHANNELS
 from engine.images.reader import MAX_SIDE_PX
 from engine.protocol.messages import ImageFile, MediaFile, SoundFile
 from engine.sounds.reader import MAX_LENGTH_MS, sample_count
@@ -84,6 +85,7 @@ class Media:
         self._library: Any = projector.library
         self._width = width
         self._identity = _fingerprint(projector.path)
+        self._counts: dict[tuple[str | int, ...], int] = {}
         self._numbers: dict[str, int] = {}
         self._names: list[str] = []
 
@@ -129,7 +131,6 @@ class Media:
             EndOfRequest: with a `Failure`, where the projector refuses one.
         """
         empty = MediaPrompt(text.encode("utf-8", "replace"), tuple(files), add_special)
-        by_name = {file.sha256: file for file in files}
         tokens: list[int] = []
         parts: dict[int, MediaPart] = {}
         with self.chunks(empty) as chunks:
@@ -140,17 +141,22 @@ class Media:
                     found = self._library.mtmd_input_chunk_get_tokens_text(chunk, ctypes.byref(count))
                     tokens += found[: count.value]
                     continue
-                sha256 = (self._library.mtmd_input_chunk_get_id(chunk) or b"").decode("ascii", "replace")
-                part = self._part(chunk, by_name[sha256], place)
-                name = f"{self._identity}:{sha256}:{place}:{part.n_positions}:{part.n_cells}"
+                part = self._part(chunk, files[int(self._library.mtmd_input_chunk_get_id(chunk))], place)
+                name = f"{self._identity}:{part.file.sha256}:{place}:{part.n_positions}:{part.n_cells}"
                 parts[self.number_of(name)] = part
                 tokens += [self.number_of(name)] * part.n_positions
         return MediaPrompt(empty.text, empty.files, add_special, tuple(tokens), parts)
 
     def count(self, file: MediaFile) -> int:
-        """Return how many tokens an image or a sound takes, with the marks around it; raises as `prompt` does."""
-        prompt = self.prompt(self.marker, (file,), add_special=False)
-        return prompt.cells(prompt.tokens)
+        """Return how many tokens an image or a sound takes, with the marks around it; raises as `prompt` does.
+
+        It is kept: a sound's spectrum is computed for that, and a window asks at each pause of who types.
+        """
+        key = identity_of(file)
+        if key not in self._counts:
+            prompt = self.prompt(self.marker, (file,), add_special=False)
+            self._counts[key] = prompt.cells(prompt.tokens)
+        return self._counts[key]
 
     def embeddings(self, chunks: Any, part: MediaPart, position: int) -> Embeddings | None:
         """Have the projector make embeddings of a part of `chunks`, in which its file is decoded; None where it failed.
@@ -166,15 +172,18 @@ class Media:
         return Embeddings(rows, self._width, self._positions(chunk, part, position))
 
     @contextmanager
-    def chunks(self, prompt: MediaPrompt, sha256: str = "", decoded: bytes = b"") -> Iterator[Any]:
-        """Lend the parts of a prompt; only the file of this SHA-256 has what it holds: pixels, or samples at
-        the projector's rate.
+    def chunks(self, prompt: MediaPrompt, file: MediaFile | None = None, decoded: bytes = b"") -> Iterator[Any]:
+        """Lend the parts of a prompt; only this file has what it holds: pixels, or samples at the projector's rate.
 
         Raises:
-            EndOfRequest: with a `Failure`, where the projector refuses one.
+            EndOfRequest: with a `Failure`, where the projector refuses one, or a file is not what is said of it.
         """
+        key = None if file is None else identity_of(file)
         with ExitStack() as stack:
-            bitmaps = [self._bitmap(stack, file, decoded if file.sha256 == sha256 else b"") for file in prompt.files]
+            bitmaps = [
+                self._bitmap(stack, place, each, decoded if identity_of(each) == key else b"")
+                for place, each in enumerate(prompt.files)
+            ]
             pointers = (ctypes.c_void_p * len(bitmaps))(*bitmaps)
             chunks = self._library.mtmd_input_chunks_init()
             stack.callback(self._library.mtmd_input_chunks_free, chunks)
@@ -207,23 +216,36 @@ class Media:
         sections = ((place.t, place.y, place.x, place.z) for place in places)
         return tuple(zip(*sections, strict=True))
 
-    def _bitmap(self, stack: ExitStack, file: MediaFile, decoded: bytes) -> Any:
+    def _bitmap(self, stack: ExitStack, place: int, file: MediaFile, decoded: bytes) -> Any:
         bitmap = self._sound(file, decoded) if isinstance(file, SoundFile) else self._image(file, decoded)
         stack.callback(self._library.mtmd_bitmap_free, bitmap)
-        self._library.mtmd_bitmap_set_id(bitmap, file.sha256.encode("ascii", "replace"))
+        self._library.mtmd_bitmap_set_id(bitmap, b"%d" % place)
         return bitmap
 
     def _image(self, file: ImageFile, pixels: bytes) -> Any:
         if not (0 < file.width_px <= MAX_SIDE_PX and 0 < file.height_px <= MAX_SIDE_PX):
             raise failure("argument", "An image has a size that none can have; attach it again.")
+        # the engine copies as much as the size says
+        if pixels and len(pixels) != CHANNELS * file.width_px * file.height_px:
+            raise failure("argument", "An image has another size than was said; attach it again.")
         copied = (ctypes.c_uint8 * len(pixels)).from_buffer_copy(pixels) if pixels else None
         return self._library.mtmd_bitmap_init(file.width_px, file.height_px, copied)
 
     def _sound(self, file: SoundFile, samples: bytes) -> Any:
         if not 0 < file.length_ms <= MAX_LENGTH_MS:
             raise failure("argument", "A sound has a length that none can have; attach it again.")
-        copied = (ctypes.c_float * (len(samples) // _FLOAT_BYTES)).from_buffer_copy(samples) if samples else None
-        return self._library.mtmd_bitmap_init_from_audio(sample_count(file.length_ms, self.sample_rate), copied)
+        count = sample_count(file.length_ms, self.sample_rate)
+        if samples and len(samples) != _FLOAT_BYTES * count:
+            raise failure("argument", "A sound has another length than was said; attach it again.")
+        copied = (ctypes.c_float * count).from_buffer_copy(samples) if samples else None
+        return self._library.mtmd_bitmap_init_from_audio(count, copied)
+
+
+def identity_of(file: MediaFile) -> tuple[str | int, ...]:
+    """Return what is said of a file, by which it is the same as another: its SHA-256, and its length or its sides."""
+    if isinstance(file, SoundFile):
+        return file.sha256, file.length_ms
+    return file.sha256, file.width_px, file.height_px
 
 
 def without_numbers(media: Media | None, tokens: Sequence[int]) -> tuple[list[int], tuple[str, ...]]:

@@ -11,7 +11,7 @@ from engine.images.pictures import pixels_of
 from engine.protocol.messages import SoundFile
 from engine.sounds.recordings import samples_of
 from engine.worker.loaded_context import ABORTED, DECODED, LoadedContext
-from engine.worker.media import NO_MEDIA, Embeddings, Media, MediaPart, MediaPrompt
+from engine.worker.media import NO_MEDIA, Embeddings, Media, MediaPart, MediaPrompt, identity_of
 from engine.worker.outcome import failure
 from engine.worker.stop import StopRequest
 
@@ -25,18 +25,23 @@ class MediaReader:
         self._loaded = loaded
         self.prompt = prompt
         self._lent = ExitStack()
-        self._sha256 = ""
+        self._lent_for: tuple[str | int, ...] = ()
         self._chunks: Any = None
+        self._last_chunk = max((part.chunk for part in prompt.parts.values()), default=0)
 
     def read(self, part: MediaPart, position: int, sequence: int, stop: StopRequest) -> int:
-        """Append a part to a sequence; return llama.cpp's status.
+        """Append a part to a sequence; return llama.cpp's status, which is `ABORTED` where a stop came while it was
+        decoded, be it another request's: the loop sees to that one, and comes back to this part.
 
         Raises:
             EndOfRequest: with a `Failure`: the image or sound cannot be read.
         """
         media = self._loaded.media
         assert media is not None
-        made = media.embeddings(self._chunks_with(media, part), part, position)
+        chunks = self._chunks_with(media, part, stop)
+        if chunks is None:
+            return ABORTED
+        made = media.embeddings(chunks, part, position)
         if stop.requested:
             return ABORTED
         if made is None:
@@ -58,30 +63,38 @@ class MediaReader:
             status = self._loaded.compute(_batch(self._loaded.engine.low, made, begin, end, sequence))
             if status != DECODED:
                 return status
+        if part.chunk == self._last_chunk:
+            # the answer may be long, and samples of minutes are many
+            self.free()
         return DECODED
 
-    def _chunks_with(self, media: Media, part: MediaPart) -> Any:
-        """Return the prompt's parts with what a part's file holds; those of one file come one after another."""
-        if part.file.sha256 != self._sha256:
+    def _chunks_with(self, media: Media, part: MediaPart, stop: StopRequest) -> Any:
+        """Return the prompt's parts with what a part's file holds; those of one file come one after another. None: a
+        stop came first."""
+        if identity_of(part.file) != self._lent_for:
             self.free()
-            decoded = _decoded(media, part)
-            self._chunks = self._lent.enter_context(media.chunks(self.prompt, part.file.sha256, decoded))
-            self._sha256 = part.file.sha256
+            decoded = _decoded(media, part, stop)
+            if decoded is None:
+                return None
+            self._chunks = self._lent.enter_context(media.chunks(self.prompt, part.file, decoded))
+            self._lent_for = identity_of(part.file)
         return self._chunks
 
     def free(self) -> None:
         """Forget what was decoded."""
         self._lent.close()
-        self._sha256 = ""
+        self._lent_for = ()
 
 
-def _decoded(media: Media, part: MediaPart) -> bytes:
+def _decoded(media: Media, part: MediaPart, stop: StopRequest) -> bytes | None:
     file = part.file
     try:
         if isinstance(file, SoundFile):
-            return samples_of(file.data, "A sound", file.length_ms, media.sample_rate)
-        picture = pixels_of(file.data, "An image")
+            return samples_of(file.data, "A sound", file.length_ms, media.sample_rate, lambda: stop.pending)
+        picture = pixels_of(file.data, "An image", lambda: stop.pending)
     except ChatError as error:
+        if stop.pending:
+            return None
         raise failure("argument", error.summary()) from None
     if (picture.width_px, picture.height_px) != (file.width_px, file.height_px):
         raise failure("argument", "An image has another size than was said; attach it again.")

@@ -84,14 +84,14 @@ def senses_of(loaded: LoadedContext, files: Sequence[MediaFile]) -> Media:
 
 
 def _check_batches(loaded: LoadedContext, prompt: MediaPrompt) -> None:
-    """End the request where an image that cannot be cut is larger than a batch: the engine would abort."""
+    """End the request where an image or a sound that cannot be cut is larger than a batch: the engine would abort."""
     most = min(loaded.batch_tokens, int(loaded.engine.low.llama_n_ubatch(loaded.context)))
     whole = max((part.n_cells for part in prompt.parts.values() if part.at_once), default=0)
     if whole > most:
         raise failure(
             "argument",
-            f"This model reads an image of {whole} tokens at once, and was loaded with batches of {most}. Load with"
-            f" n_batch and n_ubatch of {whole} at least.",
+            f"This model reads an image or a sound of {whole} tokens at once, and was loaded with batches of {most}."
+            f" Load with n_batch and n_ubatch of {whole} at least.",
         )
 
 

@@ -29,6 +29,11 @@ class StopRequest:
         """Whether what runs now, the load or a batch, is to end."""
 
     @property
+    def pending(self) -> bool:
+        """Whether a stop of whatever request waits to be seen to."""
+        return self._quitting or bool(self._unread)
+
+    @property
     def address(self) -> int:
         """What to hand to llama.cpp as the callback's data."""
         return ctypes.addressof(self._text)

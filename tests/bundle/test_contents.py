@@ -15,6 +15,7 @@ import pytest
 from engine.programs import CHILDREN
 from resources.bundle.recipe import data_files, own_modules
 from tests.support.patience import DEADLINE_S
+from tests.support.sounds import tone
 
 pytestmark = pytest.mark.bundle
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,10 +91,11 @@ def test_every_kind_of_child_starts_and_ends_with_its_input(child: str, bundle: 
     done = subprocess.run(
         [str(bundle / "layerdeck"), f"--{child}", *words],
         env={"HOME": str(tmp_path)},
-        input=b"",
+        input=tone() if child == "sound" else b"",
         capture_output=True,
         timeout=DEADLINE_S,
         check=False,
     )
     assert done.returncode == 0, done.stderr
     assert b"Traceback" not in done.stderr
+    assert (b"audio/wav" in done.stdout) == (child == "sound"), "its library is imported with the first sound"

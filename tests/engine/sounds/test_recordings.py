@@ -69,7 +69,8 @@ def test_what_is_longer_than_the_limit_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "data", [b"RIFF\0\0\0\0WAVE" + bytes(300), b"ID3" + bytes(300), b"fLaC" + bytes(300), tone()[:44], b"\xff\xfb\x90"]
+    "data",
+    [b"RIFF\0\0\0\0WAVE" + bytes(300), b"ID3\4" + bytes(300), b"fLaC" + bytes(300), tone()[:44], b"\xff\xfb\x90"],
 )
 def test_what_is_no_sound_is_a_sentence(data: bytes) -> None:
     facts, samples = read_sound(data, RATE)
@@ -86,5 +87,7 @@ def test_other_files_are_not_taken_for_sounds() -> None:
     utf_16 = "\ufeffHallo".encode("utf-16-le")
     for data in (utf_16, b"\xff\xd8\xff\xe0", b"OggS" + bytes(60), b"RIFF\0\0\0\0WEBP", b"\xff", b""):
         assert not kind_of_sound(data)
+    about_tags = b"ID3 is a tag at the beginning of many an MP3 file."
+    assert as_attachment(about_tags, "tags.txt")[0].text == about_tags.decode()
     with pytest.raises(ChatError, match=r"voice\.ogg is not text .* sound as WAV, MP3 or FLAC"):
         as_attachment(b"OggS" + bytes(60), "voice.ogg")

@@ -32,15 +32,19 @@ from tests.support.patience import DEADLINE_S
 
 
 class RawChild:
-    """A child as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading."""
+    """A child as a context manager; one that is silent for `DEADLINE_S` is killed, which ends the reading.
 
-    def __init__(self) -> None:
+    `own_group`: it leads a group of processes, as it does for the app.
+    """
+
+    def __init__(self, *, own_group: bool = False) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "engine.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             env={**os.environ, **SERVE_ENVIRONMENT},
+            start_new_session=own_group,
         )
         self._decoder: msgspec.json.Decoder[AnyMessage] = msgspec.json.Decoder(AnyMessage)
         self.heard: list[AnyMessage] = []

@@ -157,6 +157,18 @@ def test_a_damaged_image_costs_the_question_alone(tmp_path: Path) -> None:
         answer(child, question(3, ONE))
 
 
+def test_files_of_one_name_and_two_sizes_are_refused(tmp_path: Path) -> None:
+    larger = msgspec.structs.replace(ONE, width_px=2000, height_px=2000)
+    with RawChild() as child:
+        load(child, *write_model(tmp_path))
+        for number, images in enumerate(((larger, ONE), (ONE, larger)), start=1):
+            refused = child.ask(question(number, *images))
+            assert isinstance(refused, Failure), refused
+            assert refused.kind == "argument"
+            assert "another size than was said; attach it again" in refused.message
+        answer(child, question(3, ONE))
+
+
 def test_a_stop_ends_a_prompt_with_images_between_them(tmp_path: Path) -> None:
     with RawChild() as child:
         load(child, *write_model(tmp_path), context=msgspec.structs.replace(CONTEXT, n_ctx=2048))

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import os
+import signal
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 
 from engine.memory.backends import HOST_RULE
@@ -31,11 +36,13 @@ from engine.protocol.messages import (
     SaveSequence,
     SequenceRestored,
     SequenceSaved,
+    Stop,
 )
 from engine.settings.context_settings import ContextSettings
 from engine.settings.sampling_settings import SamplingSettings
 from tests.engine.worker.raw_child import RawChild, entries
 from tests.support.models import write_tiny_llama
+from tests.support.patience import DEADLINE_S
 from tests.support.pictures import image_file, picture
 from tests.support.side_models import EarKind, write_tiny_ear, write_tiny_projector
 from tests.support.sounds import flac, silent_mp3, sound_file, tone
@@ -47,6 +54,43 @@ NUMBERS = itertools.count(1)
 """Of requests to the one child of these tests."""
 TOKENS = {"gemma4ua": 10, "ultravox": 375}
 """Of 400 ms: 640 samples are a token; or half a minute, 3,000 frames, by 2 and then by 4."""
+HOLDER = """
+import os, signal, sys
+from pathlib import Path
+if "engine.sounds.reader" in sys.orig_argv and Path({held!r}).exists():
+    Path({begun!r}).write_text(str(os.getpid()))
+    signal.pause()
+"""
+"""Runs before all else in each of our children: a decoder of sounds does nothing for ever while the file lies there."""
+
+
+class Decoders:
+    """Decoders of sounds that are begun while they are held come to no end by themselves."""
+
+    def __init__(self, folder: Path) -> None:
+        self._held, self._begun = folder / "held", folder / "begun"
+        (folder / "sitecustomize.py").write_text(HOLDER.format(held=str(self._held), begun=str(self._begun)))
+        self._held.touch()
+
+    def release(self) -> None:
+        """Let those go on that are begun from now on."""
+        self._held.unlink()
+
+    def begun(self) -> psutil.Process:
+        """Wait for one and return it."""
+        deadline_s = time.monotonic() + DEADLINE_S
+        while not (self._begun.exists() and self._begun.read_text()):
+            assert time.monotonic() < deadline_s, "no decoder was started"
+            threading.Event().wait(0.01)
+        return psutil.Process(int(self._begun.read_text()))
+
+
+@pytest.fixture
+def held_decoders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Decoders:
+    folder = tmp_path / "decoders"
+    folder.mkdir()
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+    return Decoders(folder)
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +251,77 @@ def test_a_damaged_sound_costs_the_question_alone(child: RawChild, tmp_path: Pat
         assert isinstance(refused, Failure), refused
         assert refused.kind == "argument"
     answer(child, question(ONE))
+
+
+def test_files_of_one_name_and_two_lengths_are_refused(child: RawChild, tmp_path: Path) -> None:
+    longer = msgspec.structs.replace(ONE, length_ms=3_000)
+    load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
+    for sounds in ((longer, ONE), (ONE, longer)):
+        refused = child.ask(question(*sounds))
+        assert isinstance(refused, Failure), refused
+        assert refused.kind == "argument"
+        assert "another length than was said; attach it again" in refused.message
+    answer(child, question(ONE))
+
+
+def test_a_name_is_believed_of_its_own_kind_alone(child: RawChild, tmp_path: Path) -> None:
+    image = msgspec.structs.replace(image_file(picture()), sha256=ONE.sha256)
+    load(child, tmp_path, write_tiny_projector(tmp_path / "both.gguf", hears=True), architecture="qwen2vl")
+    for files in ((image, ONE), (ONE, image)):
+        _, done = answer(child, question(*files))
+        assert done.generated_tokens
+
+
+def test_a_stop_ends_the_decoding_and_costs_nothing_else(tmp_path: Path, held_decoders: Decoders) -> None:
+    with RawChild() as child:
+        load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
+        child.send(question(ONE))
+        decoder = held_decoders.begun()
+        held_decoders.release()
+        child.send(Stop())
+        stopped = child.answer()
+        assert is_gone(decoder)
+        _, done = answer(child, question(ONE))
+    assert isinstance(stopped, Generated), stopped
+    assert (stopped.stop_reason, stopped.generated_tokens) == ("stopped", 0)
+    assert done.generated_tokens
+
+
+def test_a_stop_of_another_request_does_not_wait_for_the_decoder(tmp_path: Path, held_decoders: Decoders) -> None:
+    with RawChild() as child:
+        load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
+        asked, other = question(ONE), question(OTHER)
+        child.send(asked)
+        held_decoders.begun()
+        held_decoders.release()
+        child.send(other)
+        child.send(Stop(request=other.id))
+        said = child.last_words(asked.id, other.id)
+    done, stopped = said[asked.id][-1], said[other.id][-1]
+    assert isinstance(done, Generated), done
+    assert done.generated_tokens
+    assert not isinstance(stopped, Generated) or stopped.stop_reason == "stopped"
+
+
+def test_no_decoder_outlives_the_group_of_its_worker(tmp_path: Path, held_decoders: Decoders) -> None:
+    with RawChild(own_group=True) as child:
+        load(child, tmp_path, write_tiny_ear(tmp_path / "ear.gguf"))
+        child.send(question(ONE))
+        decoder = held_decoders.begun()
+        os.killpg(child.process.pid, signal.SIGKILL)
+        assert child.ended() == -signal.SIGKILL
+    deadline_s = time.monotonic() + DEADLINE_S
+    while not is_gone(decoder) and time.monotonic() < deadline_s:
+        threading.Event().wait(0.01)
+    assert is_gone(decoder)
+
+
+def is_gone(process: psutil.Process) -> bool:
+    """Say whether it has ended; nobody may have collected it yet."""
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 def test_the_prompt_says_where_sounds_are(child: RawChild, tmp_path: Path) -> None:

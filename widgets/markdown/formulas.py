@@ -11,6 +11,8 @@ from PySide6.QtCore import QByteArray, QObject, QRect, QRectF, QSizeF, Qt, Signa
 from PySide6.QtGui import QFontMetricsF, QPainter, QPyTextObject, QTextDocument, QTextFormat
 from PySide6.QtSvg import QSvgRenderer
 
+from widgets.markdown.call_limit import call_limit
+
 Submit = Callable[[Callable[[], None]], None]
 """Runs a function in another thread, those given first before others."""
 
@@ -19,9 +21,12 @@ SOURCE = QTextFormat.Property.UserProperty.value + 1
 SHOWN = QTextFormat.Property.UserProperty.value + 2
 COLOUR = QTextFormat.Property.UserProperty.value + 3
 
-MAX_KEPT = 400
+MAX_KEPT = 1_000
 MAX_DEPTH = 20
 """Braces within braces."""
+MAX_CALLS = 3_000_000
+"""Of functions, for one picture: ziamath measures what is inside a root or a fraction again at each level, so that the
+work doubles with each of them. Large honest formulas take one or two million."""
 SIZE_PX = 16.0
 _log = logging.getLogger("layerdeck.markdown")
 
@@ -104,9 +109,10 @@ def make_formula(key: FormulaKey) -> Formula | None:
     # Qt draws plain paths only, not symbols that are used again.
     config.svg2 = False
     try:
-        drawn = Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
-        width, height = drawn.getsize()
-        return Formula(drawn.svg().encode(), width + 2, height + 2, max(-drawn.getyofst(), 0.0) + 1)
+        with call_limit(MAX_CALLS):
+            drawn = Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
+            width, height = drawn.getsize()
+            return Formula(drawn.svg().encode(), width + 2, height + 2, max(-drawn.getyofst(), 0.0) + 1)
     except Exception as error:  # Whatever a parser of strangers' words comes upon: it is shown as text then.
         _log.debug("a formula cannot be drawn: %s", type(error).__name__)
         return None

@@ -7,12 +7,13 @@ of links far below are not looked at and formulas hold no empty lines.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engine.language import tr
 from widgets.markdown.blocks import Block, Line, Run
 from widgets.markdown.flow import Flow
 from widgets.markdown.parse import parse_tokens, plain_blocks
+from widgets.markdown.room import Room
 from widgets.markdown.visible import visible
 
 MAX_SHOWN_CHARACTERS = 200_000
@@ -37,6 +38,8 @@ class MarkdownStream:
         """A carriage return that may be half of a line end."""
         self._taken = 0
         self._left_out = 0
+        self._room = Room()
+        """What the finished blocks have left."""
 
     def append(self, text: str) -> None:
         """Take more."""
@@ -52,7 +55,7 @@ class MarkdownStream:
         """Return what became of the text since the last call."""
         tokens = parse_tokens(self._tail)
         if tokens is None:
-            return Parsed((), (*plain_blocks(self._tail), *self._rest()))
+            return Parsed((), self._end(plain_blocks(self._tail)))
         lines = self._tail.split("\n")
         cut_token = cut_line = 0
         for number, token in enumerate(tokens):
@@ -61,18 +64,23 @@ class MarkdownStream:
             first = token.map[0]
             if 0 < first < len(lines) - 1 and not lines[first - 1].strip():
                 cut_token, cut_line = number, first
-        finished = Flow(tokens[:cut_token]).blocks()
+        finished = self._room.take(Flow(tokens[:cut_token]).blocks())
         self._tail = "\n".join(lines[cut_line:])
-        return Parsed(tuple(finished), (*Flow(tokens[cut_token:]).blocks(), *self._rest()))
+        return Parsed(tuple(finished), self._end(Flow(tokens[cut_token:]).blocks()))
 
-    def _rest(self) -> tuple[Block, ...]:
-        if not self._left_out:
-            return ()
-        words = tr(
-            "… and {left_out:,} characters more, which are not drawn. “Copy as Markdown” has all of them.",
-            left_out=self._left_out,
-        )
-        return (Line("rule"), Line("text", (Run(words, dim=True),)))
+    def _end(self, blocks: list[Block]) -> tuple[Block, ...]:
+        room = replace(self._room)
+        return (*room.take(blocks), *_rest(self._left_out + room.left_out))
+
+
+def _rest(left_out: int) -> tuple[Block, ...]:
+    if not left_out:
+        return ()
+    words = tr(
+        "… and {left_out:,} characters more, which are not drawn. “Copy as Markdown” has all of them.",
+        left_out=left_out,
+    )
+    return (Line("rule"), Line("text", (Run(words, dim=True),)))
 
 
 def parse_whole(text: str) -> tuple[Block, ...]:

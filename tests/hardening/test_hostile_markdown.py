@@ -1,0 +1,82 @@
+"""Answers that are made to take for ever: formulas, lines and tables without end are bounded before Qt sees them."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+from widgets.markdown.blocks import Block, Table
+from widgets.markdown.call_limit import TooMuchWorkError, call_limit
+from widgets.markdown.formulas import FormulaKey, make_formula
+from widgets.markdown.room import MAX_FORMULAS, MAX_PIECES
+from widgets.markdown.stream import MarkdownStream, parse_whole
+
+
+def formulas(blocks: tuple[Block, ...]) -> int:
+    return sum(bool(run.formula) for block in blocks for run in block.all_runs)
+
+
+def pieces(blocks: tuple[Block, ...]) -> int:
+    return sum(len(block.rows) * len(block.alignments) if isinstance(block, Table) else 1 for block in blocks)
+
+
+@pytest.mark.parametrize("command", ["\\sqrt", "\\sqrt[a]"])
+def test_roots_within_roots_are_given_up(command: str) -> None:
+    """The work doubled with each: nineteen of them kept a core busy for ever, and no formula came after them."""
+    assert make_formula(FormulaKey(f"{command}{{" * 19 + "x" + "}" * 19, True, "#000000")) is None
+    assert sys.getprofile() is None
+    assert make_formula(FormulaKey("\\sqrt{1+\\sqrt{x}}", True, "#000000")) is not None
+
+
+def test_a_limit_of_calls_ends_what_goes_on_and_leaves_nothing_behind() -> None:
+    def forever() -> None:
+        while True:
+            abs(-1)
+
+    with pytest.raises(TooMuchWorkError), call_limit(1000):
+        forever()
+    assert sys.getprofile() is None
+
+
+MANY_FORMULAS = {
+    "one paragraph": " ".join(f"${number}$" for number in range(700)),
+    "a table": "|a|b|\n|-|-|\n" + "".join(f"|${row}$|$-{row}$|\n" for row in range(700)),
+    "paragraphs": "".join(f"$${number}$$\n\n" for number in range(700)),
+}
+
+
+@pytest.mark.parametrize("name", MANY_FORMULAS)
+def test_so_many_formulas_are_drawn_and_the_others_stay_words(name: str) -> None:
+    """More than are kept were made again at each layout of a paragraph, without end."""
+    text = MANY_FORMULAS[name]
+    whole = parse_whole(text)
+    assert formulas(whole) == MAX_FORMULAS
+    assert "699" in "".join(run.text for block in whole for run in block.all_runs)
+    stream = MarkdownStream()
+    finished: tuple[Block, ...] = ()
+    for start in range(0, len(text), 1000):
+        stream.append(text[start : start + 1000])
+        parsed = stream.parse()
+        finished += parsed.finished
+    assert (*finished, *parsed.open_end) == whole
+
+
+MANY_LINES = {
+    "list": "- a\n" * 15_000,
+    "paragraphs": "a\n\n" * 12_000,
+    "code": "```\n" + "a\n" * 15_000 + "```\n",
+    "tables": ("|" + "a|" * 40 + "\n|" + "-|" * 40 + "\n" + ("|" + "b|" * 40 + "\n") * 40 + "\n") * 8,
+}
+
+
+@pytest.mark.parametrize("name", MANY_LINES)
+def test_so_many_lines_and_cells_are_drawn(name: str) -> None:
+    """Fifty thousand lines stopped the window for seconds."""
+    blocks = parse_whole(MANY_LINES[name])
+    assert MAX_PIECES // 2 < pieces(blocks) <= MAX_PIECES + 2
+    assert "not drawn" in "".join(run.text for run in blocks[-1].all_runs)
+    if name == "code":
+        code = [block for block in blocks if not isinstance(block, Table) and block.kind == "code"]
+        assert code[0].begins
+        assert code[-1].ends

@@ -19,7 +19,7 @@ def diagnose(turn: Turn, outcome: ProcessOutcome, stage: Stage | None, plan: Pla
     """Find out which device is to blame, where one can be, and end with that what the child was for."""
     endpoints = tuple(plan.used_endpoints)
     if not endpoints or not (outcome.lost_rpc or outcome.reason is EndReason.STALLED):
-        _end(turn, crash_event(outcome, known_words(plan)))
+        _end(turn, crash_event(outcome, known_words(plan), plan.used_endpoints))
         return
     ticket = turn.number()
     turn.change(loss=Loss(ticket, outcome, stage, plan))

@@ -82,20 +82,30 @@ def refusal(greetings: Mapping[str, Greeting], devices: Mapping[str, Sequence[De
     return Failed(kind="busy" if only_busy else "unreachable", message=sentences)
 
 
-def crash_event(outcome: ProcessOutcome, known: str = "") -> Failed | Crashed:
-    """Return the ending for a child that went without its last word, where no device is to blame.
+def crash_event(
+    outcome: ProcessOutcome, known: str = "", devices: Mapping[str, Sequence[Device]] | None = None
+) -> Failed | Crashed:
+    """Return the ending for a child that went without its last word, where no device is to blame for certain.
 
-    `known`: sentences on what is known of the engine with what the child did.
+    `known`: sentences on what is known of the engine with what the child did. `devices`: those that it used by
+    endpoint; a server that greets well may answer the engine with silence, or with what it does not survive.
     """
-    if outcome.reason in (EndReason.STALLED, EndReason.STOPPED):
+    peers = ""
+    if devices:
+        names = ", ".join(f"{names_of(held)} ({endpoint})" for endpoint, held in devices.items())
+        peers = tr("It used {names}, which may not answer as an RPC worker should: check what runs there.", names=names)
+    if outcome.reason is EndReason.STALLED:
+        return Failed(kind="stalled", message=" ".join(filter(None, (outcome.sentence, peers))))
+    if outcome.reason is EndReason.STOPPED:
         return Failed(kind="stalled", message=outcome.sentence)
     if outcome.reason is not EndReason.ITSELF:
         return Failed(kind="internal", message=outcome.sentence)
     if outcome.lost_device:
         return Failed(kind="unreachable", message=outcome.sentence)
     message = outcome.sentence
-    if known and outcome.is_fault_of_engine:
-        message = f"{message.rstrip('.')}. {known}"  # Its last words end as they are.
+    if (known or peers) and outcome.is_fault_of_engine:
+        # Its last words end as they are.
+        message = " ".join(filter(None, (f"{message.rstrip('.')}.", known, peers)))
     return Crashed(kind="crashed", signal=outcome.signal, exit_code=outcome.exit_code, message=message)
 
 
@@ -112,7 +122,7 @@ def lost_event(
     """
     to_blame = _endpoints_to_blame(outcome, devices, greetings)
     if not to_blame:
-        return crash_event(outcome, known)
+        return crash_event(outcome, known, devices)
     names = " or ".join(f"{names_of(devices[endpoint])} ({endpoint})" for endpoint in to_blame)
     when = (
         tr("while the model was in use") if stage is None else tr("while {stage_words}", stage_words=STAGE_WORDS[stage])

@@ -11,6 +11,7 @@ from engine.protocol.messages import DeviceList, DeviceMemoryReading, DeviceRef,
 from engine.worker.bindings import DEVICE_KINDS, Bindings
 from engine.worker.largest_tensor import largest_tensor_bytes
 from engine.worker.outcome import failure
+from engine.worker.step_limit import StepLimit
 from engine.worker.stream_kernel import mixes_streams
 
 CPU_ID = "CPU"
@@ -148,10 +149,17 @@ def _find(engine: Bindings, ref: DeviceRef) -> int:
 
 
 def _endpoint_devices(engine: Bindings, endpoint: str) -> list[int]:
-    registry = engine.rpc_add_server(endpoint.encode())
-    if not registry:
-        return []
-    return [engine.registry_device_get(registry, index) for index in range(engine.registry_device_count(registry))]
+    # The engine makes a device of each that the server tells of, which may be others than it has told us.
+    limit = StepLimit(
+        engine.say_last_word, f"the RPC server {endpoint}", "It tells nonsense of its devices; look what runs there."
+    )
+    try:
+        with limit:
+            registry = engine.rpc_add_server(endpoint.encode())
+            count = engine.registry_device_count(registry) if registry else 0
+            return [engine.registry_device_get(registry, index) for index in range(count)]
+    finally:
+        limit.close()
 
 
 def _describe(engine: Bindings, device: int, *, endpoint: str | None = None, endpoint_device: int = 0) -> GgmlDevice:

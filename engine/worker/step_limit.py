@@ -1,7 +1,7 @@
 """Ends this process where one step of what a stranger wrote takes too long or too much, in native code as elsewhere.
 
-A grammar can keep the engine busy without end with every token, and nothing interrupts it there. The parent then hears
-why from the last word.
+A grammar can keep the engine busy without end with every token, an RPC server with the devices that it says it has, and
+nothing interrupts it there. The parent then hears why from the last word.
 """
 
 from __future__ import annotations
@@ -18,14 +18,16 @@ from engine.worker.effort import resident_bytes
 STEP_SECONDS = 10.0
 """Of this process's own processor time: a busy machine gives it as long as it needs."""
 STEP_BYTES = 1 << 30
+SIMPLER = "Make it simpler or empty it, then load the model again."
 _LOOK_SECONDS = 0.2
 
 
 class StepLimit:
-    """A context manager for each step; `close` ends the thread that looks. `say` gets the last word."""
+    """A context manager for each step; `close` ends the thread that looks. `say` gets the last word, which names `what`
+    was given up and ends with `remedy`."""
 
-    def __init__(self, say: Callable[[str], None], what: str) -> None:
-        self._say, self._what = say, what
+    def __init__(self, say: Callable[[str], None], what: str, remedy: str = SIMPLER) -> None:
+        self._say, self._what, self._remedy = say, what, remedy
         self._begun: tuple[float, int] | None = None
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._look, name="step-limit", daemon=True)
@@ -55,8 +57,5 @@ class StepLimit:
                 self._give_up(f"more than {STEP_BYTES >> 30} GiB of memory")
 
     def _give_up(self, how_much: str) -> None:
-        self._say(
-            f"The engine process was given up because {self._what} took {how_much} for one step. Make it simpler or "
-            "empty it, then load the model again."
-        )
+        self._say(f"The engine process was given up because {self._what} took {how_much} for one step. {self._remedy}")
         os._exit(GAVE_UP_EXIT_CODE)

@@ -131,13 +131,12 @@ class Talk:
 
     def _line(self, reader: LineReader) -> str | None:
         """Return the next line; a model that is lost meanwhile ends the talk, and so does an interrupt."""
-        before = self._session.interrupts
         while True:
             try:
                 return reader.next(POLL_S)
             except queue.Empty:
                 pass
-            if self._session.interrupts > before:
+            if self._session.interrupts > self._session.heeded:
                 self._session.interrupted()
             self._session.look()
 

@@ -70,6 +70,8 @@ class TalkSession:
         self._stage: Stage = "header"
         self.interrupts = 0
         """How often somebody wanted an end."""
+        self.heeded = 0
+        """As many of them were about an answer that has ended since."""
 
     def put(self, news: TalkNews) -> None:
         """Take news."""
@@ -167,9 +169,13 @@ class TalkSession:
     def news_of(self, request: int) -> Iterator[TalkNews]:
         """Return news while an answer is written, its ending last; an interrupt stops the answer."""
         for news in self.next_news(lambda: self._session.stop(request)):
+            is_ending = isinstance(news, Done | OutOfMemory | Failed | Crashed | Cancelled)
+            is_last = is_ending and news.request in (request, None)  # type: ignore[union-attr]
+            if is_last:
+                # What comes when the ending is shown is about the talk.
+                self.heeded = self.interrupts
             yield news
-            ends = isinstance(news, Done | OutOfMemory | Failed | Crashed | Cancelled)
-            if ends and news.request in (request, None):  # type: ignore[union-attr]
+            if is_last:
                 return
 
     def next_news(self, stop: Callable[[], None]) -> Iterator[TalkNews]:

@@ -13,7 +13,7 @@ import shutil
 import stat
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import FileIO
 from pathlib import Path
 
@@ -54,10 +54,12 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _resolved(path: Path) -> Path:
-    try:
-        return path.resolve()
-    except RuntimeError:  # until Python 3.13 a loop of links is that
-        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP)) from None
+    # A loop of links is a RuntimeError until Python 3.13, and resolved to one of the links from there on.
+    with suppress(RuntimeError):
+        target = path.resolve()
+        if not target.is_symlink():
+            return target
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def write_whole(path: Path, data: bytes) -> None:

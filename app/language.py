@@ -5,6 +5,8 @@ It is chosen before the modules with texts are imported, so that this one import
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,7 +50,7 @@ def find_language(choice: str) -> Language:
         try:
             data = read_at_most(Path(choice), _MAX_CATALOGUE_BYTES + 1)
             if len(data) > _MAX_CATALOGUE_BYTES:
-                raise ValueError("it is too large")
+                raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
             return read_language(data.decode())
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)

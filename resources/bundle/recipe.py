@@ -37,10 +37,11 @@ UNREAD_DATA = {
 METADATA = ("layerdeck", "llama_cpp_python", "PySide6_Essentials")
 """Distributions that are asked for their version while the program runs."""
 
-OF_THE_SYSTEM = ("libgcc_s", "libstdc++", "libX11", "libX11-xcb", "libdbus-1")
+OF_THE_SYSTEM = ("libgcc_s", "libstdc++", "libX11", "libX11-xcb", "libdbus-1", "libmvec")
 """Libraries that are left to the system: its graphics drivers use them too, are loaded into our processes, and on a
 newer system are built with newer ones. The bundle's would be found first, and the drivers not loaded. PyInstaller
-leaves out those of OpenGL, DRM, XCB and Wayland for the same reason. D-Bus's goes with the system's own bus."""
+leaves out those of OpenGL, DRM, XCB and Wayland for the same reason. D-Bus's goes with the system's own bus, and
+libmvec is a part of the C library, which has to be of one version."""
 
 
 def is_of_the_system(name: str) -> bool:

@@ -26,7 +26,7 @@ from engine.speed.known_cards import (
     source,
 )
 from engine.speed.prompts import PromptForecast, forecast_prompt
-from engine.speed.route import DeviceTime, described_ops, hops, least_sure, moves, shares, whole_s
+from engine.speed.route import DeviceTime, Timed, described_ops, hops, least_sure, moves, shares, whole_s
 from engine.speed.speeds import LINKS, NO_MEASUREMENTS, Speeds, layout_class
 from engine.speed.work import Work
 
@@ -56,7 +56,7 @@ class Prediction:
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedForecast:
+class SpeedForecast(Timed):
     """Seconds of a token with `fill_tokens` in the context, the devices that have a part in it, and the least sure of
     their sources. `is_learnt`: answers of such layouts have corrected it. `prompt`: how fast one of `fill_tokens` is
     read."""
@@ -67,15 +67,6 @@ class SpeedForecast:
     source: Source
     is_learnt: bool = False
     prompt: PromptForecast | None = None
-
-    @property
-    def tokens_per_second(self) -> float:
-        return 1 / max(self.token_s, 1e-9)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it rests on more than what is usual for devices of a kind."""
-        return self.source != "guess"
 
     def on(self, device_id: str) -> DeviceTime | None:
         """Return the part of a device, None where it has none."""

@@ -27,7 +27,7 @@ from engine.speed.known_cards import (
     products,
     prompt_source,
 )
-from engine.speed.route import DeviceTime, hops, least_sure, moves, shares, whole_s
+from engine.speed.route import DeviceTime, Timed, hops, least_sure, moves, shares, whole_s
 from engine.speed.speeds import LINKS, Speeds, layout_class
 from engine.speed.work import Work
 
@@ -35,7 +35,7 @@ _ACTIVATION_BYTES = 4
 
 
 @dataclass(frozen=True, slots=True)
-class PromptForecast:
+class PromptForecast(Timed):
     """Seconds of each token of a prompt with `n_tokens`, its devices, and the least sure of their sources."""
 
     token_s: float
@@ -43,15 +43,6 @@ class PromptForecast:
     devices: tuple[DeviceTime, ...]
     source: Source
     is_learnt: bool = False
-
-    @property
-    def tokens_per_second(self) -> float:
-        return 1 / max(self.token_s, 1e-9)
-
-    @property
-    def is_known(self) -> bool:
-        """Whether it rests on more than what is usual for devices of a kind."""
-        return self.source != "guess"
 
 
 @dataclass(slots=True)

@@ -30,6 +30,23 @@ class DeviceTime:
     source: Source
 
 
+class Timed:
+    """What is said of any forecast of a token's time, whose fields the two are."""
+
+    __slots__ = ()
+    token_s: float
+    source: Source
+
+    @property
+    def tokens_per_second(self) -> float:
+        return 1 / max(self.token_s, 1e-9)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it rests on more than what is usual for devices of a kind."""
+        return self.source != "guess"
+
+
 def least_sure(times: Sequence[DeviceTime], token_s: float) -> Source:
     """Return the least sure source of devices that count."""
     weighty = [each.source for each in times if each.seconds >= _SMALL_SHARE * token_s]

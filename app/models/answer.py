@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from app.models.context_fit import ContextQuestion
+from engine.chats.context import left_out_sentence
 from engine.chats.message import MAX_CHOICES, Message, MessageState, Timings
 from engine.chats.thinking import Splitter, Told
 from engine.chats.tree import MessageTree, changed
@@ -40,13 +41,15 @@ class Answer:
     template: str
     settings: SamplingSettings
     left_out: frozenset[str]
+    """Messages that the model is not shown any more."""
+    was_cut: bool
+    """Whether some were left out for the answer before already."""
     begun: str = ""
     """What it goes on from."""
     counting: tuple[int, ContextQuestion] | None = None
     """The number under which the model counts what it would read, before it is asked."""
     asking: tuple[ContextQuestion, Counted] | None = None
     """What a person is asked about: the context is full."""
-    note: str = ""
     waits: bool = False
     """Whether the model does not yet hold what is kept of the conversation."""
     request: int | None = None
@@ -75,6 +78,11 @@ class Answer:
     def question(self) -> Message | None:
         """What it answers."""
         return self.tree.messages.get(self.message.parent or "")
+
+    @property
+    def note(self) -> str:
+        """What a person is told of it: that turns are left out, where that begins with it."""
+        return left_out_sentence() if self.message.cut is not None and not self.was_cut else ""
 
     @property
     def has_words(self) -> bool:

@@ -70,6 +70,13 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     length_ms: int = 0
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """What is left out of a full context of `n_ctx` tokens: all before the message `first`, but for pinned turns."""
+
+    first: str
+    n_ctx: int
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message; a conversation begins with one whose `parent` is None. Those with the same parent are versions.
 
@@ -77,6 +84,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the
     names of `SamplingSettings`; `stop_reason` as in events; `note` a sentence on what went wrong, or what was left out.
     `choices`: how its first tokens were chosen, thought first, where that was asked for; at most `MAX_CHOICES`.
+    `cut`: what the model was not shown of what comes before it; None: it was shown all of it.
     `pinned`: it stays in the context when old turns are dropped.
     """
 
@@ -97,6 +105,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     created_ms: int = 0
     choices: tuple[TokenChoice, ...] = ()
+    cut: Cut | None = None
 
 
 def _speed(tokens: int, seconds: float | None) -> float | None:

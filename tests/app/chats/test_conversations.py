@@ -238,12 +238,16 @@ def test_deleting_has_a_way_back_and_search_finds_the_branch(bench: Bench) -> No
 
 def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench: Bench) -> None:
     bench.load(n_ctx=256)
-    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(6)]
+    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(10)]
     assert {answer.state for answer in answers} == {"done"}
     notes = [answer.note for answer in answers]
-    assert sum(map(bool, notes)) >= 1
+    assert sum(map(bool, notes)) == 1
     assert all("context is full" in note for note in notes if note)
-    assert len(bench.path) == 12
+    assert len(bench.path) == 20
+    said = notes.index(max(notes))
+    bench.conversation.regenerate(answers[said].id)
+    assert bench.answered().note == notes[said], "it stands with what is shown"
+    bench.conversation.step_version(bench.path[-1].id, -1)
     bench.conversation.answering.overflow = "stop"
     bench.conversation.send("much too long " * 60)
     failed = bench.answered()

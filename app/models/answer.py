@@ -64,12 +64,15 @@ class Answer:
     first_s: float | None = None
     thought_s: float | None = None
     """When the answer itself began, where there was a thought before."""
+    has_thought: bool = False
+    """Whether the thought was at its end in what it goes on from."""
     goes_on: bool = False
     """It was stopped only to answer now: what it thought so far is enough."""
 
     def __post_init__(self) -> None:
         """Begin with what is there: the words of an answer that goes on."""
         self.splitter.add(self.begun)
+        self.has_thought = self.splitter.has_thought
         self.content.append(self.message.content)
         self.reasoning.append(self.message.reasoning)
         self.choices += self.message.choices
@@ -138,13 +141,13 @@ class Answer:
                 state=state,
                 note=note,
                 stop_reason=stop_reason,
-                timings=timings,
+                timings=timings or self.message.timings,
                 choices=tuple(self.choices),
             )
         )
 
     def timings(self, event: Done) -> Timings:
-        """Return how long it took, by the model's own account and by ours."""
+        """Return how long all of it took, by the model's own account and by ours."""
         return Timings(
             prompt_tokens=event.prompt_tokens,
             cached_tokens=event.cached_tokens,
@@ -152,13 +155,19 @@ class Answer:
             prompt_seconds=_seconds(event.prompt_tokens - event.cached_tokens, event.prompt_tokens_per_second),
             generation_seconds=_seconds(event.generated_tokens, event.generation_tokens_per_second),
             first_token_seconds=_between(self.asked_s, self.first_s),
-            thinking_seconds=_between(self.first_s, self.thought_s),
-        )
+            thinking_seconds=self._thinking_seconds(),
+        ).after(self.message.timings)
+
+    def _thinking_seconds(self) -> float | None:
+        """Return how long was thought since it was asked for, also where the thought did not come to its end."""
+        if self.has_thought:
+            return None
+        return _between(self.first_s, time.monotonic() if self.splitter.is_thinking else self.thought_s)
 
     def _note(self, told: Told) -> None:
         self.reasoning.append(told.reasoning)
         self.content.append(told.content)
-        if self.splitter.marks is not None and not self.splitter.is_thinking and self.thought_s is None:
+        if self.splitter.has_thought and self.thought_s is None:
             self.thought_s = time.monotonic()
 
 

@@ -23,7 +23,7 @@ from engine.chats.conversation import Conversation as Chat
 from engine.chats.cuts import cut_of_answer, cut_of_path, left_out_of
 from engine.chats.message import Attachment, Message, new_id, now_ms
 from engine.chats.presets import Preset
-from engine.chats.thinking import begun_answer
+from engine.chats.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.demo.speaking import recommended_sampling
 from engine.language import tr
@@ -252,8 +252,14 @@ class Conversation(QObject):
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
-            begun = begun_answer(known.reasoning, known.content, None, thinking=thinking)
+            begun = begun_answer(known.reasoning, known.content, self._marks(), thinking=thinking)
             self._continue(select(self.tree, message), known, begun)
+
+    def _marks(self) -> Marks | None:
+        """Return what thoughts stand between by the template that is used."""
+        model = self._loading.model
+        template = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
+        return marks_of(template) if isinstance(template, str) else None
 
     def toggle_pin(self, message: str) -> None:
         """Have a turn stay in the context when others are left out, or no more."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -115,7 +116,8 @@ class ChatArchive(QObject):
     @property
     def chats(self) -> tuple[Chat, ...]:
         """All conversations, pinned ones first, then those that changed last."""
-        return tuple(sorted(self._chats.values(), key=lambda chat: (not chat.pinned, -chat.updated_ms)))
+        newest_first = sorted(self._chats.values(), key=attrgetter("updated_ms"), reverse=True)
+        return tuple(sorted(newest_first, key=attrgetter("pinned"), reverse=True))
 
     def chat(self, chat: str) -> Chat | None:
         """Return a conversation as it is now."""
@@ -228,9 +230,13 @@ class ChatArchive(QObject):
     def _touch(self, chat: str) -> None:
         known = self._chats.get(chat)
         if known is not None:
-            order = [each.id for each in self.chats]
             self._chats[chat] = msgspec.structs.replace(known, updated_ms=now_ms())
-            if [each.id for each in self.chats] != order:
+            was_first = all(
+                each.updated_ms < known.updated_ms
+                for each in self._chats.values()
+                if each.pinned == known.pinned and each.id != chat
+            )
+            if not was_first:
                 self.changed.emit()
 
     def _do(self, write: _Write, then: Then) -> None:

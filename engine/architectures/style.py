@@ -75,6 +75,12 @@ class Style(msgspec.Struct, frozen=True):
     shapes_queries: bool = False
     """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
 
+    bare_projections: bool = False
+    """Queries, keys and values are products alone: biases and scales that the file has for them are only loaded."""
+
+    scaled_attention: bool = False
+    """What attention returns is scaled, behind its output matrix."""
+
     output_bias: bool = True
     """The bias of attention's output is added where the file has one; else it is only loaded."""
 

@@ -23,7 +23,7 @@ def attention(sketch: Sketch, current: Tensor) -> Tensor:
         found = sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))
     elif out is None:
         found = sketch.linear("attn_output", sketch.norm(found, "attn_sub_norm"))
-    return found
+    return graph.scale(found) if sketch.style.scaled_attention else found
 
 
 def turned_projections(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:

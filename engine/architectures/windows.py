@@ -47,7 +47,9 @@ RECORDS: Records = {
     ),
     "llama4": Architecture(window=Window(4, n_tokens=8192, fixed=True, none_if_zero=True), graph=GraphRecord(_llama4)),
     "maple": Architecture(window=Window(), graph=GraphRecord(Style(rope="sliding"))),
-    "muse-glimmer": Architecture(window=Window(4), graph=GraphRecord(Style(input_scale=True, rope="sliding", late_rows="after_post_norm"))),
+    "muse-glimmer": Architecture(
+        window=Window(4), graph=GraphRecord(Style(input_scale=True, rope="sliding", late_rows="after_post_norm"))
+    ),
     "olmo2": Architecture(window=Window(4, optional=True), split=NO_SPLIT, graph=GraphRecord(Style(qk_norm="flat"))),
     "smallthinker": Architecture(
         window=Window(4, full_first=True, n_tokens=4096, fixed=True, optional=True),

@@ -75,8 +75,9 @@ class Style(msgspec.Struct, frozen=True):
     shapes_queries: bool = False
     """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
 
-    bare_projections: bool = False
-    """Queries, keys and values are products alone: biases and scales that the file has for them are only loaded."""
+    projections: Literal["full", "scaled", "bare"] = "full"
+    """What makes queries, keys and values: products with the scales and biases that the file has for them, with the
+    scales alone, or with neither."""
 
     scaled_attention: bool = False
     """What attention returns is scaled, behind its output matrix."""
@@ -88,6 +89,9 @@ class Style(msgspec.Struct, frozen=True):
 
     activations: int = 1
     """Operations of an activation without a gate."""
+
+    divided_gate: bool = False
+    """The gate of experts that every token takes is an activation divided by what goes in; else it is one alone."""
 
     ignores_experts: bool = False
     """The graph has a dense part even where the file has experts."""

@@ -17,7 +17,7 @@ def _llama4(model: ModelFile) -> Style:
 
 def _mimo2(model: ModelFile) -> Style:
     scaled = model.hyper_parameter("attention.value_scale") not in (None, 0.0, 1.0)
-    return Style(bare_projections=True, scaled_attention=scaled)
+    return Style(projections="bare", scaled_attention=scaled)
 
 
 RECORDS: Records = {

@@ -37,7 +37,7 @@ def projections(sketch: Sketch, source: Tensor, *, flat: bool = False) -> tuple[
         (numbers.head_v, numbers.n_head_kv),
     )
     if sketch.has("attn_qkv"):
-        joined = _projection(sketch, "attn_qkv", source)
+        joined = sketch.projection("attn_qkv", source)
         if sketch.numbers.clamps_kqv and not flat:
             joined = graph.like("clamp", joined)
         row, element = joined.nb[1], joined.nb[0]
@@ -48,17 +48,11 @@ def projections(sketch: Sketch, source: Tensor, *, flat: bool = False) -> tuple[
         return parts[0], parts[1], parts[2]
     parts = []
     for name, shape in zip(("attn_q", "attn_k", "attn_v"), shapes, strict=True):
-        part = _projection(sketch, name, source)
+        part = sketch.projection(name, source)
         if sketch.numbers.clamps_kqv and not flat:
             part = graph.like("clamp", part)
         parts.append(part if flat else graph.reshape(part, *shape, n_tokens))
     return parts[0], parts[1], parts[2]
-
-
-def _projection(sketch: Sketch, stem: str, source: Tensor) -> Tensor:
-    if sketch.style.bare_projections:
-        return sketch.graph.mul_mat(sketch.weight(stem), source)
-    return sketch.linear(stem, source)
 
 
 def attend(

@@ -104,7 +104,8 @@ def feed_forward(sketch: Sketch, current: Tensor, logits: Tensor | None = None, 
         gate = None
         if sketch.has("ffn_gate_inp_shexp"):
             gate = graph.mul_mat(sketch.weight("ffn_gate_inp_shexp", current.ne[0], 1), current)
-            gate = graph.like("div", graph.unary(gate), gate)
+            activated = graph.unary(gate)
+            gate = graph.like("div", activated, gate) if style.divided_gate else activated
         shared = sketch.feed_forward(current, "_shexp", activations=style.activations)
         if gate is not None:
             shared = graph.mul(shared, gate)

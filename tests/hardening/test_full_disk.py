@@ -6,7 +6,10 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -85,6 +88,100 @@ WORDS = "".join(f"{piece} " for piece in range(30))
 @pytest.mark.parametrize("ending", ["closed", "killed"])
 def test_what_had_no_room_is_read_and_written_later(tmp_path: Path, ending: str) -> None:
     """A conversation that began on a full disk was never kept, however much room there was later."""
+    told = run_on_faulty_disk(TALK, tmp_path, {}, ending)
+    assert len(told["sentences"]) == 1
+    assert "check the disk's room" in told["sentences"][0]
+    assert told["seen"] == {
+        "chats": ["before", "new"],
+        "before": ["Question 0", WORDS, "Question 1", WORDS],
+        "new": ["Question 2", WORDS],
+        "file": 300_000,
+        "found": 1,
+    }
+    store = ChatStore(tmp_path / "disk" / "chats.sqlite")
+    try:
+        assert [each.content for each in store.tree("before").path] == ["Question 0", WORDS, "Question 1", WORDS]
+        assert [each.content for each in store.tree("new").path] == ["Question 2", WORDS, "Question 3", WORDS]
+        assert len(store.file(told["sha256"]) or b"") == 300_000
+    finally:
+        store.close()
+
+
+CHAT = """
+import json, sys
+from pathlib import Path
+from PySide6.QtCore import QEventLoop
+from PySide6.QtWidgets import QApplication
+from tests.app.chats.bench import Bench
+
+folder, full = Path(sys.argv[1]), Path(sys.argv[2])
+application = QApplication(sys.argv[:1])
+
+class Bot:
+    def waitUntil(self, condition):
+        while not condition():
+            application.processEvents(QEventLoop.ProcessEventsFlag.WaitForMoreEvents, 50)
+
+bench = Bench(Bot(), folder)
+archive, told = bench.desk.archive, []
+bench.desk.notices.given.connect(told.append)
+bench.wait(lambda: archive.chats is not None and archive._store is not None)
+bench.load(n_ctx=4096)
+bench.attach(1)
+bench.attacher.take()
+bench.ask("Before")
+first = bench.conversation.chat.id
+full.touch()
+bench.ask("While it is full " * 100)
+bench.settle()
+bench.conversation.begin()
+bench.attacher.add([folder / "1.png"])
+bench.wait(lambda: not bench.attacher.is_reading)
+answer = bench.ask("What is on this image?")
+second, shown = bench.conversation.chat.id, [message.content for message in bench.path]
+bench.desk.shelf.open(first)
+bench.wait(lambda: bench.conversation.chat.id == first)
+states = [message.state for message in bench.path]
+bench.desk.shelf.open(second)
+bench.wait(lambda: bench.conversation.chat.id == second)
+again = [message.content for message in bench.path]
+meanwhile = [notice.text for notice in told if notice.bad]
+full.unlink()
+bench.wait(lambda: not archive._store.is_behind)
+bench.ask("And now?")
+bench.wait(lambda: any("kept again" in notice.text for notice in told))
+bench.desk.close()
+print(json.dumps({
+    "first": first, "second": second, "answer": [answer.state, answer.note], "states": states, "same": shown == again,
+    "meanwhile": meanwhile, "bad": [notice.text for notice in told if notice.bad],
+}))
+"""
+
+
+@LINUX_ONLY
+def test_on_a_full_disk_a_chat_goes_on_and_is_whole_afterwards(tmp_path: Path) -> None:
+    """With the real engine, an attached image and another conversation in between: one sentence, and one at the end."""
+    folder = tmp_path / "disk"
+    places = {f"XDG_{name}_HOME": str(folder / name) for name in ("DATA", "CACHE", "CONFIG", "STATE")}
+    told = run_on_faulty_disk(CHAT, tmp_path, places)
+    assert told["answer"] == ["done", ""]
+    assert told["states"] == ["done"] * 4
+    assert told["same"]
+    (sentence,) = told["meanwhile"]
+    assert "What is said now is shown, but not kept" in sentence
+    assert told["bad"] == told["meanwhile"]
+    (path,) = folder.rglob("chats.sqlite3")
+    kept = ChatStore(path)
+    try:
+        assert [len(kept.tree(told[name]).path) for name in ("first", "second")] == [4, 4]
+        (image,) = kept.tree(told["second"]).path[0].attachments
+        assert kept.file(image.sha256)
+    finally:
+        kept.close()
+
+
+def run_on_faulty_disk(script: str, tmp_path: Path, places: Mapping[str, str] = MappingProxyType({}), *words: str) -> Any:
+    """Run `script` with a folder whose disk is full as long as a file is there; return what it says in JSON."""
     library = build_preload("faulty_disk", tmp_path)
     folder, full = tmp_path / "disk", tmp_path / "is-full"
     folder.mkdir()
@@ -95,27 +192,11 @@ def test_what_had_no_room_is_read_and_written_later(tmp_path: Path, ending: str)
         "LD_PRELOAD": str(library),
     }
     done = subprocess.run(
-        [sys.executable, "-P", "-c", TALK, str(folder), str(full), ending],
-        env={**os.environ, "PYTHONPATH": str(ROOT), **faults},
+        [sys.executable, "-P", "-c", script, str(folder), str(full), *words],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **faults, **places},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == (-9 if ending == "killed" else 0), done.stderr
-    told = json.loads(done.stdout)
-    assert len(told["sentences"]) == 1
-    assert "check the disk's room" in told["sentences"][0]
-    assert told["seen"] == {
-        "chats": ["before", "new"],
-        "before": ["Question 0", WORDS, "Question 1", WORDS],
-        "new": ["Question 2", WORDS],
-        "file": 300_000,
-        "found": 1,
-    }
-    store = ChatStore(folder / "chats.sqlite")
-    try:
-        assert [each.content for each in store.tree("before").path] == ["Question 0", WORDS, "Question 1", WORDS]
-        assert [each.content for each in store.tree("new").path] == ["Question 2", WORDS, "Question 3", WORDS]
-        assert len(store.file(told["sha256"]) or b"") == 300_000
-    finally:
-        store.close()
+    assert done.returncode == (-9 if "killed" in words else 0), done.stderr
+    return json.loads(done.stdout)

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -40,7 +39,8 @@ def outcome(future):
     return ""
 
 def turn(chat, tree, name, attachments=()):
-    question = Message(id="q" + name, role="user", content="Question " + name, parent=tree.leaf, attachments=attachments)
+    words = "Question " + name
+    question = Message(id="q" + name, role="user", content=words, parent=tree.leaf, attachments=attachments)
     after = add(tree, question)
     answer = Message(id="a" + name, role="assistant", content="", parent=question.id, state="writing")
     after = add(after, answer)
@@ -180,7 +180,7 @@ def test_on_a_full_disk_a_chat_goes_on_and_is_whole_afterwards(tmp_path: Path) -
         kept.close()
 
 
-def run_on_faulty_disk(script: str, tmp_path: Path, places: Mapping[str, str] = MappingProxyType({}), *words: str) -> Any:
+def run_on_faulty_disk(script: str, tmp_path: Path, places: Mapping[str, str], *words: str) -> Any:
     """Run `script` with a folder whose disk is full as long as a file is there; return what it says in JSON."""
     library = build_preload("faulty_disk", tmp_path)
     folder, full = tmp_path / "disk", tmp_path / "is-full"

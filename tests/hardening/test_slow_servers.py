@@ -1,4 +1,4 @@
-"""Servers that give a byte now and then, anywhere in their answer: each wait ends, with the sentence of a stuck line."""
+"""Servers that give a byte now and then, anywhere in their answer: each wait ends with the words of a stuck line."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def card(hub: HubSettings) -> None:
 
 @pytest.mark.parametrize("ask", [search, listing, card])
 @pytest.mark.parametrize("part", some(PARTS, 2))
-def test_a_hub_that_drips_is_left(part: str, ask: Callable[[HubSettings], None], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hub_that_drips_is_left(
+    part: str, ask: Callable[[HubSettings], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(client, "TIMEOUT_S", 0.5)
     monkeypatch.setattr(web.open_url, "__kwdefaults__", {**web.open_url.__kwdefaults__, "timeout_s": 0.5})
     monkeypatch.setattr(web, "SHORT_BYTES_PER_S", 1 << 26)

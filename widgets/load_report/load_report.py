@@ -160,6 +160,7 @@ class LoadReport(QWidget):
         set_role(self._sentence, "dim" if outcome is None else "")
         self._badge.setVisible(outcome is not None)
         self.copy_button.setEnabled(outcome is not None)
+        self.copy_button.setVisible(outcome is not None)
         detail = "" if outcome is None else outcome.detail
         self._detail.setText(detail)
         self._detail.setVisible(bool(detail))

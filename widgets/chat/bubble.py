@@ -24,7 +24,7 @@ GAP_PX = 6
 LEAST_SPEAKER_PX = 84
 """Of the name of who asked, which gives way to what can be done beside it."""
 BELOW_PX = 10
-BUTTON_INSET_PX = 5
+BUTTON_INSET_PX = 10
 
 
 class Bubble(QWidget):

@@ -66,9 +66,11 @@ class CheckBook(msgspec.Struct, frozen=True):
             return device
         faults = tuple(_fault(each) for each in kept if not each.ok and each.feature in FEATURES)
         off = {fault.feature for fault in faults}
+        can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
         able = replace(
             device.capabilities,
-            tensor_split=device.capabilities.tensor_split and "tensor_split" not in off,
+            # What only an earlier verdict took away comes back with a better one.
+            tensor_split=can_split and "tensor_split" not in off,
             repeatable=device.capabilities.repeatable and "repeated" not in off,
         )
         return replace(device, faults=faults, capabilities=able, is_checked=True)

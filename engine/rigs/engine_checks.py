@@ -95,7 +95,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What came of a case. `reason`: a sentence where it is not `ok`; `difference` as in `TOLERANCE`, None where
-    nothing could be compared. `is_known`: whether it says anything of the feature; a device without room does not."""
+    nothing could be compared. `is_known`: whether it says anything of the feature; a device without room does not, nor
+    does a child that said nothing for so long: it may have been a busy machine. `is_stalled`: that was it."""
 
     case: Case
     ok: bool
@@ -103,6 +104,7 @@ class Checked:
     difference: float | None = None
     seconds: float = 0.0
     is_known: bool = True
+    is_stalled: bool = False
 
 
 def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
@@ -133,7 +135,9 @@ def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
         return
     alike: dict[str, list[str]] = {}
     for device in rig.devices:
-        if device.capabilities.tensor_split and device.kind != "accel":
+        # One that an earlier check took a split away from is asked again, as all else is.
+        can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
+        if can_split and device.kind != "accel":
             alike.setdefault(device.backend, []).append(device.id)
     for members in alike.values():
         if 1 < len(members) <= MAX_DEVICES:
@@ -186,12 +190,15 @@ class Checker:
             return Checked(case, ok=False, reason=reason, is_known=False)
         try:
             logits = self._compute_once(case.tried)
-        except (WorkerCrashedError, WorkerStalledError) as error:
-            if isinstance(error, WorkerStalledError) and endpoints:
+        except WorkerCrashedError as error:
+            return Checked(case, ok=False, reason=f"It {how_it_ended(error)} with {case.words}.")
+        except WorkerStalledError as error:
+            if endpoints:
                 self.silent |= endpoints
                 # Of the engine on that device it says nothing.
                 return Checked(case, ok=False, reason=blaming(error, sorted(endpoints)).summary(), is_known=False)
-            return Checked(case, ok=False, reason=f"It {how_it_ended(error)} with {case.words}.")
+            reason = f"It {how_it_ended(error)} with {case.words}."
+            return Checked(case, ok=False, reason=reason, is_known=False, is_stalled=True)
         except EngineError as error:
             raise_if_cancelled(self.cancel)
             return Checked(case, ok=False, reason=error.summary(), is_known=False)

@@ -8,11 +8,14 @@ import os
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
+from engine.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
+from resources.bundle.contents import program_files
 from resources.bundle.recipe import is_of_the_system
 from tests.support.desktop import Desktop, open_desktop
 from tests.support.models import write_tiny_llama
@@ -111,10 +114,15 @@ def read(path: Path) -> str:
 
 
 def test_its_size_is_under_the_limit(dist: Path) -> None:
-    size_bytes = sum(
-        path.stat().st_size for path in (dist / "layerdeck").rglob("*") if path.is_file() and not path.is_symlink()
-    )
-    assert size_bytes < 250_000_000
+    assert sum(path.stat().st_size for path in program_files(dist / "layerdeck")) < 250_000_000
+
+
+def test_the_model_that_answers_is_in_it(bundle: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    target = tmp_path / "demo.gguf"
+    told = json.loads(run_cli(bundle, environment, "demo", str(target), "--json"))
+    assert told == {"path": str(target), "size_bytes": 98_362_432}
+    words = ("load", str(target), "--ctx", "256", "--prompt", SAMPLE_QUESTIONS[0], "-n", "32", "--temp", "0")
+    assert "photosynthesis" in run_cli(bundle, environment, *words)
 
 
 def test_what_drivers_use_too_is_the_systems(dist: Path) -> None:
@@ -145,8 +153,14 @@ def test_programs_that_it_starts_find_the_systems_libraries(
 
 def test_the_licences_of_what_is_in_it_are_named(dist: Path) -> None:
     text = read(dist / "layerdeck" / "THIRD-PARTY-NOTICES.txt")
-    for name in ("PySide6_Essentials", "numpy", "llama_cpp_python", "msgspec", "GNU Lesser General Public License"):
-        assert name in text
+    titles = {line for before, line in pairwise(text.splitlines()) if before == "=" * 78}
+    for name in ("llama.cpp and ggml", FILE_NAME, "GNU General Public License, version 3"):
+        assert name in titles
+    for name in ("PySide6_Essentials", "shiboken6", "numpy", "llama_cpp_python", "msgspec"):
+        assert any(title.startswith(f"{name} ") for title in titles)
+    assert "GNU LESSER GENERAL PUBLIC LICENSE\n" in text
+    assert "GNU GENERAL PUBLIC LICENSE\n" in text
+    assert "The ggml authors" in text
     assert (dist / "layerdeck" / "LICENSE").exists()
 
 

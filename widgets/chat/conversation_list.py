@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtCore import QEvent, QObject, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -21,6 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.language import tr
+from widgets.chat.chat_rows import ChatRows, sign_place
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
 
@@ -97,6 +98,9 @@ class ConversationList(QWidget):
         self.list_widget.setUniformItemSizes(False)
         self.list_widget.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list_widget.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list_widget.setItemDelegate(ChatRows(self.list_widget))
+        self.list_widget.setMouseTracking(True)
+        self.list_widget.viewport().installEventFilter(self)
         self.list_widget.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.undo_button = QPushButton(tr("Undo"))
         self._undo_label = plain_label("", wrap=True)
@@ -213,6 +217,24 @@ class ConversationList(QWidget):
             self.delete_requested.emit(item.data(ID_ROLE))
             return
         super().keyPressEvent(event)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A click on the sign of a row opens its menu and not the conversation."""
+        kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonRelease)
+        if isinstance(event, QMouseEvent) and event.type() in kinds and event.button() == Qt.MouseButton.LeftButton:
+            position = event.position().toPoint()
+            if self._is_on_sign(position):
+                if event.type() is QEvent.Type.MouseButtonRelease:
+                    self._on_menu(position)
+                return True
+        return super().eventFilter(watched, event)
+
+    def _is_on_sign(self, position: QPoint) -> bool:
+        item = self.list_widget.itemAt(position)
+        if item is None or not item.flags() & Qt.ItemFlag.ItemIsEditable:
+            return False
+        row = self.list_widget.visualItemRect(item)
+        return sign_place(row, self.layoutDirection()).contains(position)
 
     def _on_search_typed(self, text: str) -> None:
         if text.strip():

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.qtbot import QtBot
 
+from widgets.chat.chat_rows import sign_place
 from widgets.chat.conversation_list import ChatChange, ChatPlace, ConversationList, ListedChat, ListedHit
 
 CHATS = (
@@ -90,6 +91,25 @@ def test_the_menu_moves_and_pins(qtbot: QtBot, chats: ConversationList) -> None:
         moves["Work"].trigger()
     assert moved.args == [ChatChange("a", "Work")]
     menu.close()
+
+
+@pytest.mark.qt_log_ignore("plugin does not support", extend=True)
+def test_the_sign_on_a_row_opens_its_menu_and_not_the_conversation(qtbot: QtBot, chats: ConversationList) -> None:
+    view = chats.list_widget
+    row = view.visualItemRect(view.item(1))
+    with qtbot.assertNotEmitted(chats.opened):
+        QTest.mouseClick(
+            view.viewport(), Qt.MouseButton.LeftButton, pos=sign_place(row, chats.layoutDirection()).center()
+        )
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    assert {"Rename", "Pin", "Delete"} <= {action.text() for action in menu.actions()}
+    menu.close()
+    heading = view.visualItemRect(view.item(2))
+    QTest.mouseClick(
+        view.viewport(), Qt.MouseButton.LeftButton, pos=sign_place(heading, chats.layoutDirection()).center()
+    )
+    assert QApplication.activePopupWidget() is None
 
 
 def test_a_search_shows_places_and_ends_when_it_is_cleared(qtbot: QtBot, chats: ConversationList) -> None:

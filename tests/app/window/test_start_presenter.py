@@ -23,7 +23,7 @@ def test_a_button_is_there_only_where_there_is_something_to_do(state: ModelState
     assert bool(start.sentence) == bool(start.button)
 
 
-def test_without_a_model_the_button_opens_one(
+def test_without_a_model_the_button_opens_one_and_a_remark_goes_with_its_conversation(
     qtbot: QtBot, qapp: QApplication, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_CACHE_HOME", "XDG_STATE_HOME"):
@@ -36,5 +36,9 @@ def test_without_a_model_the_button_opens_one(
     assert pane.empty.title_label.text() == "No model is open"
     pane.empty.button.click()
     assert asked
+    pane.show_remark("927 tokens restored: they are not read again.")
+    window.views.left.conversation.begin()
+    pane.set_ready(True)
+    assert pane.status_text == ""
     window.main.close()
     qapp.setStyleSheet("")

@@ -16,7 +16,7 @@ from engine.telemetry.nvml import Nvml
 
 _NAMES = {"cuda": "CUDA", "vulkan": "Vulkan", "hip": "HIP", "metal": "Metal", "rpc": "RPC", "sycl": "SYCL",
           "blas": "BLAS", "cpu": "CPU"}  # fmt: skip
-_TOOLS = {"nvcc": "--version", "glslc": "--version", "hipcc": "--version", "vulkaninfo": "--version"}
+_TOOLS = {"nvcc": "--version", "glslc": "--version", "hipcc": "--version", "vulkaninfo": "--summary"}
 _TIMEOUT_S = 10.0
 _MAX_WORDS_BYTES = 1 << 16
 _LIBRARY = re.compile(r"(?:lib)?ggml-([a-z]+)(?:-[\w-]+)?\.(?:so|dylib|dll)")

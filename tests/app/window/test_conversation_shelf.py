@@ -1,0 +1,67 @@
+"""The list of conversations in the whole window: nothing is done for it while nobody sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PySide6.QtWidgets import QAbstractItemView, QApplication
+from pytestqt.qtbot import QtBot
+
+from app.settings import Settings
+from app.theme import Theme
+from app.wiring import WindowParts, make_window
+from engine.chats.conversation import Conversation as Chat
+from engine.chats.message import Message
+from engine.chats.tree import MessageTree, add
+
+
+@pytest.fixture
+def window(qtbot: QtBot, qapp: QApplication, tmp_path: Path) -> Iterator[WindowParts]:
+    opened = make_window(Settings(tmp_path / "settings.ini"), Theme(qapp, "light"))
+    qtbot.addWidget(opened.main)
+    opened.main.show()
+    yield opened
+    opened.main.close()
+    qapp.setStyleSheet("")
+
+
+def titles(window: WindowParts) -> list[str]:
+    view = window.main.chat_view.conversations.findChild(QAbstractItemView)
+    assert isinstance(view, QAbstractItemView)
+    model = view.model()
+    return [model.index(row, 0).data() for row in range(model.rowCount())]
+
+
+def test_a_hidden_list_is_filled_when_it_comes_into_sight(window: WindowParts) -> None:
+    archive = window.desk.archive
+    window.actions["arrange_place"].trigger()
+    for number in range(3):
+        archive.save(Chat(id=f"c{number}", title=f"Chat {number}", created_ms=1, updated_ms=number), None)
+    assert titles(window) == []
+    window.actions["arrange_chat"].trigger()
+    assert titles(window) == ["Chat 2", "Chat 1", "Chat 0"]
+    window.actions["arrange_place"].trigger()
+    window.desk.shelf.rename("c1", "Another")
+    window.desk.shelf.toggle_pin("c0")
+    assert titles(window) == ["Chat 2", "Chat 1", "Chat 0"]
+    window.actions["arrange_chat"].trigger()
+    assert titles(window) == ["Chat 0", "Chat 2", "Another"]
+
+
+def test_what_is_asked_comes_first_among_its_own(window: WindowParts) -> None:
+    archive = window.desk.archive
+    window.actions["arrange_chat"].trigger()
+    for number in range(4):
+        archive.save(
+            Chat(id=f"c{number}", title=f"Chat {number}", created_ms=1, updated_ms=number, pinned=number == 3), None
+        )
+    heard: list[None] = []
+    archive.changed.connect(lambda: heard.append(None))
+    question = Message(id="q", role="user", content="And then?")
+    for chat in ("c0", "c0", "c3"):
+        archive.apply(chat, MessageTree(), add(MessageTree(), question))
+        assert titles(window)[0] == "Chat 3"
+    assert titles(window) == ["Chat 3", "Chat 0", "Chat 2", "Chat 1"]
+    assert len(heard) == 1

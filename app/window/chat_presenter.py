@@ -71,6 +71,7 @@ class ChatPresenter(QObject):
             self._before_delete = None
             self._pane.offer_undo(False)
             self._pane.set_context_full(False)
+            self._pane.show_remark("")  # it was about the one before
             self._pane.show_draft(chat.draft)
 
     def _show_messages(self) -> None:

@@ -23,17 +23,22 @@ from app.notices import Notices
 from app.paths import chats_path
 from app.settings import Settings
 from app.theme import Theme
+from app.window.chat_presenter import ChatPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.asking import chat_messages
 from engine.chats.context import ContextUse
+from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
+from engine.chats.tree import tree_of
 from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.protocol.messages import Tokenise
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
+from widgets.chat.chat_pane import ChatPane
+from widgets.chat.shown import ActionKind, MessageAction
 
 DEADLINE_MS = 120_000
 N_LAYERS = 2
@@ -177,6 +182,40 @@ def test_versions_branches_edits_and_deletions(bench: Bench) -> None:
     assert [message.content for message in bench.path] == [whole[0].content, whole[1].content]
     assert bench.reopened(kept) == whole
     assert bench.reopened(conversation.chat.id) == bench.path
+
+
+@pytest.mark.parametrize("kind", ["regenerate", "continue", "edit", "pin"])
+def test_a_deletion_can_be_taken_back_until_something_else_becomes_of_the_messages(
+    bench: Bench, qtbot: QtBot, kind: ActionKind
+) -> None:
+    bench.load()
+    pane = ChatPane(bench.desk.typesetter)
+    qtbot.addWidget(pane)
+    presenter = ChatPresenter(bench.desk.models.current, pane)
+    tree = tree_of(
+        [
+            Message(id="q1", role="user", content="one"),
+            Message(id="a1", role="assistant", content="eins", parent="q1"),
+            Message(id="q2", role="user", content="two", parent="a1"),
+            Message(id="old", role="assistant", content="zwei", parent="q2"),
+            Message(id="new", role="assistant", content="zwo", parent="q2"),
+        ],
+        "new",
+    )
+    bench.conversation.open(Chat(id="c", title="Numbers", settings=SHORT), tree)
+    pane.acted.emit(MessageAction("delete", "q1"))
+    pane.acted.emit(MessageAction("older", "new"))
+    pane.undo_requested.emit()
+    assert [message.id for message in bench.path] == ["q1", "a1", "q2", "new"]
+    pane.acted.emit(MessageAction("delete", "q1"))
+    pane.acted.emit(MessageAction(kind, "q2" if kind == "edit" else "new", "three"))
+    after = bench.answered()
+    path, messages = bench.path, set(bench.conversation.tree.messages)
+    pane.undo_requested.emit()
+    assert bench.path == path
+    assert after.id in bench.conversation.tree.messages
+    assert set(bench.conversation.tree.messages) == messages
+    assert presenter is not None
 
 
 def test_an_answer_goes_on_where_it_ended(bench: Bench) -> None:

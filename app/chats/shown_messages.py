@@ -49,7 +49,9 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         ),
         is_pinned=message.pinned,
         has_choices=bool(message.choices),
-        can_continue=role == "assistant" and message.stop_reason != "end_of_text" and bool(message.content),
+        can_continue=role == "assistant"
+        and message.stop_reason != "end_of_text"
+        and bool(message.content or message.reasoning),
     )
 
 

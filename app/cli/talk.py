@@ -25,10 +25,11 @@ from engine.chats.asking import (
     with_files,
 )
 from engine.chats.attachments import ReadFile
-from engine.chats.context import Overflow, answer_reserve, choose, tokens_of
+from engine.chats.context import Overflow, answer_reserve, choose, left_out_sentence, tokens_of
 from engine.chats.conversation import Conversation
+from engine.chats.cuts import cut_of_answer, cut_of_path, cut_that_leaves_out, left_out_of
 from engine.chats.kept_state import MIN_TOKENS, KeptStates, key_of, model_identity
-from engine.chats.message import Message, new_id, now_ms
+from engine.chats.message import Cut, Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
 from engine.chats.tree import add
@@ -80,7 +81,6 @@ class Talk:
         self._system = conversation.system or ("" if options.preset is None else options.preset.system)
         self._tree = store.tree(conversation.id)
         self._attached = options.attached
-        self._left_out: frozenset[str] = frozenset()
         self._keeps_states = self._make_folder()
         self._session = TalkSession(printer, states.folder if self._keeps_states else None)
         self._writer = AnswerWriter(store, self._session, printer)
@@ -177,31 +177,25 @@ class Talk:
 
     def _answer(self, path: tuple[Message, ...]) -> None:
         """Answer the last question of a path."""
-        shown = self._shown_of(path)
-        if shown is None:
+        before, message, n_ctx = self._tree, self._new_answer(path[-1].id), self._session.n_ctx
+        known = cut_of_answer(add(before, message), message.id, n_ctx)
+        fitting = self._shown_of(path, known)
+        if fitting is None:
             return
+        shown, cut = fitting
+        message = msgspec.structs.replace(message, cut=cut)
+        note = left_out_sentence() if cut is not None and cut_of_path(path, n_ctx) is None else ""
+        if note and known is None:
+            self._printer.notice(note)
         try:
             messages = self._with_files(chat_messages(self._system, shown))
         except ChatError as error:
             self._printer.notice(error.summary())
             return
-        before = self._tree
-        message = Message(
-            id=new_id(),
-            role="assistant",
-            content="",
-            parent=path[-1].id,
-            model=self._order.plan.model.name,
-            model_identity=self._model,
-            layout=layout_words(self._order.plan.edit.layout),
-            settings=changed_settings(self._sampling),
-            state="writing",
-            created_ms=now_ms(),
-        )
         self._tree = add(before, message)
         self._store.apply(self._conversation.id, before, self._tree)
         asked = answer_request(messages, self._sampling, template=self._conversation.template)
-        request, ending, whole = self._writer.write(self._conversation.id, message, asked)
+        request, ending, whole = self._writer.write(self._conversation.id, message, asked, note=note)
         self._tree = add(before, whole)
         if not isinstance(ending, Done):
             self._session.end(ending)
@@ -211,6 +205,20 @@ class Talk:
             learn_speed(loaded, ending)
         self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
 
+    def _new_answer(self, question: str) -> Message:
+        return Message(
+            id=new_id(),
+            role="assistant",
+            content="",
+            parent=question,
+            model=self._order.plan.model.name,
+            model_identity=self._model,
+            layout=layout_words(self._order.plan.edit.layout),
+            settings=changed_settings(self._sampling),
+            state="writing",
+            created_ms=now_ms(),
+        )
+
     def _with_files(self, messages: tuple[ChatMessage, ...]) -> tuple[ChatMessage, ...]:
         """Return messages with the bytes of their images and sounds; raises as `with_files` does."""
         names = names_of_media(messages)
@@ -219,15 +227,16 @@ class Talk:
         self._store.settled().result()
         return with_files(messages, {name: data for name in names if (data := self._store.file(name)) is not None})
 
-    def _shown_of(self, path: tuple[Message, ...]) -> tuple[Message, ...] | None:
-        """Return what of a path the model is shown; None where it does not fit, which is said."""
-        already, said_before = self._left_out, bool(self._left_out)
+    def _shown_of(self, path: tuple[Message, ...], cut: Cut | None) -> tuple[tuple[Message, ...], Cut | None] | None:
+        """Return what of a path the model is shown, and the cut that leaves out the rest; None where it does not fit,
+        which is said. `cut`: what is left out already."""
+        left_out = left_out_of(path, cut)
         while True:
-            shown = tuple(message for message in path if message.id not in already)
+            shown = tuple(message for message in path if message.id not in left_out)
             asked = messages_by_id(self._system, shown)
             counted = self._session.answer_of(count_request(asked.values(), template=self._conversation.template))
             if not isinstance(counted, Counted):
-                return shown
+                return shown, cut
             tokens = tokens_of(asked, counted.messages, counted.prompt)
             room = counted.n_ctx - answer_reserve(counted.n_ctx, self._sampling.max_tokens) - tokens.get(SYSTEM, 0)
             fit = choose(shown, tokens, room, self._options.overflow)
@@ -235,13 +244,10 @@ class Talk:
                 self._printer.notice(fit.sentence())
                 return None
             if not fit.newly:
-                self._left_out = already
-                return shown
+                return shown, cut
             # what is left is counted again by the real template before it is believed to fit
-            already |= set(fit.newly)
-            if not said_before:
-                self._printer.notice(fit.sentence())
-                said_before = True
+            left_out |= set(fit.newly)
+            cut = cut_that_leaves_out(path, left_out, counted.n_ctx)
 
     def _keep_state(self, request: int, tokens: int) -> None:
         if tokens < MIN_TOKENS or not self._keeps_states:

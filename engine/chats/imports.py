@@ -20,7 +20,7 @@ from engine.chats.attachments import as_attachment
 from engine.chats.conversation import Conversation
 from engine.chats.exports import FORMAT, VERSION
 from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
-from engine.chats.tree import MessageTree, mended_tree
+from engine.chats.tree import MessageTree, mended_tree, renamed_cut
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.images.pictures import MAX_IMAGE_BYTES, is_image
@@ -306,6 +306,7 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             state="interrupted" if message.state == "writing" else message.state,
             attachments=tuple(msgspec.structs.replace(each, id=new_id()) for each in message.attachments),
             choices=message.choices[:MAX_CHOICES],
+            cut=renamed_cut(message.cut, ids),
         )
         for message in tree.messages.values()
     ]

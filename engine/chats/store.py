@@ -23,6 +23,7 @@ from engine.chats import rows
 from engine.chats.conversation import Conversation, Hit
 from engine.chats.database import is_alive, open_database, our_name
 from engine.chats.message import Attachment, Message, now_ms
+from engine.chats.repair import damage_met
 from engine.chats.search import DEFAULT_HITS, search
 from engine.chats.tree import MessageTree, difference, mended_tree
 from engine.chats.writer import Writer
@@ -32,10 +33,12 @@ from engine.language import tr
 
 
 class ChatStore:
-    """Kept conversations. `notice`: a sentence for people where an old database could not be used, else empty."""
+    """Kept conversations. `notice`: a sentence for people where a database could not be used as it was, else empty."""
 
     def __init__(self, path: Path) -> None:
         """Open the database, or begin one; one that is damaged or of a newer version is kept aside.
+
+        What can be read of a damaged one is copied into the new one.
 
         Raises:
             ChatError: it cannot be opened or made there.
@@ -45,7 +48,7 @@ class ChatStore:
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._closed = False
-        self._writer = Writer(connection)
+        self._writer = Writer(connection, path)
 
     def close(self) -> None:
         """Keep what is still waiting and close."""
@@ -262,7 +265,7 @@ class ChatStore:
                 if self._closed:  # while this was read
                     self._close_readers()
         except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
-            raise ChatError(
+            raise damage_met(self.path, error) or ChatError(
                 tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
             ) from None
 

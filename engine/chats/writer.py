@@ -9,7 +9,9 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
+from pathlib import Path
 
+from engine.chats.repair import damage_met
 from engine.errors import ChatError
 from engine.language import tr
 from engine.sqlite_file import FAULTS
@@ -22,7 +24,8 @@ Job = Callable[[sqlite3.Connection], None]
 class Writer:
     """Owns the only connection that writes. A `Future` is done when its job is on disk, or says why it is not."""
 
-    def __init__(self, connection: sqlite3.Connection) -> None:
+    def __init__(self, connection: sqlite3.Connection, path: Path) -> None:
+        self._path = path
         self._connection = connection
         self._jobs: queue.SimpleQueue[tuple[Job, Future[None]] | None] = queue.SimpleQueue()
         self._closed = False
@@ -73,7 +76,7 @@ class Writer:
                 for single in batch:
                     self._write([single])
             elif batch:
-                batch[0][1].set_exception(_sentence(error))
+                batch[0][1].set_exception(self._sentence(error))
             return
         for _job, done in batch:
             # whoever waits for it may have cancelled, and a callback's fault is not ours
@@ -93,10 +96,9 @@ class Writer:
                 self._connection.execute("ROLLBACK")
             raise
 
-
-def _sentence(error: Exception) -> Exception:
-    if isinstance(error, FAULTS):
-        return ChatError(
+    def _sentence(self, error: Exception) -> Exception:
+        if not isinstance(error, FAULTS):
+            return error
+        return damage_met(self._path, error) or ChatError(
             tr("The conversation cannot be kept ({error}); check the disk's room and permissions.", error=error)
         )
-    return error

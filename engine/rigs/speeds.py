@@ -20,6 +20,8 @@ MAX_BYTES = 256 * MIB
 """More than the caches of cards hold."""
 TIMEOUT_S = 120.0
 """For one device, which takes some seconds where nothing else runs."""
+_ENOUGH_S = 40.0
+"""A slow device is measured with fewer types of weights than others: what is known of one stands for the rest."""
 _MIN_BYTES = 4 * MIB
 _PART = 4
 """At most one part in this many of what is free is taken for the test."""
@@ -85,7 +87,7 @@ def _measure(
     """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
-        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, types=_TYPES)
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
         try:
             return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name=tr("speed test"))
         except BusyError:

@@ -199,6 +199,13 @@ def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> N
     (notice,) = of(events, "notice")
     assert "oldest turns" in notice["message"]
     assert len(home.path(of(events, "conversation")[0]["id"])) == 16
+    conversation = of(events, "conversation")[0]["id"]
+    assert ["context is full" in message.note for message in home.path(conversation)].count(True) == 1
+    words = (model, "--threads", "1", "--ctx", "256", "--max-tokens", "8", "--temperature", "0")
+    again = home.events(*words, "--conversation", conversation, "--prompt", "i")
+    assert not of(again, "notice")
+    (done,) = of(again, "done")
+    assert done["prompt_tokens"] - done["cached_tokens"] < 40
     full = home.events(
         model, "--threads", "1", "--ctx", "256", "--overflow", "stop", lines=lines[:61] + "x" * 400 + "\n"
     )

@@ -16,6 +16,7 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
+from app.chats.shown_messages import shown_message
 from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
@@ -229,6 +230,63 @@ def test_an_answer_goes_on_where_it_ended(bench: Bench) -> None:
     assert bench.reopened(bench.conversation.chat.id) == bench.path
 
 
+def test_a_thought_that_was_stopped_goes_on_between_its_own_marks_and_all_of_it_counts(bench: Bench) -> None:
+    bench.load(n_ctx=1024)
+    conversation = bench.conversation
+
+    def expect(grammar: str) -> None:
+        settings = {**SHORT, "max_tokens": 40, "grammar": grammar}
+        template = "{{ messages[0].content }} [THINK]x[/THINK] "
+        conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=settings, template=template))
+
+    expect('root ::= "[THINK]" [a-z]+')
+    stopped = bench.say("hello")
+    assert (stopped.content, stopped.stop_reason) == ("", "length")
+    assert stopped.reasoning
+    assert shown_message(conversation.tree, stopped, None).can_continue
+    expect('root ::= [a-z]{5} "[/THINK]yes"')
+    conversation.go_on(stopped.id)
+    assert conversation.answering.answer is not None
+    assert conversation.answering.answer.begun == f"[THINK]\n{stopped.reasoning}"
+    whole = bench.answered()
+    assert whole.content == "yes"
+    assert whole.reasoning.startswith(stopped.reasoning)
+    before, after = stopped.timings, whole.timings
+    assert before is not None
+    assert after is not None
+    assert after.generated_tokens > before.generated_tokens == 40
+    assert (after.prompt_tokens, after.first_token_seconds) == (before.prompt_tokens, before.first_token_seconds)
+    assert after.generation_seconds is not None
+    assert before.generation_seconds is not None
+    assert after.generation_seconds > before.generation_seconds
+    assert after.thinking_seconds is not None
+    assert before.thinking_seconds is not None
+    assert after.thinking_seconds > before.thinking_seconds
+    assert bench.reopened(conversation.chat.id) == bench.path
+
+
+def test_an_answer_that_comes_at_once_after_a_thought_says_how_long_was_thought(bench: Bench) -> None:
+    bench.load(n_ctx=4096)
+    conversation = bench.conversation
+    settings = {**SHORT, "max_tokens": 2000, "grammar": 'root ::= "<think>" [a-z]+'}
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=settings))
+    conversation.send("hello")
+    bench.wait(lambda: len(bench.path[-1].reasoning) > 20)
+    parts: list[Message] = []
+    conversation.answer_finished.connect(lambda _done: parts.append(bench.path[-1]))
+    conversation.answering.answer_now()
+    settings = {**SHORT, "grammar": 'root ::= "yes"'}
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=settings))
+    bench.wait(lambda: len(parts) == 2)
+    thought, whole = (part.timings for part in parts)
+    assert parts[-1].content == "yes"
+    assert thought is not None
+    assert whole is not None
+    assert whole.thinking_seconds == thought.thinking_seconds
+    assert thought.thinking_seconds is not None
+    assert whole.generated_tokens > thought.generated_tokens > 20
+
+
 def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: Bench) -> None:
     bench.load(n_ctx=4096)
     conversation, shelf = bench.conversation, bench.desk.shelf
@@ -277,12 +335,16 @@ def test_deleting_has_a_way_back_and_search_finds_the_branch(bench: Bench) -> No
 
 def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench: Bench) -> None:
     bench.load(n_ctx=256)
-    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(6)]
+    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(10)]
     assert {answer.state for answer in answers} == {"done"}
     notes = [answer.note for answer in answers]
-    assert sum(map(bool, notes)) >= 1
+    assert sum(map(bool, notes)) == 1
     assert all("context is full" in note for note in notes if note)
-    assert len(bench.path) == 12
+    assert len(bench.path) == 20
+    said = notes.index(max(notes))
+    bench.conversation.regenerate(answers[said].id)
+    assert bench.answered().note == notes[said], "it stands with what is shown"
+    bench.conversation.step_version(bench.path[-1].id, -1)
     bench.conversation.answering.overflow = "stop"
     bench.conversation.send("much too long " * 60)
     failed = bench.answered()

@@ -13,8 +13,10 @@ from app.models.open_models import OpenModels
 from app.settings import Settings
 from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
+from engine.chats.imports import MAX_LABEL_CHARACTERS
 from engine.chats.tree import MessageTree
 from engine.language import tr
+from engine.texts import show
 
 
 class ChatShelf(QObject):
@@ -84,11 +86,11 @@ class ChatShelf(QObject):
 
     def rename(self, chat: str, title: str) -> None:
         """Give a conversation another title."""
-        self._change(chat, title=title)
+        self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
 
     def move(self, chat: str, folder: str) -> None:
         """Put a conversation in a folder, or with an empty name in none."""
-        self._change(chat, folder=folder)
+        self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
 
     def toggle_pin(self, chat: str) -> None:
         """Pin a conversation, or no more."""

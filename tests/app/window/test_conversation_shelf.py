@@ -43,11 +43,11 @@ def test_a_hidden_list_is_filled_when_it_comes_into_sight(window: WindowParts) -
     window.actions["arrange_chat"].trigger()
     assert titles(window) == ["Chat 2", "Chat 1", "Chat 0"]
     window.actions["arrange_place"].trigger()
-    window.desk.shelf.rename("c1", "Another")
+    window.desk.shelf.rename("c1", "Another\u202e")
     window.desk.shelf.toggle_pin("c0")
     assert titles(window) == ["Chat 2", "Chat 1", "Chat 0"]
     window.actions["arrange_chat"].trigger()
-    assert titles(window) == ["Chat 0", "Chat 2", "Another"]
+    assert titles(window) == ["Chat 0", "Chat 2", "Another\\u202e"]
 
 
 def test_what_is_asked_comes_first_among_its_own(window: WindowParts) -> None:

@@ -35,7 +35,7 @@ def _nothing() -> None:
 
 
 class ChatArchive(QObject):
-    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, and goes on."""
+    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, goes on, and says when it is kept."""
 
     changed = Signal()
     """Other conversations are there, or one has another title, folder or pin."""
@@ -61,6 +61,8 @@ class ChatArchive(QObject):
         """What is to be written once the store is open; None where there will be none."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
+        self._is_behind = False
+        """Whether something of what was said waits for room on the disk."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
 
     # ------------------------------------------------------------------ opening
@@ -260,9 +262,14 @@ class ChatArchive(QObject):
         future, then = done
         error = future.exception()
         if isinstance(error, EngineError):
+            self._is_behind = self._is_behind or (self._store is not None and self._store.is_behind)
             self._warn(error)
         elif error is not None:
             raise error
+        elif self._is_behind:
+            # The store writes in order: what had no room before is on the disk too.
+            self._is_behind = self._has_warned = False
+            self._notices.say(tr("The conversations are kept again, with all that was said meanwhile."))
         then()
 
     def _warn(self, error: EngineError) -> None:

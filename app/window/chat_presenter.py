@@ -99,7 +99,7 @@ class ChatPresenter(QObject):
             pane.set_ready(False, tr("Loading…"))
             pane.set_context_full(False)
         elif state is not ModelState.GENERATING:
-            pane.set_ready(False, tr("Load a model to chat."))
+            pane.set_ready(False)
         pane.set_answering(self._conversation.is_answering)
 
     def _on_reading(self, event: Reading) -> None:

@@ -23,11 +23,11 @@ from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banner import Banner
 from widgets.chat.chat_heading import ChatHeading, flat_button
 from widgets.chat.context_meter import ContextPart
+from widgets.chat.empty_chat import ChatStart, EmptyChat
 from widgets.chat.message_list import MessageList
 from widgets.chat.overflow_banner import OverflowBanner
 from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.reading_row import ReadingRow
-from widgets.chat.sample_questions import SampleQuestions
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.palette import Palette
@@ -53,6 +53,8 @@ class ChatPane(QWidget):
     stop_requested = Signal()
     new_requested = Signal()
     reload_requested = Signal()
+    start_requested = Signal()
+    """What is missing before anybody can answer is to be done: a model opened, or loaded."""
     list_toggled = Signal()
     settings_made = Signal(SettingsPanel)
     draft_changed = Signal(str)
@@ -64,7 +66,7 @@ class ChatPane(QWidget):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready = False
-        self._reason = tr("Load a model to chat.")
+        self._reason = ""
         self._context_full = False
         self._lost = False
         self._is_answering = False
@@ -81,9 +83,12 @@ class ChatPane(QWidget):
         """Made when it is first looked at: it has many parts."""
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
+        self.empty = EmptyChat()
+        self._middle.addWidget(self.empty)
+        self._start = ChatStart()
         self.prompt_edit = PromptEdit()
         self.attachments = AttachmentRow(self.message_list.gallery)
-        self.sample_questions = SampleQuestions()
+        self.sample_questions = self.empty.sample_questions
         self.attach_button = flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"))
         self.send_button = QPushButton(tr("Send"))
         self.stop_button = QPushButton(tr("Stop"))
@@ -93,9 +98,11 @@ class ChatPane(QWidget):
         self._status_label = plain_label("", "dim", wrap=True)
         self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
         self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
+        self.start_banner = Banner("", "")
         self.overflow_banner = OverflowBanner()
         self._undo_banner = Banner(tr("A turn was deleted."), tr("Undo"))
         self.setAcceptDrops(True)
+        self.setFocusProxy(self.prompt_edit)
         self._build()
         self._connect()
         self._refresh()
@@ -153,6 +160,13 @@ class ChatPane(QWidget):
         """Say whether a model can answer; `reason` is shown while it cannot."""
         self._ready = ready
         self._reason = reason
+        self._refresh()
+
+    def show_start(self, start: ChatStart) -> None:
+        """Say who answers here, or what is to be done before somebody does."""
+        self._start = start
+        self.empty.show_start(start)
+        self.start_banner.show_words(start.sentence, start.button)
         self._refresh()
 
     def set_answering(self, answering: bool) -> None:
@@ -258,12 +272,18 @@ class ChatPane(QWidget):
         elif not self.prompt_edit.toPlainText().strip():
             self.prompt_edit.setPlainText(question)
 
+    def _on_stop(self) -> None:
+        self.prompt_edit.setFocus()
+        self.stop_requested.emit()
+
     def _send(self, text: str) -> None:
         self._is_answering = True
         self.heading.settings_button.setChecked(False)
         self.offer_undo(False)
         self._refresh()
         self.message_list.scroll_to_end()
+        # What was clicked goes; the next question is typed while this one is answered.
+        self.prompt_edit.setFocus()
         self.send_requested.emit(text)
 
     def _on_settings(self, shown: bool) -> None:
@@ -271,7 +291,7 @@ class ChatPane(QWidget):
             self.settings_panel = SettingsPanel(TEMPLATES)
             self._middle.addWidget(self.settings_panel)
             self.settings_made.emit(self.settings_panel)
-        self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
+        self._show_middle()
 
     def _on_typed(self) -> None:
         self._refresh()
@@ -294,9 +314,22 @@ class ChatPane(QWidget):
         self.full_banner.setVisible(self._context_full and not answering)
         self.lost_banner.setVisible(self._lost and not self._ready)
         self.lost_banner.button.setEnabled(not self._reason.endswith("…"))
-        self.sample_questions.show_while(not answering and not self.message_list.has_messages)
-        self._status_label.setText(self._remark if self._ready else self._reason)
+        is_empty = not answering and not self.message_list.has_messages
+        self.start_banner.setVisible(not is_empty and not self._ready and not self._lost and bool(self._start.button))
+        self.sample_questions.show_while(is_empty)
+        # What is said in the middle of an empty chat is not said twice.
+        reason = "" if is_empty and self._start.title else self._reason
+        self._status_label.setText(self._remark if self._ready else reason)
         self._status_label.setVisible(bool(self._status_label.text()))
+        self._show_middle()
+
+    def _show_middle(self) -> None:
+        has_words = self._is_answering or self.message_list.has_messages
+        page: QWidget = self.message_list if has_words else self.empty
+        if self.settings_panel is not None and self.heading.settings_button.isChecked():
+            page = self.settings_panel
+        if page is not self._middle.currentWidget():
+            self._middle.setCurrentWidget(page)
 
     def _build(self) -> None:
         self.send_button.setProperty("role", "primary")
@@ -317,7 +350,7 @@ class ChatPane(QWidget):
             self.full_banner,
             self.overflow_banner,
             self.lost_banner,
-            self.sample_questions,
+            self.start_banner,
             self.attachments,
             self.prompt_edit,
         ):
@@ -345,12 +378,14 @@ class ChatPane(QWidget):
         self.attachments.removed.connect(self.file_removed)
         self.sample_questions.chosen.connect(self._on_sample_chosen)
         self.send_button.clicked.connect(self._on_submit)
-        self.stop_button.clicked.connect(self.stop_requested.emit)
+        self.stop_button.clicked.connect(self._on_stop)
         for button in (self.heading.new_button, self.full_banner.button):
             button.clicked.connect(self.new_requested.emit)
         self.heading.list_button.clicked.connect(self.list_toggled.emit)
         self.heading.settings_button.toggled.connect(self._on_settings)
         self.lost_banner.button.clicked.connect(self.reload_requested.emit)
+        for button in (self.start_banner.button, self.empty.button):
+            button.clicked.connect(self.start_requested.emit)
         self._undo_banner.button.clicked.connect(self.undo_requested.emit)
         self.message_list.acted.connect(self.acted)
         self.message_list.link_opened.connect(self.link_opened)

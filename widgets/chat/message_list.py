@@ -21,7 +21,7 @@ NEAR_END_PX = 8
 MAX_WIDTH_PX = 860
 """Longer lines are hard to read."""
 MARGIN_PX = 4
-LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 56
+LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 68
 """By which the height of a message is guessed that was not laid out yet."""
 KEPT_SCREENS = 1.0
 """Bubbles that are out of sight by more than that are given up."""
@@ -97,6 +97,8 @@ class MessageList(QAbstractScrollArea):
             bubble = self._bubbles.get(message.id)
             if bubble is not None and bubble.message != message:
                 bubble.show_message(message)
+        for name, bubble in self._bubbles.items():
+            bubble.set_last(self._is_last(name))
         self._place()
 
     def update_message(self, message: ShownMessage) -> None:
@@ -243,8 +245,12 @@ class MessageList(QAbstractScrollArea):
         bubble.save_requested.connect(self.save_requested)
         bubble.height_changed.connect(self._on_height_changed)
         bubble.installEventFilter(self)
+        bubble.set_last(self._is_last(message.id))
         self._bubbles[message.id] = bubble
         return bubble
+
+    def _is_last(self, message: str) -> bool:
+        return bool(self._messages) and self._messages[-1].id == message and self._messages[-1].role == "assistant"
 
     def _drop(self, message: str) -> None:
         bubble = self._bubbles.pop(message)

@@ -15,6 +15,7 @@ from tests.widgets.chat.conftest import exchange
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
+from widgets.chat.empty_chat import ChatStart
 from widgets.chat.prompt_edit import files_of
 from widgets.chat.settings_panel import SettingChange, SettingRow
 from widgets.chat.template_field import OF_MODEL, OTHER
@@ -69,6 +70,45 @@ def test_text_stays_while_there_is_no_model(qtbot: QtBot, pane: ChatPane) -> Non
     pane.set_ready(True)
     assert pane.send_button.isEnabled()
     assert pane.status_text == ""
+
+
+def test_what_is_missing_is_offered_in_the_middle_and_above_the_input_once_something_was_said(
+    qtbot: QtBot, pane: ChatPane
+) -> None:
+    start = ChatStart("Demo", "It answers once it is loaded.", "Load", "Demo is not loaded.")
+    pane.set_ready(False)
+    pane.show_start(start)
+    assert pane.empty.title_label.isVisible()
+    assert not pane.start_banner.isVisible()
+    with qtbot.waitSignal(pane.start_requested):
+        QTest.mouseClick(pane.empty.button, Qt.MouseButton.LeftButton)
+
+    pane.show_messages(exchange())
+    assert not pane.empty.isVisible()
+    assert pane.start_banner.label.text() == "Demo is not loaded."
+    with qtbot.waitSignal(pane.start_requested):
+        QTest.mouseClick(pane.start_banner.button, Qt.MouseButton.LeftButton)
+
+    pane.set_lost(True)
+    assert not pane.start_banner.isVisible(), "that it was lost is said already"
+    pane.set_lost(False)
+    pane.show_start(ChatStart("Demo"))
+    pane.set_ready(True)
+    assert not pane.start_banner.isVisible()
+    pane.show_messages([])
+    assert pane.empty.title_label.isVisible()
+    assert not pane.empty.button.isVisible()
+
+
+def test_the_heading_leaves_the_title_room(pane: ChatPane) -> None:
+    pane.resize(900, 560)
+    words = pane.heading.settings_button.text()
+    pane.resize(280, 560)
+    assert pane.heading.settings_button.text() != words
+    assert pane.heading.settings_button.accessibleName()
+    assert pane.heading.width() <= pane.width()
+    pane.resize(900, 560)
+    assert pane.heading.settings_button.text() == words
 
 
 def test_nothing_more_is_sent_while_an_answer_comes(qtbot: QtBot, pane: ChatPane) -> None:

@@ -22,6 +22,8 @@ from engine.texts import show
 class ChatShelf(QObject):
     """Gives each open model's conversation the archive, and switches between kept ones."""
 
+    leaving = Signal()
+    """The current model is to show another conversation; what is typed belongs to the one before."""
     current_changed = Signal(str)
     """The id of the conversation that is shown; also when another model is."""
     began = Signal()
@@ -54,6 +56,7 @@ class ChatShelf(QObject):
 
     def new(self) -> None:
         """Begin a new conversation with the current model."""
+        self.leaving.emit()
         conversation = self._models.current.conversation
         if not conversation.is_empty or conversation.chat.draft:
             conversation.begin()
@@ -61,6 +64,7 @@ class ChatShelf(QObject):
 
     def open(self, chat: str, message: str = "") -> None:
         """Show a kept conversation, and a message of it."""
+        self.leaving.emit()
         shown = next((model for model in self._models.all if model.conversation.chat.id == chat), None)
         if shown is not None and shown is not self._models.current:
             # One conversation is never written to from two places.

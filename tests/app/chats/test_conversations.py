@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QApplication, QWidget
@@ -16,7 +17,7 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
-from app.chats.shown_messages import shown_message
+from app.chats.shown_messages import answer_note, shown_message
 from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
@@ -350,6 +351,29 @@ def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench:
     failed = bench.answered()
     assert failed.state == "failed"
     assert "256" in failed.note
+
+
+def test_what_a_lost_engine_had_answered_is_kept_with_what_it_took(bench: Bench) -> None:
+    before = {process.pid for process in psutil.Process().children()}
+    bench.load(n_ctx=1 << 14)
+    conversation = bench.conversation
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"seed": 1}))
+    conversation.send("tell me of everything")
+    bench.wait(lambda: len(bench.painted) > 2)
+    for process in psutil.Process().children():
+        if process.pid not in before:
+            process.kill()
+    bench.wait(lambda: not conversation.is_answering)
+    answer = bench.path[-1]
+    assert (answer.state, bool(answer.content)) == ("interrupted", True)
+    assert answer.note.endswith("Last load says how. What had come is kept.")
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens >= 3
+    assert answer.timings.first_token_seconds is not None
+    note = answer_note(answer)
+    assert note.startswith(answer.note)
+    assert " tokens · " in note
+    assert note.endswith("CPU 0–1")
 
 
 def test_a_question_that_failed_is_asked_again_in_its_place(bench: Bench) -> None:

@@ -39,6 +39,7 @@ class ShelfPresenter(QObject):
         archive.changed.connect(self._on_changed)
         list_view.came_into_sight.connect(self._on_sight)
         shelf.current_changed.connect(list_view.show_current)
+        shelf.leaving.connect(self._on_leaving)
         shelf.deleted.connect(list_view.offer_undo)
         shelf.message_wanted.connect(self._on_message_wanted)
         list_view.new_requested.connect(shelf.new)
@@ -69,8 +70,10 @@ class ShelfPresenter(QObject):
     def _on_message_wanted(self, message: str) -> None:
         self._current_pane().message_list.show_message(message)
 
+    def _on_leaving(self) -> None:
+        self._current_pane().flush()
+
     def _on_opened(self, place: ChatPlace) -> None:
-        self._current_pane().flush_draft()
         self._shelf.open(place.chat, place.message)
 
     def _on_renamed(self, change: ChatChange) -> None:

@@ -107,6 +107,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)
     views.added.connect(lambda view: _connect_pane(view.chat, desk, arranger, code))
+    main.about_to_close.connect(views.flush)
 
 
 def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:

@@ -77,7 +77,7 @@ class ChatPane(QWidget):
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(DRAFT_INTERVAL_MS)
-        self._draft_timer.timeout.connect(self.flush_draft)
+        self._draft_timer.timeout.connect(self._tell_draft)
 
         self.message_list = MessageList(typesetter)
         self.settings_panel: SettingsPanel | None = None
@@ -130,8 +130,14 @@ class ChatPane(QWidget):
         self._is_settling = False
         self._draft_timer.stop()
 
-    def flush_draft(self) -> None:
-        """Tell what is typed now."""
+    def flush(self) -> None:
+        """Tell all that is typed, here and among the settings, and not told yet."""
+        if self._draft_timer.isActive():
+            self._tell_draft()
+        if self.settings_panel is not None:
+            self.settings_panel.flush()
+
+    def _tell_draft(self) -> None:
         self._draft_timer.stop()
         self.draft_changed.emit(self.prompt_edit.toPlainText())
 
@@ -264,7 +270,7 @@ class ChatPane(QWidget):
             return
         self.show_draft("")
         self._send(text)
-        self.flush_draft()
+        self._tell_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
         """Ask it; where nobody can answer yet it waits in the input, unless something is written there."""
@@ -305,7 +311,7 @@ class ChatPane(QWidget):
 
     def _on_typed(self) -> None:
         self._refresh()
-        if not self._is_settling:
+        if not self._is_settling and not self._draft_timer.isActive():
             self._draft_timer.start()
 
     # ------------------------------------------------------------------ inside

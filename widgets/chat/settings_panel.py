@@ -96,7 +96,7 @@ class SettingsPanel(QScrollArea):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(SYSTEM_DELAY_MS)
-        self._timer.timeout.connect(self.flush)
+        self._timer.timeout.connect(self._tell_system)
         self._is_showing = False
         self._build()
         self.system_edit.textChanged.connect(self._on_system_typed)
@@ -135,12 +135,17 @@ class SettingsPanel(QScrollArea):
         self.fault_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
-        """Tell what is typed as the system prompt now."""
+        """Tell what is typed as system prompt and template, and not told yet."""
+        if self._timer.isActive():
+            self._tell_system()
+        self.template_field.flush()
+
+    def _tell_system(self) -> None:
         self._timer.stop()
         self.system_changed.emit(self.system_edit.toPlainText())
 
     def _on_system_typed(self) -> None:
-        if not self._is_showing:
+        if not self._is_showing and not self._timer.isActive():
             self._timer.start()
 
     def _on_preset(self) -> None:

@@ -11,6 +11,7 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.settings.sampling_table import SAMPLING
+from tests.support.patience import DEADLINE_MS
 from tests.widgets.chat.conftest import exchange
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
@@ -127,13 +128,40 @@ def test_a_question_comes_back_unless_something_else_is_typed(pane: ChatPane) ->
     assert pane.prompt_edit.toPlainText() == "second"
 
 
-def test_drafts_are_told_when_typing_rests_and_shown_without_being_told(qtbot: QtBot, pane: ChatPane) -> None:
-    with qtbot.waitSignal(pane.draft_changed) as told:
-        QTest.keyClicks(pane.prompt_edit, "half a")
-    assert told.args == ["half a"]
+def test_drafts_are_told_and_shown_without_being_told(qtbot: QtBot, pane: ChatPane) -> None:
+    told: list[str] = []
+    pane.draft_changed.connect(told.append)
+    QTest.keyClicks(pane.prompt_edit, "half a")
+    qtbot.waitUntil(lambda: told[-1:] == ["half a"], timeout=DEADLINE_MS)
     with qtbot.assertNotEmitted(pane.draft_changed, wait=0):
         pane.show_draft("of another one")
+        pane.flush()
     assert pane.prompt_edit.toPlainText() == "of another one"
+    pane.prompt_edit.insertPlainText(", now")
+    pane.flush()
+    assert told[-1] == "of another one, now"
+
+
+@pytest.mark.parametrize("place", ["draft", "system", "template"])
+def test_who_types_without_a_pause_is_kept_up_with(qtbot: QtBot, pane: ChatPane, place: str) -> None:
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    field = panel.template_field
+    told: list[str] = []
+    edit, signal = {
+        "draft": (pane.prompt_edit, pane.draft_changed),
+        "system": (panel.system_edit, panel.system_changed),
+        "template": (field.text_edit, field.template_changed),
+    }[place]
+    signal.connect(told.append)
+
+    def type_on() -> bool:
+        edit.insertPlainText("a")
+        return bool(told)
+
+    qtbot.waitUntil(type_on, timeout=DEADLINE_MS)
+    assert told[0].strip("a") == ""
 
 
 def test_a_full_context_says_what_to_do(qtbot: QtBot, pane: ChatPane) -> None:

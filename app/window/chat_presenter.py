@@ -14,6 +14,7 @@ from app.models.context_counter import ContextCounter
 from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
+from app.models.reading_pace import ReadingPace, left_words
 from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
@@ -36,6 +37,7 @@ class ChatPresenter(QObject):
         self._shown_chat = ""
         self._read: int | None = None
         """The request whose prompt was read and is in the meter."""
+        self._pace = ReadingPace()
         self._before_delete: MessageTree | None = None
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
@@ -113,7 +115,8 @@ class ChatPresenter(QObject):
             read_tokens=format_count(event.read_tokens),
             prompt_tokens=format_count(event.prompt_tokens),
         )
-        self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
+        left = left_words(self._pace.left_s(event))
+        self._pane.show_reading(event.read_tokens / event.prompt_tokens, f"{words}{left}")
 
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.set_answering(False)

@@ -162,6 +162,27 @@ def test_each_answer_teaches_the_speed_book(
     assert done.generated_tokens == json.loads(answer.out.splitlines()[-1])["generated_tokens"]
 
 
+def test_a_template_that_was_replaced_is_said_once(
+    home: Home,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, home.environment[name])
+    template = {"tokenizer.chat_template": "{{ raise_exception('only in turns') }}"}
+    odd = write_tiny_llama(tmp_path / "odd.gguf", n_layers=2, extra_metadata=template)
+    words = ("--threads", "1", "--ctx", "256", "--max-tokens", "2")
+    talked = home.run(odd, *words, lines="One\nTwo\n")
+    assert talked.returncode == 0
+    assert talked.stderr.count("only in turns") == 1
+    told = run_here(capsys, "chat", odd, *words, "--prompt", "One", "--json")
+    assert "only in turns" in json.loads(told.out.splitlines()[-1])["replaced"]
+    told = run_here(capsys, "chat", model, *words, "--prompt", "One", "--json")
+    assert "replaced" not in json.loads(told.out.splitlines()[-1])
+
+
 def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> None:
     with home.start(model, "--threads", "1", "--ctx", "1024", "--prompt", "Hello", "--seed", "2") as process:
         events = wait_for(process, "token", 15)

@@ -38,6 +38,8 @@ class ChatPresenter(QObject):
         self._read: int | None = None
         """The request whose prompt was read and is in the meter."""
         self._pace = ReadingPace()
+        self._logged = ""
+        """What the log was told last of a chat template that is not used."""
         self._before_delete: MessageTree | None = None
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
@@ -121,8 +123,10 @@ class ChatPresenter(QObject):
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.set_answering(False)
         self._pane.show_remark(event.replaced)
-        if event.replaced:
-            _log.warning("%s", event.replaced)
+        if event.replaced_for_log != self._logged:
+            self._logged = event.replaced_for_log
+            if self._logged:
+                _log.warning("%s", self._logged)
         is_full = event.stop_reason == "context_full" and self._conversation.answering.overflow == "stop"
         self._pane.set_context_full(is_full)
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
@@ -24,6 +24,7 @@ from app.notices import Notices
 from app.paths import chats_path
 from app.settings import Settings
 from app.theme import Theme
+from app.window.chat_presenter import ChatPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.asking import chat_messages
@@ -35,6 +36,8 @@ from engine.plan.edit import Edit
 from engine.protocol.messages import Tokenise
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
+from widgets.chat.chat_pane import ChatPane
+from widgets.markdown.typesetter import Typesetter
 
 DEADLINE_MS = 120_000
 N_LAYERS = 2
@@ -423,6 +426,23 @@ def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
     short = bench.answered().timings
     assert short is not None
     assert short.prompt_tokens < long - 40
+
+
+def test_the_log_is_told_of_a_template_that_is_not_used_and_of_nothing_that_was_said(
+    bench: Bench, qtbot: QtBot, caplog: pytest.LogCaptureFixture
+) -> None:
+    pane = ChatPane(Typesetter(lambda work: work(), lambda work: work()))
+    qtbot.addWidget(pane)
+    bench.load()
+    ChatPresenter(bench.desk.models.current, pane, pane)
+    chat = bench.conversation.chat
+    template = "{{ raise_exception('roles: ' ~ messages[-1].content) }}"
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template=template))
+    bench.say("the secret of the quay")
+    assert any("the secret of the quay" in label.text() for label in pane.findChildren(QLabel))
+    bench.say("another secret")
+    assert "secret" not in caplog.text
+    assert caplog.text.count("it refuses this conversation") == 1
 
 
 def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot, qapp: QApplication) -> None:

@@ -28,7 +28,7 @@ from engine.chats.attachments import ReadFile
 from engine.chats.context import Overflow, answer_reserve, choose, left_out_sentence, tokens_of
 from engine.chats.conversation import Conversation
 from engine.chats.cuts import cut_of_answer, cut_of_path, cut_that_leaves_out, left_out_of
-from engine.chats.kept_state import MIN_TOKENS, KeptStates, key_of, model_identity
+from engine.chats.kept_state import MIN_TOKENS, KeptStates, StateKey, key_of, model_identity
 from engine.chats.message import Cut, Message, new_id, now_ms
 from engine.chats.presets import Preset
 from engine.chats.store import ChatStore
@@ -37,7 +37,7 @@ from engine.demo.speaking import recommended_sampling
 from engine.errors import ChatError, EngineError
 from engine.fit.step_back import layout_words
 from engine.protocol.messages import ChatMessage, Counted, LastWord, RestoreSequence, SaveSequence, SequenceSaved
-from engine.session.events import Done
+from engine.session.events import Done, Failed
 from engine.session.load_order import LoadOrder
 from engine.settings.sampling_sources import changed_settings, model_sampling, sampling_of
 from engine.texts import escape
@@ -72,9 +72,8 @@ class Talk:
     ) -> None:
         self._store, self._states, self._printer, self._options = store, states, printer, options
         self._order, self._conversation = order, conversation
-        plan = order.plan
+        self._plan = plan = order.plan
         self._model = model_identity(plan.model)
-        self._key = key_of(self._model, plan.settings, plan.edit.side_files.adapters)
         preset = {} if options.preset is None else options.preset.settings
         chat = {**conversation.settings, **options.settings}
         authors = recommended_sampling(plan.model)
@@ -91,6 +90,8 @@ class Talk:
         with on_interrupt(self._session.on_interrupt):
             try:
                 self._session.load(self._order)
+                # it may have stepped back from what was asked for
+                self._plan = self._session.loaded_plan or self._plan
                 self._printer.begin(self._conversation.id, self._conversation.title)
                 self._restore()
                 for line in self._questions():
@@ -108,6 +109,10 @@ class Talk:
             self._printer.notice(error.summary())
             return False
         return True
+
+    @property
+    def _key(self) -> StateKey:
+        return key_of(self._model, self._plan.settings, self._plan.edit.side_files.adapters)
 
     def _restore(self) -> None:
         """Go on with what a model held of the conversation; where that cannot be, it is read again."""
@@ -191,7 +196,7 @@ class Talk:
         try:
             messages = self._with_files(chat_messages(self._system, shown))
         except ChatError as error:
-            self._printer.notice(error.summary())
+            self._refuse(error.summary())
             return
         self._tree = add(before, message)
         self._store.apply(self._conversation.id, before, self._tree)
@@ -206,15 +211,21 @@ class Talk:
             learn_speed(loaded, ending)
         self._keep_state(request, ending.prompt_tokens + ending.generated_tokens)
 
+    def _refuse(self, sentence: str) -> None:
+        """Say why a question is not asked. Where it is the only one the talk ends with that, as `TalkSession.end`."""
+        if self._options.prompt is not None:
+            self._session.end(Failed(kind="argument", message=sentence))
+        self._printer.notice(sentence)
+
     def _new_answer(self, question: str) -> Message:
         return Message(
             id=new_id(),
             role="assistant",
             content="",
             parent=question,
-            model=self._order.plan.model.name,
+            model=self._plan.model.name,
             model_identity=self._model,
-            layout=layout_words(self._order.plan.edit.layout),
+            layout=layout_words(self._plan.edit.layout),
             settings=changed_settings(self._sampling),
             state="writing",
             created_ms=now_ms(),
@@ -242,7 +253,7 @@ class Talk:
             room = counted.n_ctx - answer_reserve(counted.n_ctx, self._sampling.max_tokens) - tokens.get(SYSTEM, 0)
             fit = choose(shown, tokens, room, self._options.overflow)
             if fit.decision != "fits":
-                self._printer.notice(fit.sentence())
+                self._refuse(fit.sentence())
                 return None
             if not fit.newly:
                 return shown, cut

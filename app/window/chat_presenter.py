@@ -14,6 +14,7 @@ from app.models.context_counter import ContextCounter
 from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
+from app.models.reading_pace import ReadingPace, left_words
 from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
@@ -36,6 +37,9 @@ class ChatPresenter(QObject):
         self._shown_chat = ""
         self._read: int | None = None
         """The request whose prompt was read and is in the meter."""
+        self._pace = ReadingPace()
+        self._logged = ""
+        """What the log was told last of a chat template that is not used."""
         self._before_delete: MessageTree | None = None
         """What a deletion can be taken back to, while nothing else became of the messages."""
         self._after_delete = MessageTree()
@@ -117,13 +121,16 @@ class ChatPresenter(QObject):
             read_tokens=format_count(event.read_tokens),
             prompt_tokens=format_count(event.prompt_tokens),
         )
-        self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
+        left = left_words(self._pace.left_s(event))
+        self._pane.show_reading(event.read_tokens / event.prompt_tokens, f"{words}{left}")
 
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.set_answering(False)
         self._pane.show_remark(event.replaced)
-        if event.replaced:
-            _log.warning("%s", event.replaced)
+        if event.replaced_for_log != self._logged:
+            self._logged = event.replaced_for_log
+            if self._logged:
+                _log.warning("%s", self._logged)
         is_full = event.stop_reason == "context_full" and self._conversation.answering.overflow == "stop"
         self._pane.set_context_full(is_full)
 

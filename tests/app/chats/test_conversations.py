@@ -11,7 +11,7 @@ import msgspec
 import psutil
 import pytest
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
@@ -41,6 +41,7 @@ from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.shown import ActionKind, MessageAction
+from widgets.markdown.typesetter import Typesetter
 
 DEADLINE_MS = 120_000
 N_LAYERS = 2
@@ -486,6 +487,23 @@ def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
     short = bench.answered().timings
     assert short is not None
     assert short.prompt_tokens < long - 40
+
+
+def test_the_log_is_told_of_a_template_that_is_not_used_and_of_nothing_that_was_said(
+    bench: Bench, qtbot: QtBot, caplog: pytest.LogCaptureFixture
+) -> None:
+    pane = ChatPane(Typesetter(lambda work: work(), lambda work: work()))
+    qtbot.addWidget(pane)
+    bench.load()
+    ChatPresenter(bench.desk.models.current, pane, pane)
+    chat = bench.conversation.chat
+    template = "{{ raise_exception('roles: ' ~ messages[-1].content) }}"
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template=template))
+    bench.say("the secret of the quay")
+    assert any("the secret of the quay" in label.text() for label in pane.findChildren(QLabel))
+    bench.say("another secret")
+    assert "secret" not in caplog.text
+    assert caplog.text.count("it refuses this conversation") == 1
 
 
 def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot, qapp: QApplication) -> None:

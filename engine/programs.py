@@ -30,6 +30,7 @@ CHILDREN = {
     "pdf": "engine.chats.pdf_reader",
     "image": "engine.images.reader",
     "sound": "engine.sounds.reader",
+    "importer": "engine.chats.importer",
     "library": "engine.library.child",
     "tunnel": "engine.tunnel",
 }

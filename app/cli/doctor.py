@@ -32,18 +32,27 @@ def run_doctor(options: Namespace) -> int:
         peers = options.tunnels.peers(options.peer)
         return find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path(), peers=peers)
 
-    rig, problem = find_rig(find)
+    def find_here() -> Rig:
+        return find_all_devices(self_test_path(), checks=engine_checks_path())
+
+    # One machine that does not answer is no reason to leave this one's devices aside.
+    rig, problem = find_rig(find, *([find_here] if options.rpc or options.peer else []))
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
     packs = pack_keeper().listed()
     with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
         steps = machine.engine_steps() if options.engine else machine.steps()
-        report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home()))
+        report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))
     _clear()
     _tell(report, options)
     if not report.is_whole:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if report.is_sound else exit_codes.exit_code("crashed")
+
+
+def _machines(options: Namespace) -> list[str]:
+    """Return what sentences may call other machines: as they were asked for, and as paired ones were named."""
+    return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 
 def examined_files() -> Files:

@@ -144,6 +144,25 @@ def test_a_search_that_fails_leaves_the_host() -> None:
     rig, problem = find_rig(find)
     assert rig.devices == ()
     assert problem == "192.0.2.1:1 does not answer."
+    assert find_rig(find, find) == (rig, problem)
+
+
+def test_a_second_search_finds_what_the_first_could_not_tell() -> None:
+    def find() -> Rig:
+        raise UnreachableError("192.0.2.1:1 does not answer.")
+
+    card = Device("CUDA0", "card", "CUDA", "gpu", GIB)
+    here = Rig((card,), make_host("processor", GIB))
+    assert find_rig(find, lambda: here) == (here, "192.0.2.1:1 does not answer.")
+    assert find_rig(lambda: here, find) == (here, "")
+
+
+def test_machines_that_were_asked_for_in_vain_are_not_named() -> None:
+    asked = ("attic-of-maria.local:50052", " maria's laptop ")
+    names = personal_names(Rig((), make_host("processor", GIB)), Path("/home/maria"), asked)
+    said = "attic-of-maria.local:50052 refused: attic-of-maria.local is unknown. maria's laptop is not paired."
+    report = without_names(Report((Check(name="devices", detail=said),)), names)
+    assert report.checks[0].detail == "asked-0 refused: machine-of-asked-0 is unknown. asked-1 is not paired."
 
 
 def test_one_check_for_all_types_of_a_feature() -> None:

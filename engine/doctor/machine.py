@@ -133,7 +133,7 @@ class Machine:
 
     def _cards(self) -> Iterable[Check]:
         slots = (parse_pci_id(device.pci_bus_id or "") for device in self._rig.devices if not device.is_rpc)
-        return card_checks(cards_on_bus(), {slot for slot in slots if slot is not None}, backends_built())
+        return card_checks(cards_on_bus(), {slot for slot in slots if slot is not None}, backends_built(), self._packs)
 
     def _listed(self) -> Iterator[Check]:
         nvml = Nvml()

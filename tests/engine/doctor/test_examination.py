@@ -48,11 +48,12 @@ def test_a_step_that_fails_costs_that_step_only() -> None:
 
 
 def test_a_pack_that_does_not_work_is_told_and_one_switched_off_is_in_order() -> None:
-    def pack(name: str, state: PackState, reason: str = "") -> ListedPack:
-        return ListedPack(name, "Vulkan", "0.3.36", "packs", 8 * MIB, state, reason, (), "a driver", ours=True)
-
-    packs = [pack("vulkan", "used"), pack("cuda", "off"), pack("hip", "broken", "The driver is missing."),
-             pack("other", "unchecked")]  # fmt: skip
+    packs = [
+        listed_pack("vulkan", "Vulkan", "used"),
+        listed_pack("cuda", "CUDA", "off"),
+        listed_pack("hip", "HIP", "broken", "The driver is missing."),
+        listed_pack("other", "Vulkan", "unchecked"),
+    ]
     found = list(pack_checks(packs))
     assert [(each.name, each.ok) for each in found] == [("engine pack", ok) for ok in (True, True, False, None)]
     assert "hip" in found[2].detail
@@ -135,6 +136,36 @@ def test_an_unused_card_says_why(maker: str, driver: str, backends: tuple[str, .
     assert reason in unused.detail
     (used,) = card_checks([card], [slot], backends)
     assert (used.ok, used.device, used.detail) == (True, "0000:01:00", f"{maker} 2204")
+
+
+def listed_pack(name: str, backend: str, state: PackState, reason: str = "") -> ListedPack:
+    return ListedPack(name, backend, "0.3.36", "packs", 8 * MIB, state, reason, (), "a driver", ours=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("used", "No device for it was found.", "driver and toolkit may not belong together"),
+        ("broken", "It dies (SIGSEGV).", "the engine pack cuda is there for it. Not used. It dies (SIGSEGV)."),
+        ("off", "", "the engine pack cuda is there for it. Switched off."),
+    ],
+)
+def test_a_card_is_told_what_keeps_its_pack_from_it(state: PackState, reason: str, said: str) -> None:
+    card = Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia")
+    packs = [listed_pack("hip", "HIP", "used"), listed_pack("cuda", "CUDA", state, reason)]
+    (check,) = card_checks([card], [], ("CPU", "RPC"), packs)
+    assert check.ok is False
+    assert said in check.detail
+    assert "built without" not in check.detail
+
+
+def test_a_card_that_is_not_used_beside_another_one_is_nothing_wrong() -> None:
+    card = Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia")
+    inside = Card(PciId(0, 0, 2), "Intel", "4680", "i915")
+    found = list(card_checks([inside, card], [card.slot], ("CPU", "CUDA")))
+    assert [check.ok for check in found] == [None, True]
+    assert "built without Vulkan and SYCL" in found[0].detail
+    assert [check.ok for check in card_checks([inside, card], [], ("CPU", "CUDA"))] == [False, False]
 
 
 def test_a_search_that_fails_leaves_the_host() -> None:

@@ -53,6 +53,7 @@ class ChatPane(QWidget):
     stop_requested = Signal()
     new_requested = Signal()
     reload_requested = Signal()
+    check_requested = Signal()
     list_toggled = Signal()
     settings_made = Signal(SettingsPanel)
     draft_changed = Signal(str)
@@ -67,6 +68,7 @@ class ChatPane(QWidget):
         self._reason = tr("Load a model to chat.")
         self._context_full = False
         self._lost = False
+        self._crashed = False
         self._is_answering = False
         self._is_settling = False
         self._is_reading_files = False
@@ -93,6 +95,7 @@ class ChatPane(QWidget):
         self._status_label = plain_label("", "dim", wrap=True)
         self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
         self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
+        self.check_button = self.lost_banner.add_button(tr("Check This Machine…"))
         self.overflow_banner = OverflowBanner()
         self._undo_banner = Banner(tr("A turn was deleted."), tr("Undo"))
         self.setAcceptDrops(True)
@@ -179,6 +182,11 @@ class ChatPane(QWidget):
     def set_lost(self, lost: bool) -> None:
         """Show or hide the offer to load a model again that went away by itself."""
         self._lost = lost
+        self._refresh()
+
+    def set_crashed(self, crashed: bool) -> None:
+        """Say whether the engine crashed: then finding out what of it works here is offered before another try."""
+        self._crashed = crashed
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
@@ -293,6 +301,7 @@ class ChatPane(QWidget):
         self.send_button.setEnabled(self._can_send() and self._has_words())
         self.full_banner.setVisible(self._context_full and not answering)
         self.lost_banner.setVisible(self._lost and not self._ready)
+        self.check_button.setVisible(self._crashed)
         self.lost_banner.button.setEnabled(not self._reason.endswith("…"))
         self.sample_questions.show_while(not answering and not self.message_list.has_messages)
         self._status_label.setText(self._remark if self._ready else self._reason)
@@ -351,6 +360,7 @@ class ChatPane(QWidget):
         self.heading.list_button.clicked.connect(self.list_toggled.emit)
         self.heading.settings_button.toggled.connect(self._on_settings)
         self.lost_banner.button.clicked.connect(self.reload_requested.emit)
+        self.check_button.clicked.connect(self.check_requested.emit)
         self._undo_banner.button.clicked.connect(self.undo_requested.emit)
         self.message_list.acted.connect(self.acted)
         self.message_list.link_opened.connect(self.link_opened)

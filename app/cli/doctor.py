@@ -11,9 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli import exit_codes
+from app.cli.machine import find_machine
 from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
-from app.packs import find_all_devices, pack_keeper
+from app.packs import pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
@@ -30,13 +31,10 @@ def run_doctor(options: Namespace) -> int:
 
     def find() -> Rig:
         peers = options.tunnels.peers(options.peer)
-        return find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path(), peers=peers)
-
-    def find_here() -> Rig:
-        return find_all_devices(self_test_path(), checks=engine_checks_path())
+        return find_machine(options.rpc, peers)
 
     # One machine that does not answer is no reason to leave this one's devices aside.
-    rig, problem = find_rig(find, *([find_here] if options.rpc or options.peer else []))
+    rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
     packs = pack_keeper().listed()

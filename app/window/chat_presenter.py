@@ -18,7 +18,7 @@ from app.models.reading_pace import ReadingPace, left_words
 from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
-from engine.session.events import Done, Reading
+from engine.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, Reading
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
 from widgets.chat.shown import MessageAction
@@ -47,6 +47,7 @@ class ChatPresenter(QObject):
         self._conversation = conversation
         loading.state_changed.connect(self._on_state_changed)
         loading.bridge.reading.connect(self._on_reading)
+        loading.ended.connect(self._on_ended)
         loading.lost_changed.connect(pane.set_lost)
         conversation.shown_changed.connect(self._show_messages)
         conversation.chat_changed.connect(self._show_chat)
@@ -106,6 +107,9 @@ class ChatPresenter(QObject):
         elif state is not ModelState.GENERATING:
             pane.set_ready(False)
         pane.set_answering(self._conversation.is_answering)
+
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        self._pane.set_crashed(isinstance(event, Crashed))
 
     def _on_reading(self, event: Reading) -> None:
         if event.request != self._conversation.asked_request or not self._conversation.is_answering:

@@ -102,6 +102,7 @@ class ModelViews(QObject):
         view = self._views[model] = ModelView(ChatPane(self._typesetter), LoadReport())
         view.report.apply_palette(self._palette)
         view.report.check_requested.connect(self.check_requested)
+        view.chat.check_requested.connect(self.check_requested)
         view.chat.apply_palette(self._palette)
         self._chats.addWidget(view.chat)
         self._reports.addWidget(view.report)

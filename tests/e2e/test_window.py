@@ -73,6 +73,7 @@ def test_a_child_killed_in_an_answer_costs_the_answer_only(window: Window) -> No
     note = window.ask("last_note")
     assert note.startswith("The engine ended in the middle of this answer: Last load says how. What had come is kept.")
     assert " tokens · " in note
+    assert window.ask("visible", "chat.check_button")
     window.click("chat.lost_banner.button")
     window.wait_for("the model again", lambda: window.ask("state") == "READY")
     assert not window.ask("visible", "chat.lost_banner.button")

@@ -1,4 +1,4 @@
-"""A sentence above the input with one thing that can be done about it."""
+"""A sentence above the input with what can be done about it."""
 
 from __future__ import annotations
 
@@ -19,9 +19,16 @@ class Banner(QFrame):
         row.setContentsMargins(12, 8, 8, 8)
         row.addWidget(self.label, 1)
         row.addWidget(self.button)
+        self._row = row
         self.hide()
 
     def show_words(self, text: str, button: str) -> None:
         """Say something else."""
         self.label.setText(text)
         self.button.setText(button)
+
+    def add_button(self, text: str) -> QPushButton:
+        """Return a button for another thing that can be done, before the first one."""
+        button = QPushButton(text)
+        self._row.insertWidget(self._row.indexOf(self.button), button)
+        return button

@@ -56,6 +56,7 @@ class ChatPane(QWidget):
     reload_requested = Signal()
     start_requested = Signal()
     """What is missing before anybody can answer is to be done: a model opened, or loaded."""
+    check_requested = Signal()
     list_toggled = Signal()
     settings_made = Signal(SettingsPanel)
     draft_changed = Signal(str)
@@ -70,6 +71,7 @@ class ChatPane(QWidget):
         self._reason = ""
         self._context_full = False
         self._lost = False
+        self._crashed = False
         self._is_answering = False
         self._is_settling = False
         self._is_reading_files = False
@@ -100,6 +102,7 @@ class ChatPane(QWidget):
         self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
         self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
         self.start_banner = Banner("", "")
+        self.check_button = self.lost_banner.add_button(tr("Check This Machine…"))
         self.overflow_banner = OverflowBanner()
         self._undo_banner = Banner(tr("A turn was deleted."), tr("Undo"))
         self.setAcceptDrops(True)
@@ -200,6 +203,11 @@ class ChatPane(QWidget):
     def set_lost(self, lost: bool) -> None:
         """Show or hide the offer to load a model again that went away by itself."""
         self._lost = lost
+        self._refresh()
+
+    def set_crashed(self, crashed: bool) -> None:
+        """Say whether the engine crashed: then finding out what of it works here is offered before another try."""
+        self._crashed = crashed
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
@@ -329,6 +337,7 @@ class ChatPane(QWidget):
         self.send_button.setEnabled(self._can_send() and self._has_words())
         self.full_banner.setVisible(self._context_full and not answering)
         self.lost_banner.setVisible(self._lost and not self._ready)
+        self.check_button.setVisible(self._crashed)
         self.lost_banner.button.setEnabled(not self._reason.endswith("…"))
         is_empty = not answering and not self.message_list.has_messages
         self.start_banner.setVisible(not is_empty and not self._ready and not self._lost and bool(self._start.button))
@@ -402,6 +411,7 @@ class ChatPane(QWidget):
         self.lost_banner.button.clicked.connect(self.reload_requested.emit)
         for button in (self.start_banner.button, self.empty.button):
             button.clicked.connect(self.start_requested.emit)
+        self.check_button.clicked.connect(self.check_requested.emit)
         self._undo_banner.button.clicked.connect(self.undo_requested.emit)
         self.message_list.acted.connect(self._on_acted)
         self.message_list.link_opened.connect(self.link_opened)

@@ -190,6 +190,20 @@ def test_the_context_meter(pane: ChatPane, parts: list[ContextPart] | None, tota
     assert pane.context_meter.isVisible() is (total is not None)
 
 
+def test_after_a_crash_a_check_is_offered_beside_the_reload(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.set_ready(False)
+    pane.set_lost(True)
+    assert pane.lost_banner.isVisible()
+    assert not pane.check_button.isVisible(), "a worker may have gone: that is nothing to check for"
+    pane.set_crashed(True)
+    with qtbot.waitSignal(pane.check_requested):
+        QTest.mouseClick(pane.check_button, Qt.MouseButton.LeftButton)
+    with qtbot.waitSignal(pane.reload_requested):
+        QTest.mouseClick(pane.lost_banner.button, Qt.MouseButton.LeftButton)
+    pane.set_lost(False)
+    assert not pane.check_button.isVisible()
+
+
 def test_the_arrow_up_edits_the_last_question(qtbot: QtBot, pane: ChatPane) -> None:
     pane.show_messages([*exchange("first", number=1), *exchange("second", number=2)])
     QTest.keyClick(pane.prompt_edit, Qt.Key.Key_Up)

@@ -65,6 +65,7 @@ def test_a_killed_window_reads_nothing_again(desktop: Desktop, tmp_path: Path) -
         window.process.wait()
     with open_window(desktop, tmp_path, model=model) as window:
         window.wait_for("the conversation", lambda: "a long beginning" in window.ask("text", "chat.messages"))
+        window.wait_for("the model", lambda: window.ask("layout") == [["CPU", 0, 1]])
         window.wait_for("its place on the screen", lambda: window.ask("text", "isActiveWindow") == "True")
         load(window)
         window.wait_for("the cache", lambda: "tokens restored" in window.ask("text", "chat.status_text"))

@@ -1,0 +1,80 @@
+"""Cold start of the application in `dist/` against the checkout, both until their window is on the screen.
+
+    python -m benchmarks.bundle_start [--bundle dist/layerdeck] [--rounds 9]
+
+Each start is a new process with a home of its own on one virtual screen (Xvfb). The two take turns, so that a noisy
+machine hits both. `python3 make.py bundle` makes the application. What is asked for is a ratio of 1.2 at most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.support.desktop import Desktop, open_desktop
+
+ROOT = Path(__file__).resolve().parent.parent
+CHECKOUT = [sys.executable, "-c", "import sys; from app.gui import main; sys.exit(main([]))"]
+TIMEOUT_S = 120
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--bundle", type=Path, default=ROOT / "dist" / "layerdeck")
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    program = options.bundle.resolve() / "layerdeck"
+    if not program.is_file():
+        parser.error(f"{program} is not there: `python3 make.py bundle` makes it")
+    commands = {"bundle": [str(program)], "checkout": CHECKOUT}
+    times: dict[str, list[float]] = {kind: [] for kind in commands}
+    with open_desktop() as desktop:
+        for number in range(options.rounds + 1):
+            for kind, command in commands.items():
+                seconds = start_once(desktop, command)
+                if number:  # the first round fills the file cache
+                    times[kind].append(seconds)
+    medians = {kind: statistics.median(taken) for kind, taken in times.items()}
+    result = {
+        "benchmark": "bundle_start",
+        **{f"{kind}_ms": round(seconds * 1000, 1) for kind, seconds in medians.items()},
+        "ratio": round(medians["bundle"] / medians["checkout"], 3),
+        "rounds": options.rounds,
+    }
+    print(f"bundle {result['bundle_ms']} ms, checkout {result['checkout_ms']} ms, ratio {result['ratio']}")
+    print(json.dumps(result))
+
+
+def start_once(desktop: Desktop, command: Sequence[str]) -> float:
+    """Return the seconds from starting a program until its window is on the screen."""
+    with tempfile.TemporaryDirectory() as home:
+        environment = {"HOME": home, "PATH": "/usr/bin:/bin", "DISPLAY": desktop.environment["DISPLAY"]}
+        begun = time.perf_counter()
+        process = subprocess.Popen(
+            command, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        try:
+            while not _window_of(desktop):
+                if process.poll() is not None or time.perf_counter() - begun > TIMEOUT_S:
+                    raise RuntimeError(f"{command[0]} did not come up")
+            return time.perf_counter() - begun
+        finally:
+            process.terminate()
+            process.wait(TIMEOUT_S)
+
+
+def _window_of(desktop: Desktop) -> bool:
+    words = ["xdotool", "search", "--onlyvisible", "--name", "Layerdeck"]
+    return bool(subprocess.run(words, env=desktop.environment, capture_output=True, check=False).stdout.strip())
+
+
+if __name__ == "__main__":
+    main()

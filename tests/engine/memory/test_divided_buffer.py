@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.memory.compute_graph.ggml.allocator import Buffer
 from engine.memory.compute_graph.ggml.divided_buffer import DividedBuffer, n_parts
+from engine.memory.model_memory import ModelMemory
+from tests.support.truth import truth_cases, truth_model
+
+# Compute buffers of pipelines on llvmpipe devices that give out 2 MiB (GGML_VK_SUBALLOCATION_BLOCK_SIZE).
+MOST_BYTES = 2 << 20
+PIPELINES = {
+    ("gemma3n-dense", "three-devices-5-2-3"): {"D0": 86982656, "D1": 28778496, "D2": 85278720, "CPU": 17137792},
+    ("llama-dense", "cpu-entry-between"): {"D0": 3297280, "D1": 1441792, "CPU": 5402720},
+    ("deepseek2-moe", "cpu-entry-last"): {"D0": 2830336, "CPU": 4018240},
+}
 
 
 def test_a_part_begins_where_the_last_has_no_room_left() -> None:
@@ -46,3 +59,13 @@ def test_within_the_limit_it_is_one_buffer(sizes: list[int]) -> None:
     divided, whole = DividedBuffer(20 * 50), Buffer()
     assert [divided.take(size) for size in sizes] == [whole.take(size) for size in sizes]
     assert divided.size_bytes == whole.size_bytes
+
+
+@pytest.mark.parametrize(("name", "case_name"), PIPELINES)
+def test_copies_of_a_pipeline_are_shared_out_over_the_parts_as_in_the_engine(name: str, case_name: str) -> None:
+    case = next(each for each in truth_cases(name) if each.name == f"vulkan real {case_name}")
+    assert case.pipeline
+    rig = replace(case.rig, devices=tuple(replace(each, largest_buffer_bytes=MOST_BYTES) for each in case.rig.devices))
+    devices = ModelMemory(truth_model(name)).estimate(case.layout, case.context, rig).devices
+    expected = PIPELINES[name, case_name]
+    assert {device_id: devices[device_id].compute_bytes for device_id in expected} == expected

@@ -333,6 +333,14 @@ class Steps:
             held = self._allocation.fill_on(piece, self._states[ahead], held, buffers)  # type: ignore[arg-type]
         return held
 
+    def copies(self, pieces: Sequence[Piece], aheads: Sequence[int]) -> Iterator[tuple[str, int]]:
+        """Yield memory and size of what is copied to the backends of new splits, in order."""
+        for piece, ahead in zip(pieces, aheads, strict=True):
+            for span in piece.spans if piece.spans else ():
+                behind = self._states[ahead].copies if span is piece.spans[-1] else ()  # type: ignore[union-attr]
+                for copy in (*(each for each, _, _ in span.copies), *behind) if span.is_new else ():
+                    yield self.scheduler.backends[copy.backend].memory, copy.size_bytes
+
     def moved(self, assigned: Assigned) -> frozenset[str]:
         """Return which operations are not all on the device of their layer."""
         found = self._moved.get(assigned)
@@ -343,6 +351,11 @@ class Steps:
                 tensors[number].op for number, home in fused if backends[assigned.backends[number]].memory != home
             )
         return found
+
+
+def _take(buffer: Buffer, size: int, count: int) -> None:
+    for _ in range(count):
+        buffer.take(size)
 
 
 class Simulation:
@@ -379,7 +392,7 @@ class Simulation:
         }
         largest = self._largest()
         if any(size.size_bytes > largest.get(memory, size.size_bytes) for memory, size in found.items()):
-            return self._divided(found, kept, largest, assigned, pieces, aheads)
+            return self._divided(found, largest, assigned, pieces, aheads)
         return found
 
     def _largest(self) -> dict[str, int]:
@@ -394,26 +407,27 @@ class Simulation:
     def _divided(
         self,
         sizes: dict[str, Size],
-        kept: Mapping[str, int],
         largest: Mapping[str, int],
         assigned: Sequence[tuple[Assigned, ...]],
         pieces: Sequence[tuple[Piece, ...]],
         aheads: Sequence[tuple[int, ...]],
     ) -> dict[str, Size]:
-        """Return the sizes again, with several buffers in a memory where one would be too large. Copies for a pipeline
-        are taken to be in the first."""
+        """Return the sizes again, with several buffers in a memory where one would be too large."""
         buffers = {memory: DividedBuffer(largest[memory]) if memory in largest else Buffer() for memory in sizes}
-        for memory, size in kept.items():
-            if size:
-                buffers[memory].take(size)
+        leafs = tuple(self._segments[0].steps.placed_leafs([each for of_segment in assigned for each in of_segment]))
+        n_copies = self._segments[0].steps.scheduler.n_copies
+        named = [dict(zip(segment.steps.names, segment.memories, strict=True)) for segment in self._segments]
+        # A pipeline's copies come before all else: those of inputs, then those that splits begin with.
+        if n_copies > 1:
+            for _, is_input, name, size in leafs:
+                _take(buffers[named[0][name]], size, n_copies if is_input else 0)
+            for place, segment in enumerate(self._segments):
+                for name, size in segment.steps.copies(pieces[place], aheads[place]):
+                    _take(buffers[named[place][name]], size, n_copies)
         held: Sequence[Held] = ()
         for place, segment in enumerate(self._segments):
-            here = {name: buffers[memory] for name, memory in zip(segment.steps.names, segment.memories, strict=True)}
-            if place:
-                held = self._crossings[place - 1].held(held)
-            else:
-                leafs = segment.steps.placed_leafs([each for of_segment in assigned for each in of_segment])
-                held = start_in(leafs, segment.steps.scheduler.n_copies, here, Counter())
+            here = {name: buffers[memory] for name, memory in named[place].items()}
+            held = self._crossings[place - 1].held(held) if place else start_in(leafs, n_copies, here, Counter())
             held = segment.steps.fill_on(pieces[place], aheads[place], held, here)
         return {
             memory: Size(found.size_bytes, sizes[memory].pipeline_bytes, n_parts(found))

@@ -81,7 +81,7 @@ def read_range(url: str) -> None:
 
 
 @pytest.mark.parametrize("read", [read_all, read_range])
-@pytest.mark.parametrize("part", some(PARTS, 3))
+@pytest.mark.parametrize("part", some(tuple(PARTS), 3))
 def test_a_server_that_drips_is_left(part: str, read: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte came in time, so that whoever waited for the whole waited for ever."""
     monkeypatch.setattr(web, "SHORT_BYTES_PER_S", 1 << 20)
@@ -104,7 +104,7 @@ def card(hub: HubSettings) -> None:
 
 
 @pytest.mark.parametrize("ask", [search, listing, card])
-@pytest.mark.parametrize("part", some(PARTS, 2))
+@pytest.mark.parametrize("part", some(tuple(PARTS), 2))
 def test_a_hub_that_drips_is_left(
     part: str, ask: Callable[[HubSettings], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from collections.abc import MutableMapping
 from pathlib import Path
 
 from engine.gguf.quoting import quote
+from engine.language import tr
 
 _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
 """Relative ones are to be ignored (XDG Base Directory Specification); an empty one is as if it were not there."""
@@ -29,14 +30,15 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
     if not _is_possible(home):
         environment["HOME"] = _home_of_user()
         if home:
-            wrong.append(f"HOME={quote(home)} ({environment['HOME']} is used)")
+            wrong.append(tr("HOME={home} ({used} is used)", home=quote(home), used=environment["HOME"]))
     for name in _FOLDERS:
         folder = environment.get(name, "")
         if not _is_possible(folder):
             environment.pop(name, None)
             if folder:
                 wrong.append(f"{name}={quote(folder)}")
-    return f"Left aside, as no absolute path, or too long: {', '.join(wrong)}." if wrong else ""
+    names = ", ".join(wrong)
+    return tr("Left aside, as no absolute path, or too long: {names}.", names=names) if wrong else ""
 
 
 def _home_of_user() -> str:

@@ -109,7 +109,7 @@ def test_a_hub_that_drips_is_left(
     part: str, ask: Callable[[HubSettings], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(web.open_url, "__kwdefaults__", {**web.open_url.__kwdefaults__, "timeout_s": 0.5})
+    monkeypatch.setattr(web.open_url, "__kwdefaults__", {**(web.open_url.__kwdefaults__ or {}), "timeout_s": 0.5})
     monkeypatch.setattr(web, "SHORT_BYTES_PER_S", 1 << 26)
     with dripping(*PARTS[part]) as address, pytest.raises(EngineError) as refused:
         ask(HubSettings(address, trusted=False))

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from app.surroundings import settle_places
 from engine.errors import ArgumentError, NoDisplayError
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ EXIT_ARGUMENT = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Open the window and return the exit code when it closes."""
     options = _parse(arguments)
+    if aside := settle_places(os.environ):
+        sys.stderr.write(f"layerdeck: {aside}\n")
     try:
         check_display()
     except NoDisplayError as error:

@@ -10,6 +10,7 @@ import faulthandler
 import os
 import threading
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -96,14 +97,15 @@ class RunMarks:
         self._write(msgspec.structs.replace(self._mark, models=models, restored=restored))
 
     def end(self) -> None:
-        """Take the mark away: the window was closed."""
+        """Take the mark away, where it is still to be had: the window was closed."""
         with self._lock:
             self._has_ended = True
             if self._fault_file is not None:
                 faulthandler.disable()
                 self._fault_file.close()
             for suffix in (_MARK, _FAULTS):
-                self._path.with_suffix(suffix).unlink(missing_ok=True)
+                with suppress(OSError):
+                    self._path.with_suffix(suffix).unlink(missing_ok=True)
 
     def take_ended(self) -> tuple[EndedRun, ...]:
         """Return the windows that ended without closing, the last one first; they are told once."""

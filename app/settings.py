@@ -28,6 +28,11 @@ def find_fault(file: Path) -> str:
     """Return why settings cannot be kept in `file`, empty where they can; the folder is made where it is missing."""
     remedy = tr("settings are kept until the window closes. Give this program a folder that it can write to.")
     try:
+        str(file).encode()
+    except UnicodeEncodeError:
+        # Qt would take another file for it.
+        return tr("The name of {file} is no text; {remedy}", file=show(str(file)), remedy=remedy)
+    try:
         make_folder(file.parent)
         if file.exists() and not (file.is_file() and os.access(file, os.R_OK | os.W_OK)):
             return tr("{file} is no file that can be written; {remedy}", file=show(str(file)), remedy=remedy)

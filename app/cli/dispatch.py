@@ -5,6 +5,7 @@ Only the command that runs is imported: some need next to nothing, others most o
 
 from __future__ import annotations
 
+import os
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
@@ -14,7 +15,8 @@ from importlib import import_module
 from app.cli import exit_codes
 from app.cli.arguments import LATER_COMMANDS, make_parser
 from app.cli.command_tunnels import CommandTunnels
-from app.cli.output import OutputError, prepare_streams, print_document, report_error, silence_stdout
+from app.cli.output import OutputError, prepare_streams, print_document, report_error, say, silence_stdout
+from app.surroundings import settle_places
 from engine.errors import ArgumentError, EngineError
 
 WITHOUT_CHILDREN = frozenset({"inspect"})
@@ -30,6 +32,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     as_json = "--json" in words
     prepare_streams()
+    if aside := settle_places(os.environ):
+        say(aside)
     try:
         return _run_to_exit_code(words, as_json=as_json)
     except BrokenPipeError:

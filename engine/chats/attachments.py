@@ -130,7 +130,9 @@ def _pdf_text(data: bytes, name: str) -> str:
         said = ask_decoder("pdf", data=data, seconds=SECONDS, max_bytes=MAX_PDF_ANSWER_BYTES)
         found = msgspec.json.decode(said, type=PdfText)
     except (OSError, *UNREADABLE):
-        found = PdfText(fault=tr("it took longer than {seconds:g} s or too much memory to read", seconds=SECONDS))
+        found = PdfText(
+            fault=tr("it broke its reader, or took longer than {seconds:g} s or too much memory", seconds=SECONDS)
+        )
     if found.fault:
         raise ChatError(tr("{name} cannot be attached: {fault}.", name=name, fault=found.fault))
     return found.text

@@ -313,6 +313,15 @@ class _Talk:
                     timeout_s=self._timeout_s,
                 ),
             )
+        if self._connected and self._tunnelled:
+            return self._greeting(
+                GreetingStatus.TIMED_OUT,
+                tr(
+                    "did not answer within {timeout_s:g} s through its tunnel; check that machine and the network, or "
+                    "start this program again",
+                    timeout_s=self._timeout_s,
+                ),
+            )
         if self._connected and self._received:
             return self._greeting(
                 GreetingStatus.NOT_RPC, tr("began an answer and did not finish it; is it an RPC worker?")

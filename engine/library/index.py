@@ -24,10 +24,12 @@ from engine.library.facts import Facts
 from engine.library.fit import Fit
 from engine.library.notes import NO_NOTES, KeptDocument, Notes
 from engine.sqlite_file import FAULTS, is_damage, put_aside
+from engine.texts import shorten
 
 SCHEMA_VERSION = 1
 MAX_OPENED = 200
 """Models that were opened and are remembered for it; the latest count."""
+MAX_SHOWN_PATH = 400
 BUSY_TIMEOUT_S = 5.0
 """Window and command line may write at the same time."""
 
@@ -204,8 +206,13 @@ class LibraryIndex:
                 self.set_aside = put_aside(self.path)
                 return self._connect()
         except (OSError, *FAULTS) as error:
+            reason = getattr(error, "strerror", None) or error
             raise LibraryError(
-                tr("{path}: the library's index cannot be opened ({error}).", path=self.path, error=error)
+                tr(
+                    "What is known of models cannot be kept in {path} ({reason}); check the folder.",
+                    path=shorten(str(self.path), MAX_SHOWN_PATH),
+                    reason=reason,
+                )
             ) from error
 
     def _connect(self) -> sqlite3.Connection:

@@ -82,15 +82,16 @@ class TemplateProcess:
             self._start()
         assert self._process is not None
         assert self._process.stdin is not None
+        # In a thread: a process that was stopped reads nothing, and a long conversation fills the pipe.
+        words = (self._process.stdin, msgspec.json.encode(request) + b"\n")
         try:
-            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
-            self._process.stdin.flush()
+            threading.Thread(target=_tell, args=words, name="templates-tell", daemon=True).start()
             line = self._lines.get(timeout=RENDER_SECONDS)
             return msgspec.json.decode(line, type=RenderAnswer)
         except queue.Empty:
             self.end()
             raise TemplateError(f"it takes longer than {RENDER_SECONDS:g} s") from None
-        except (OSError, *UNREADABLE):
+        except (RuntimeError, *UNREADABLE):
             self.end()
             raise TemplateError("the process that rendered it broke down over it") from None
 
@@ -113,6 +114,13 @@ class TemplateProcess:
         if not started:
             self.end()
             raise TemplateError("the process that renders it could not be started")
+
+
+def _tell(stream: IO[bytes], data: bytes) -> None:
+    """Write a request; who does not read it is killed meanwhile."""
+    with suppress(OSError, ValueError):
+        stream.write(data)
+        stream.flush()
 
 
 def _read_lines(stream: IO[bytes], lines: queue.SimpleQueue[bytes]) -> None:

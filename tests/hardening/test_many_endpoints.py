@@ -162,7 +162,12 @@ def test_names_that_are_announced_and_never_explained_hold_up_no_machine(monkeyp
         records = [info.dns_service(), info.dns_text(), *info.dns_addresses()]
         ready = threading.Event()
         assert zeroconf.loop is not None
-        zeroconf.loop.call_soon_threadsafe(lambda: (zeroconf.cache.async_add_records(records), ready.set()))
+
+        def know() -> None:
+            zeroconf.cache.async_add_records(records)
+            ready.set()
+
+        zeroconf.loop.call_soon_threadsafe(know)
         assert ready.wait(DEADLINE_S)
         for number in range(200):
             nearby.add_service(zeroconf, SERVICE, f"nobody-{number}.{SERVICE}")

@@ -81,7 +81,7 @@ def read_range(url: str) -> None:
 
 
 @pytest.mark.parametrize("read", [read_all, read_range])
-@pytest.mark.parametrize("part", some(PARTS, 3))
+@pytest.mark.parametrize("part", some(tuple(PARTS), 3))
 def test_a_server_that_drips_is_left(part: str, read: Callable[[str], None], monkeypatch: pytest.MonkeyPatch) -> None:
     """Each byte came in time, so that whoever waited for the whole waited for ever."""
     monkeypatch.setattr(web, "SHORT_BYTES_PER_S", 1 << 20)
@@ -104,12 +104,12 @@ def card(hub: HubSettings) -> None:
 
 
 @pytest.mark.parametrize("ask", [search, listing, card])
-@pytest.mark.parametrize("part", some(PARTS, 2))
+@pytest.mark.parametrize("part", some(tuple(PARTS), 2))
 def test_a_hub_that_drips_is_left(
     part: str, ask: Callable[[HubSettings], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "TIMEOUT_S", 0.5)
-    monkeypatch.setattr(web.open_url, "__kwdefaults__", {**web.open_url.__kwdefaults__, "timeout_s": 0.5})
+    monkeypatch.setattr(web.open_url, "__kwdefaults__", {**(web.open_url.__kwdefaults__ or {}), "timeout_s": 0.5})
     monkeypatch.setattr(web, "SHORT_BYTES_PER_S", 1 << 26)
     with dripping(*PARTS[part]) as address, pytest.raises(EngineError) as refused:
         ask(HubSettings(address, trusted=False))

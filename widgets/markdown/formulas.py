@@ -28,6 +28,7 @@ MAX_CALLS = 3_000_000
 """Of functions, for one picture: ziamath measures what is inside a root or a fraction again at each level, so that the
 work doubles with each of them. Large honest formulas take one or two million."""
 SIZE_PX = 16.0
+MAX_SIDE_PX = 20_000.0
 _log = logging.getLogger("layerdeck.markdown")
 
 
@@ -112,6 +113,9 @@ def make_formula(key: FormulaKey) -> Formula | None:
         with call_limit(MAX_CALLS):
             drawn = Latex(key.source, size=SIZE_PX, color=key.colour, inline=not key.is_display)
             width, height = drawn.getsize()
+            # A formula names lengths as it likes, and a message that is taller than Qt can count is not laid out.
+            if not max(abs(width), abs(height), abs(drawn.getyofst())) <= MAX_SIDE_PX:
+                return None
             return Formula(drawn.svg().encode(), width + 2, height + 2, max(-drawn.getyofst(), 0.0) + 1)
     except Exception as error:  # Whatever a parser of strangers' words comes upon: it is shown as text then.
         _log.debug("a formula cannot be drawn: %s", type(error).__name__)

@@ -72,6 +72,7 @@ class ChatPresenter(QObject):
             self._shown_chat = chat.id
             self._forget_deletion()
             self._pane.set_context_full(False)
+            self._pane.show_remark("")  # it was about the one before
             self._pane.show_draft(chat.draft)
 
     def _show_messages(self) -> None:

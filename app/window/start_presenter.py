@@ -18,8 +18,9 @@ from widgets.chat.empty_chat import ChatStart
 def start_words(name: str, state: ModelState) -> ChatStart:
     """Return what is said in the chat of a model; `name` empty: of none."""
     if not name:
-        sentence = tr("Open a model to chat.")
-        return ChatStart(tr("No model is open"), sentence, tr("Open a model…"), sentence)
+        return ChatStart(
+            tr("No model is open"), tr("Open a model to chat."), tr("Open a model…"), tr("No model is open.")
+        )
     match state:
         case ModelState.EMPTY:
             sentence = tr("{name} is not loaded.", name=name)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from PySide6.QtCore import QSize
 from PySide6.QtGui import QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QToolButton, QWidget
+from PySide6.QtWidgets import QHBoxLayout, QLayout, QToolButton, QWidget
 
 from engine.language import tr
 from widgets.chat.context_meter import ContextMeter
@@ -41,6 +42,10 @@ class ChatHeading(QWidget):
         buttons = (self.list_button, self.settings_button, self.new_button)
         around_px = ROOMY_METER_PX + 4 * row.spacing()
         self._roomy_px = sum(button.sizeHint().width() for button in buttons) + around_px + ROOMY_TITLE_PX
+        self._show_words(False)
+        least_px = sum(button.sizeHint().width() for button in buttons) + 4 * row.spacing()
+        self._least_px = least_px + MIN_TITLE_PX + self.context_meter.minimumSizeHint().width()
+        row.setSizeConstraint(QLayout.SizeConstraint.SetNoConstraint)
 
     def show_title(self, title: str) -> None:
         """Name the conversation."""
@@ -49,7 +54,13 @@ class ChatHeading(QWidget):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Have signs for words where there is little room."""
         super().resizeEvent(event)
-        is_roomy = self.width() >= self._roomy_px
+        self._show_words(self.width() >= self._roomy_px)
+
+    def minimumSizeHint(self) -> QSize:
+        """Room for the signs: words give way when the room does."""
+        return QSize(self._least_px, super().minimumSizeHint().height())
+
+    def _show_words(self, is_roomy: bool) -> None:
         self.settings_button.setText(SETTINGS_WORDS if is_roomy else SETTINGS_SIGN)
         self.new_button.setText(NEW_WORDS if is_roomy else NEW_SIGN)
 

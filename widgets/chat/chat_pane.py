@@ -39,6 +39,7 @@ MODEL_LOST = tr("The model's engine ended. What was said stays here.")
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
+_NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now")
 
 
 class ChatPane(QWidget):
@@ -292,6 +293,15 @@ class ChatPane(QWidget):
         self.prompt_edit.setFocus()
         self.send_requested.emit(text)
 
+    def _on_acted(self, action: MessageAction) -> None:
+        """Tell of it, and leave the keyboard where people go on: the message that it was at may be gone."""
+        place = self.message_list.place_of(action.message)
+        self.acted.emit(action)
+        if action.kind in _NEXT_IS_TYPED:
+            self.prompt_edit.setFocus()
+        elif action.kind in ("older", "newer"):
+            self.message_list.focus_message(place)
+
     def _on_settings(self, shown: bool) -> None:
         if self.settings_panel is None:
             self.settings_panel = SettingsPanel(TEMPLATES)
@@ -341,8 +351,7 @@ class ChatPane(QWidget):
         self.send_button.setProperty("role", "primary")
         buttons = QHBoxLayout()
         buttons.addWidget(self.attach_button)
-        buttons.addWidget(self._status_label, 1)
-        buttons.addStretch(0)
+        buttons.addStretch(1)
         buttons.addWidget(self.stop_button)
         buttons.addWidget(self.send_button)
         below = QWidget()
@@ -358,6 +367,7 @@ class ChatPane(QWidget):
             self.lost_banner,
             self.start_banner,
             self.attachments,
+            self._status_label,  # on lines of its own: between the buttons there is no room for words
             self.prompt_edit,
         ):
             column.addWidget(widget)
@@ -393,6 +403,6 @@ class ChatPane(QWidget):
         for button in (self.start_banner.button, self.empty.button):
             button.clicked.connect(self.start_requested.emit)
         self._undo_banner.button.clicked.connect(self.undo_requested.emit)
-        self.message_list.acted.connect(self.acted)
+        self.message_list.acted.connect(self._on_acted)
         self.message_list.link_opened.connect(self.link_opened)
         self.message_list.save_requested.connect(self.save_requested)

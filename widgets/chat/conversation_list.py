@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from PySide6.QtCore import QModelIndex, QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent, QShowEvent
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
@@ -20,6 +20,7 @@ from PySide6.QtWidgets import (
 
 from engine.language import tr
 from widgets.chat.chat_list_model import ChatListModel
+from widgets.chat.chat_rows import ChatRows, sign_place
 from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit, folders_of
 from widgets.common.roles import plain_label
 
@@ -62,6 +63,9 @@ class ConversationList(QWidget):
         self.list_view.setUniformItemSizes(True)
         self.list_view.setTextElideMode(Qt.TextElideMode.ElideRight)
         self.list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list_view.setItemDelegate(ChatRows(self.list_view))
+        self.list_view.setMouseTracking(True)
+        self.list_view.viewport().installEventFilter(self)
         self.list_view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.undo_button = QPushButton(tr("Undo"))
         self._undo_label = plain_label("", wrap=True)
@@ -147,6 +151,23 @@ class ConversationList(QWidget):
             self.delete_requested.emit(place.chat)
             return
         super().keyPressEvent(event)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A click on the sign of a row opens its menu and not the conversation."""
+        kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonRelease)
+        if isinstance(event, QMouseEvent) and event.type() in kinds and event.button() == Qt.MouseButton.LeftButton:
+            position = event.position().toPoint()
+            if self._is_on_sign(position):
+                if event.type() is QEvent.Type.MouseButtonRelease:
+                    self._on_menu(position)
+                return True
+        return super().eventFilter(watched, event)
+
+    def _is_on_sign(self, position: QPoint) -> bool:
+        index = self.list_view.indexAt(position)
+        if not index.flags() & Qt.ItemFlag.ItemIsEditable:
+            return False
+        return sign_place(self.list_view.visualRect(index), self.layoutDirection()).contains(position)
 
     def _on_search_typed(self, text: str) -> None:
         if text.strip():

@@ -137,6 +137,17 @@ class MessageList(QAbstractScrollArea):
             if bubble is not None:
                 bubble.setFocus()
 
+    def place_of(self, message: str) -> int | None:
+        """Return how many messages are above this one; None where it is not shown."""
+        return self._places.get(message)
+
+    def focus_message(self, place: int | None) -> None:
+        """Give the keyboard to the message at this place, where that is in sight."""
+        if place is not None and place < len(self._messages):
+            bubble = self._bubbles.get(self._messages[place].id)
+            if bubble is not None:
+                bubble.setFocus()
+
     def scroll_to_end(self) -> None:
         """Follow the end from now on."""
         self._follows = True

@@ -188,11 +188,11 @@ class SettingsPanel(QScrollArea):
         for label in self._labels:
             label.setMinimumWidth(widest)  # so that all groups have the same columns
         content = QWidget()
-        around = QHBoxLayout(content)
-        around.setContentsMargins(0, 0, 0, 0)
-        around.addStretch(1)
-        around.addWidget(middle, 1000)
-        around.addStretch(1)
+        centred = QHBoxLayout(content)
+        centred.setContentsMargins(0, 0, 0, 0)
+        centred.addStretch(1)
+        centred.addWidget(middle, 1000)
+        centred.addStretch(1)
         self.setWidget(content)
 
     def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:

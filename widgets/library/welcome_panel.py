@@ -9,6 +9,7 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVB
 
 from engine.language import tr
 from widgets.common.roles import plain_label
+from widgets.common.wrap_layout import WrapLayout
 
 NOTHING_SENT = tr("No account, no telemetry. Nothing is asked of the network unless you ask for it.")
 _TALKS = tr("A small model that is here already, on workers that stand for three cards.")
@@ -62,11 +63,9 @@ class WelcomePanel(QScrollArea):
         self._places.setText(text)
 
     def _build(self) -> None:
-        buttons = QHBoxLayout()
-        buttons.setSpacing(8)
+        buttons = WrapLayout(spacing=8)
         for button in (self.talk_button, self.open_button, self.library_button):
             buttons.addWidget(button)
-        buttons.addStretch(1)
         words = QWidget()
         words.setMaximumWidth(MAX_WIDTH_PX)
         column = QVBoxLayout(words)

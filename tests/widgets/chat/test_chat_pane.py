@@ -104,6 +104,7 @@ def test_what_is_missing_is_offered_in_the_middle_and_above_the_input_once_somet
 def test_the_heading_leaves_the_title_room(pane: ChatPane) -> None:
     pane.resize(900, 560)
     words = pane.heading.settings_button.text()
+    assert pane.heading.minimumSizeHint().width() < 280, "words do not keep a panel wide"
     pane.resize(280, 560)
     assert pane.heading.settings_button.text() != words
     assert pane.heading.settings_button.accessibleName()

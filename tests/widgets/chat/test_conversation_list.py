@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
 from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
 from widgets.chat.chat_list_model import ChatListModel
+from widgets.chat.chat_rows import sign_place
 from widgets.chat.conversation_list import ConversationList
 from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit
 
@@ -94,6 +95,24 @@ def test_the_menu_moves_and_pins(qtbot: QtBot, chats: ConversationList) -> None:
         moves["Work"].trigger()
     assert moved.args == [ChatChange("a", "Work")]
     menu.close()
+
+
+@pytest.mark.qt_log_ignore("plugin does not support", extend=True)  # no window manager takes popups to the front
+def test_the_sign_on_a_row_opens_its_menu_and_not_the_conversation(qtbot: QtBot, chats: ConversationList) -> None:
+    view = chats.list_view
+
+    def click_sign(row: int) -> None:
+        place = sign_place(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place.center())
+
+    with qtbot.assertNotEmitted(chats.opened):
+        click_sign(1)
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    assert {"Rename", "Pin", "Delete"} <= {action.text() for action in menu.actions()}
+    menu.close()
+    click_sign(2)
+    assert QApplication.activePopupWidget() is None, "a heading"
 
 
 def test_a_search_shows_places_and_ends_when_it_is_cleared(qtbot: QtBot, chats: ConversationList) -> None:

@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from tests.widgets.chat.conftest import exchange, long_conversation
 from widgets.chat.bubble import Bubble
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.shown import ShownMessage
+from widgets.chat.shown import MessageAction, ShownMessage
 
 
 def bubble_of(pane: ChatPane, message: str) -> Bubble:
@@ -106,8 +106,8 @@ def test_actions_are_there_for_pointer_and_keyboard(qtbot: QtBot, pane: ChatPane
     QApplication.sendEvent(answer, QEvent(QEvent.Type.Leave))
     pane.prompt_edit.setFocus()
     assert not shown_actions(pane, "a0")
-    answer.setFocus()
     for key, kind in ((Qt.Key.Key_R, "regenerate"), (Qt.Key.Key_B, "branch"), (Qt.Key.Key_Delete, "delete")):
+        answer.setFocus()
         with qtbot.waitSignal(pane.acted) as acted:
             QTest.keyClick(answer, key)
         assert (acted.args[0].kind, acted.args[0].message) == (kind, "a0")
@@ -174,6 +174,22 @@ def test_versions_have_arrows(qtbot: QtBot, pane: ChatPane) -> None:
         assert acted.args[0].kind == kind
     pane.show_messages([question, replace(answer, version=3, versions=3)])
     assert not head.newer_button.isEnabled()
+
+
+def test_the_keyboard_goes_on_where_people_do(qtbot: QtBot, pane: ChatPane) -> None:
+    question, answer = exchange()
+    answer = replace(answer, version=2, versions=2)
+    pane.show_messages([question, answer])
+    older = replace(answer, id="a1", version=1)
+
+    def act(action: MessageAction) -> None:
+        pane.show_messages([question, older if action.kind == "older" else replace(answer, id="a2", is_open=True)])
+
+    pane.acted.connect(act)
+    QTest.mouseClick(bubble_of(pane, "a0").head.older_button, Qt.MouseButton.LeftButton)
+    assert bubble_of(pane, "a1").hasFocus()
+    QTest.keyClick(bubble_of(pane, "a1"), Qt.Key.Key_R)
+    assert pane.prompt_edit.hasFocus()
 
 
 def test_escape_leaves_a_question_as_it_was(qtbot: QtBot, pane: ChatPane) -> None:

@@ -1,7 +1,7 @@
 """What takes the context, counted by the model itself: its parts by its own vocabulary, the whole by its template.
 
-The child counts, one question at a time, and only what it has not counted before: a text of its own, or a conversation
-that is not in its memory. What an answer took the child has told already.
+The child counts, one question at a time, and only what it has not counted before: a text of its own, an image or
+sound, or a conversation that is not in its memory. What an answer took the child has told already.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, QTimer, Signal
 from app.models.loading import AnswerLost, Loading, ModelState
 from engine.chats.context import ContextUse, answer_reserve, use_of
 from engine.errors import EngineError
-from engine.protocol.messages import ChatMessage, Counted, CountTokens
+from engine.protocol.messages import ChatMessage, Counted, CountTokens, MediaFile
 from engine.session.events import Answered
 
 MOST_CONVERSATIONS = 32
@@ -24,13 +24,14 @@ MOST_CONVERSATIONS = 32
 class CountedChat:
     """A conversation as a model would be shown it. `used`: how many tokens it takes, where that is known.
 
-    `files`: the texts of what is attached to its messages.
+    `files`: the texts of what is attached to its messages; `media`: images and sounds, without their bytes.
     """
 
     messages: tuple[ChatMessage, ...]
     template: str
     system: str
     files: tuple[str, ...]
+    media: tuple[MediaFile, ...]
     used: int | None
     max_tokens: int | None
 
@@ -49,8 +50,9 @@ class ContextCounter(QObject):
         super().__init__(parent)
         self._loading = loading
         self._wanted: CountedChat | None = None
-        self._asked: tuple[int, CountedChat, tuple[str, ...]] | None = None
+        self._asked: tuple[int, CountedChat, CountTokens] | None = None
         self._texts: dict[str, int] = {}
+        self._media: dict[MediaFile, int] = {}
         self._prompts: dict[tuple[tuple[ChatMessage, ...], str], int] = {}
         # what a signal is about is shown before the child is asked anything
         self._timer = QTimer(self)
@@ -69,32 +71,36 @@ class ContextCounter(QObject):
         chat = self._wanted
         if chat is None or self._asked is not None:
             return
-        missing = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
+        texts = tuple(text for text in dict.fromkeys(chat.texts) if text not in self._texts)
+        media = tuple(file for file in dict.fromkeys(chat.media) if file not in self._media)
         used = chat.used if chat.used is not None else self._prompts.get((chat.messages, chat.template))
         n_ctx = self._loading.snapshot.context_size
-        if missing or used is None:
-            self._ask(chat, missing, () if used is not None else chat.messages)
+        if texts or media or used is None:
+            messages = () if used is not None else chat.messages
+            self._ask(chat, CountTokens(messages=messages, texts=texts, template=chat.template, media=media))
         elif n_ctx is not None:
             self._wanted = None
             system = self._texts.get(chat.system, 0)
             files = sum(self._texts.get(text, 0) for text in chat.files)
+            files += sum(self._media.get(file, 0) for file in chat.media)
             self.counted.emit(use_of(used, system, files, answer_reserve(n_ctx, chat.max_tokens), n_ctx))
 
-    def _ask(self, chat: CountedChat, texts: tuple[str, ...], messages: tuple[ChatMessage, ...]) -> None:
+    def _ask(self, chat: CountedChat, request: CountTokens) -> None:
         if self._loading.state is not ModelState.READY:
             return  # the next answer, or load, asks again
         try:
-            number = self._loading.ask(CountTokens(messages=messages, texts=texts, template=chat.template))
+            number = self._loading.ask(request)
         except EngineError:
             return
-        self._asked = number, chat, texts
+        self._asked = number, chat, request
 
     def _on_answered(self, event: Answered) -> None:
         if self._asked is None or event.request != self._asked[0]:
             return
-        (_, chat, texts), self._asked = self._asked, None
+        (_, chat, request), self._asked = self._asked, None
         if isinstance(event.answer, Counted):
-            self._texts.update(zip(texts, event.answer.texts, strict=True))
+            self._texts.update(zip(request.texts, event.answer.texts, strict=True))
+            self._media.update(zip(request.media, event.answer.media, strict=True))
             if chat.used is None:
                 self._prompts[chat.messages, chat.template] = event.answer.prompt
                 if len(self._prompts) > MOST_CONVERSATIONS:
@@ -109,4 +115,5 @@ class ContextCounter(QObject):
     def _forget(self) -> None:
         self._asked = None
         self._texts.clear()
+        self._media.clear()
         self._prompts.clear()

@@ -18,7 +18,7 @@ from app.models.chat_words import layout_words, title_of_message
 from app.models.context_counter import CountedChat
 from app.models.context_fit import shown_path
 from app.models.loading import Loading, ModelState
-from engine.chats.asking import attachment_text, chat_messages
+from engine.chats.asking import chat_messages, media_of, texts_of
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.cuts import cut_of_answer, cut_of_path, left_out_of
 from engine.chats.message import Attachment, Message, new_id, now_ms
@@ -170,7 +170,8 @@ class Conversation(QObject):
             messages=chat_messages(self.system, path),
             template=self.chat.template,
             system=self.system,
-            files=tuple(attachment_text(file) for message in path for file in message.attachments),
+            files=tuple(text for message in path for text in texts_of(message)),
+            media=tuple(file for message in path for file in media_of(message)),
             used=used,
             max_tokens=self.sampling.settings.max_tokens,
         )

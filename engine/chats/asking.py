@@ -41,7 +41,7 @@ def messages_by_id(system: str, shown: Sequence[Message]) -> Mapping[str, ChatMe
 
 def message_text(message: Message) -> str:
     """Return a message with the text of what is attached to it, that first."""
-    return "\n\n".join([*_texts(message), message.content]).strip("\n")
+    return "\n\n".join([*texts_of(message), message.content]).strip("\n")
 
 
 def media_of(message: Message) -> tuple[MediaFile, ...]:
@@ -89,7 +89,8 @@ def _with_bytes(file: MediaFile, files: Mapping[str, bytes]) -> MediaFile:
     return msgspec.structs.replace(file, data=files[file.sha256])
 
 
-def _texts(message: Message) -> list[str]:
+def texts_of(message: Message) -> list[str]:
+    """Return the texts of what is attached to a message and is neither image nor sound."""
     return [attachment_text(each) for each in message.attachments if media_file(each) is None]
 
 
@@ -121,7 +122,7 @@ def count_request(messages: Iterable[ChatMessage], shown: Sequence[Message] = ()
     """Return the request that counts a conversation, and what is attached to each message of it."""
     return CountTokens(
         messages=tuple(messages),
-        texts=tuple("\n\n".join(_texts(each)) for each in shown),
+        texts=tuple("\n\n".join(texts_of(each)) for each in shown),
         template=template,
     )
 

@@ -45,7 +45,7 @@ from widgets.markdown.typesetter import Typesetter
 
 DEADLINE_MS = 120_000
 N_LAYERS = 2
-SHORT = {"max_tokens": 12, "seed": 1}
+SHORT: dict[str, object] = {"max_tokens": 12, "seed": 1}
 
 
 class Bench:

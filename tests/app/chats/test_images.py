@@ -5,6 +5,8 @@ from __future__ import annotations
 from pytestqt.qtbot import QtBot
 
 from app.chats.thumbnails import Thumbnails
+from app.models.context_counter import ContextCounter
+from engine.chats.context import ContextUse
 from tests.app.chats.bench import Bench, prompt_tokens
 from tests.support.pictures import picture
 from widgets.chat.gallery import Gallery
@@ -30,6 +32,18 @@ def test_images_are_counted_asked_with_and_branched(bench: Bench) -> None:
     assert len(bench.path[0].attachments) == 2
     later = bench.ask("And?")
     assert prompt_tokens(later) > prompt_tokens(edited)
+
+
+def test_the_meter_has_images_as_attachments(bench: Bench) -> None:
+    bench.load()
+    bench.attach(1, 2)
+    bench.ask("What?")
+    told: list[ContextUse] = []
+    counter = ContextCounter(bench.desk.loading)
+    counter.counted.connect(told.append)
+    counter.count(bench.conversation.counted_chat(500))
+    bench.wait(lambda: bool(told))
+    assert (told[-1].used, told[-1].attachments, told[-1].history) == (500, 2 * 64, 500 - 2 * 64)
 
 
 def test_a_conversation_with_images_goes_on_after_a_restart(bench: Bench) -> None:

@@ -75,8 +75,8 @@ def test_what_is_typed_is_kept_when_another_is_begun_and_when_the_window_closes(
     window: WindowParts, qtbot: QtBot
 ) -> None:
     archive, pane = window.desk.archive, window.views.current.chat
-    archive.start()
-    qtbot.waitSignal(archive.is_open_now).wait()
+    with qtbot.waitSignal(archive.is_open_now):
+        archive.start()
     window.actions["arrange_chat"].trigger()
     pane.prompt_edit.setPlainText("half a question")
     window.actions["new_chat"].trigger()

@@ -91,7 +91,12 @@ class ChatTransfer(QObject):
                     store.keep_file(data)
                 store.save(each.conversation)
                 last = store.apply(each.conversation.id, MessageTree(), each.tree)
-            last.result()
+            try:
+                last.result()
+            except ChatError:
+                for each in found:  # whoever is told that it failed imports it once more
+                    store.delete(each.conversation.id)
+                raise
             return tuple(each.conversation for each in found)
 
         def tell(chats: tuple[Chat, ...]) -> None:

@@ -40,6 +40,7 @@ from engine.protocol.messages import ChatMessage, Counted, LastWord, RestoreSequ
 from engine.session.events import Done, Failed
 from engine.session.load_order import LoadOrder
 from engine.settings.sampling_sources import changed_settings, model_sampling, sampling_of
+from engine.texts import escape
 
 TITLE_CHARACTERS = 60
 HELP = "/again: another answer to the last question; /quit: end (as the end of the input); Ctrl+C stops an answer."
@@ -160,7 +161,7 @@ class Talk:
 
     def _ask(self, text: str) -> None:
         if not self._tree.messages:
-            title = " ".join(text.split())[:TITLE_CHARACTERS]
+            title = escape(" ".join(text.split())[:TITLE_CHARACTERS])
             self._conversation = msgspec.structs.replace(self._conversation, title=self._conversation.title or title)
             if self._store.conversation(self._conversation.id) is None:
                 self._store.save(self._conversation)

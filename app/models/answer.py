@@ -60,8 +60,11 @@ class Answer:
     """How its tokens were chosen, the first `MAX_CHOICES`."""
     waiting: list[Told] = field(default_factory=list)
     """What was told and is not kept yet."""
+    taken: int = 0
+    """Pieces that came, each of which is a token; some hold another one that is no text by itself."""
     asked_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
+    last_s: float | None = None
     thought_s: float | None = None
     """When the answer itself began, where there was a thought before."""
     has_thought: bool = False
@@ -99,8 +102,10 @@ class Answer:
     def take(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
         """Tell thought and answer apart; what there is to show of it waits to be kept."""
         self.choices += choices[: max(0, MAX_CHOICES - len(self.choices))]
+        self.taken += 1
+        self.last_s = time.monotonic()
         if self.first_s is None:
-            self.first_s = time.monotonic()
+            self.first_s = self.last_s
         told = self.splitter.add(text)
         self._note(told)
         if told.content or told.reasoning:
@@ -154,6 +159,17 @@ class Answer:
             generated_tokens=event.generated_tokens,
             prompt_seconds=_seconds(event.prompt_tokens - event.cached_tokens, event.prompt_tokens_per_second),
             generation_seconds=_seconds(event.generated_tokens, event.generation_tokens_per_second),
+            first_token_seconds=_between(self.asked_s, self.first_s),
+            thinking_seconds=self._thinking_seconds(),
+        ).after(self.message.timings)
+
+    def timings_so_far(self) -> Timings | None:
+        """Return what it took by our own count, where the model cannot tell any more; None: nothing came."""
+        if not self.taken:
+            return None
+        return Timings(
+            generated_tokens=self.taken,
+            generation_seconds=_between(self.first_s, self.last_s),
             first_token_seconds=_between(self.asked_s, self.first_s),
             thinking_seconds=self._thinking_seconds(),
         ).after(self.message.timings)

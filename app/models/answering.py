@@ -212,7 +212,11 @@ class Answering(QObject):
     def _fail(self, answer: Answer, sentence: str) -> None:
         """What came of the answer stays, and the question can be asked again."""
         answer.rest()
-        answer.end("interrupted" if answer.has_words else "failed", note=sentence)
+        if answer.has_words:
+            note = tr("{sentence} What had come is kept.", sentence=sentence)
+            answer.end("interrupted", note=note, timings=answer.timings_so_far())
+        else:
+            answer.end("failed", note=sentence)
         self._end(answer)
         self.failed.emit(answer, sentence)
 

@@ -60,6 +60,7 @@ class WelcomePresenter(QObject):
         show_library: Callable[[], None],
     ) -> None:
         super().__init__(main)
+        self._main = main
         self._opener, self._loader, self._live = opener, loader, live
         self._loads = False
         """Whether the model that is opened next is loaded at once."""
@@ -72,6 +73,8 @@ class WelcomePresenter(QObject):
         opener.model_changed.connect(self._on_model_changed)
         self._show_machine()
         main.editor.show_while_empty(self.panel)
+        if self.panel.isVisible():
+            self.panel.talk_button.setFocus()
         background.run(
             "Looking for the demo model",
             fetched_demo,
@@ -91,4 +94,11 @@ class WelcomePresenter(QObject):
         if self._loads and model is not None:
             self._loads = False
             # After everybody else has heard of the model.
-            QTimer.singleShot(0, self._loader.load)
+            QTimer.singleShot(0, self._begin)
+
+    def _begin(self) -> None:
+        """Load it, and let people type their question meanwhile."""
+        self._loader.load()
+        chat = self._main.chats.currentWidget()
+        if chat is not None and chat.isVisible():
+            chat.setFocus()

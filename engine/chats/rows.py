@@ -39,7 +39,7 @@ def conversation_value(field: str, value: object) -> object:
 
 def read_conversation(row: Sequence[Any]) -> Conversation:
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
-    return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": _settings(values["settings"])})
+    return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": settings_of(values["settings"])})
 
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
@@ -75,7 +75,7 @@ def read_message(
         pinned=bool(pinned),
         created_ms=created_ms,
         attachments=tuple(attachments),
-        **_details(details),
+        **details_of(details),
     )
 
 
@@ -88,12 +88,14 @@ def _document(value: object) -> str:
     return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
-def _settings(document: str) -> dict[str, object]:
+def settings_of(document: str) -> dict[str, object]:
+    """Return what a chat sets itself, from its column."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
 
 
-def _details(document: str) -> dict[str, Any]:
+def details_of(document: str) -> dict[str, Any]:
+    """Return the fields of a message that are in one column."""
     values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
     if values.get("timings") is not None:
         values["timings"] = msgspec.convert(values["timings"], Timings)

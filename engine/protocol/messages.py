@@ -289,12 +289,13 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     """How fast a device reads its memory and how far away it is; answered by `DeviceSpeed` or `Failure`.
 
     `size_bytes`: how much memory to take for it. The host is the device "CPU". `types`: ggml's numbers of further types
-    of weights, by the name that the answer is to have for them.
+    of weights, by the name that the answer is to have for them. Those that are not begun after `enough_s` are left out.
     """
 
     device: DeviceRef
     size_bytes: int
     n_threads: int
+    enough_s: float
     types: dict[str, int] = {}
 
 

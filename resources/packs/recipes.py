@@ -11,6 +11,7 @@ PORTABLE = (
     "-DGGML_NATIVE=OFF",
     # Where CMake puts the backends of such a build: beside the engine's other libraries in the wheel.
     "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",
+    # Linux's word for a library's own folder; macOS has another, and Windows needs none.
     "-DCMAKE_INSTALL_RPATH=$ORIGIN",
 )
 """The engine that packs are for: CPU (one library for each kind of processor from SSE4.2 on) and RPC, loaded when it

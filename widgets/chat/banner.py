@@ -14,8 +14,14 @@ class Banner(QFrame):
         super().__init__(parent)
         self.setProperty("role", "card")
         self.button = QPushButton(button)
+        self.label = plain_label(text, wrap=True)
         row = QHBoxLayout(self)
         row.setContentsMargins(12, 8, 8, 8)
-        row.addWidget(plain_label(text, wrap=True), 1)
+        row.addWidget(self.label, 1)
         row.addWidget(self.button)
         self.hide()
+
+    def show_words(self, text: str, button: str) -> None:
+        """Say something else."""
+        self.label.setText(text)
+        self.button.setText(button)

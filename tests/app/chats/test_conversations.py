@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from PySide6.QtCore import Qt
 from PySide6.QtGui import QTextCursor
@@ -18,7 +19,7 @@ from pytestqt.qtbot import QtBot
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
-from app.chats.shown_messages import shown_message
+from app.chats.shown_messages import answer_note, shown_message
 from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
@@ -35,6 +36,7 @@ from engine.chats.context import ContextUse
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
 from engine.chats.store import ChatStore
+from engine.chats.tree import tree_of
 from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
@@ -43,6 +45,7 @@ from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.conversation_list import ConversationList
+from widgets.chat.shown import ActionKind, MessageAction
 from widgets.markdown.typesetter import Typesetter
 
 DEADLINE_MS = 120_000
@@ -189,6 +192,40 @@ def test_versions_branches_edits_and_deletions(bench: Bench) -> None:
     assert bench.reopened(conversation.chat.id) == bench.path
 
 
+@pytest.mark.parametrize("kind", ["regenerate", "continue", "edit", "pin"])
+def test_a_deletion_can_be_taken_back_until_something_else_becomes_of_the_messages(
+    bench: Bench, qtbot: QtBot, kind: ActionKind
+) -> None:
+    bench.load()
+    pane = ChatPane(bench.desk.typesetter)
+    qtbot.addWidget(pane)
+    presenter = ChatPresenter(bench.desk.models.current, pane)
+    tree = tree_of(
+        [
+            Message(id="q1", role="user", content="one"),
+            Message(id="a1", role="assistant", content="eins", parent="q1"),
+            Message(id="q2", role="user", content="two", parent="a1"),
+            Message(id="old", role="assistant", content="zwei", parent="q2"),
+            Message(id="new", role="assistant", content="zwo", parent="q2"),
+        ],
+        "new",
+    )
+    bench.conversation.open(Chat(id="c", title="Numbers", settings=SHORT), tree)
+    pane.acted.emit(MessageAction("delete", "q1"))
+    pane.acted.emit(MessageAction("older", "new"))
+    pane.undo_requested.emit()
+    assert [message.id for message in bench.path] == ["q1", "a1", "q2", "new"]
+    pane.acted.emit(MessageAction("delete", "q1"))
+    pane.acted.emit(MessageAction(kind, "q2" if kind == "edit" else "new", "three"))
+    after = bench.answered()
+    path, messages = bench.path, set(bench.conversation.tree.messages)
+    pane.undo_requested.emit()
+    assert bench.path == path
+    assert after.id in bench.conversation.tree.messages
+    assert set(bench.conversation.tree.messages) == messages
+    assert presenter is not None
+
+
 def test_an_answer_goes_on_where_it_ended(bench: Bench) -> None:
     bench.load()
     answer = bench.say("tell me")
@@ -320,6 +357,29 @@ def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench:
     failed = bench.answered()
     assert failed.state == "failed"
     assert "256" in failed.note
+
+
+def test_what_a_lost_engine_had_answered_is_kept_with_what_it_took(bench: Bench) -> None:
+    before = {process.pid for process in psutil.Process().children()}
+    bench.load(n_ctx=1 << 14)
+    conversation = bench.conversation
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"seed": 1}))
+    conversation.send("tell me of everything")
+    bench.wait(lambda: len(bench.painted) > 2)
+    for process in psutil.Process().children():
+        if process.pid not in before:
+            process.kill()
+    bench.wait(lambda: not conversation.is_answering)
+    answer = bench.path[-1]
+    assert (answer.state, bool(answer.content)) == ("interrupted", True)
+    assert answer.note.endswith("Last load says how. What had come is kept.")
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens >= 3
+    assert answer.timings.first_token_seconds is not None
+    note = answer_note(answer)
+    assert note.startswith(answer.note)
+    assert " tokens · " in note
+    assert note.endswith("CPU 0–1")
 
 
 def test_a_question_that_failed_is_asked_again_in_its_place(bench: Bench) -> None:
@@ -494,8 +554,8 @@ def test_what_the_command_line_began_is_listed_when_the_window_is_looked_at_agai
         pass
     window = QWidget()
     qtbot.addWidget(window)
-    list_view = ConversationList(window)
-    presenter = ShelfPresenter(archive, bench.desk.shelf, list_view, current_pane=ChatPane, window=window)
+    list_view, pane = ConversationList(window), ChatPane(Typesetter(lambda work: work(), lambda work: work()), window)
+    presenter = ShelfPresenter(archive, bench.desk.shelf, list_view, current_pane=lambda: pane, window=window)
     chat = bench.conversation.chat
     bench.conversation.change_chat(msgspec.structs.replace(chat, title="here"))
     with closing(ChatStore(chats_path())) as other:

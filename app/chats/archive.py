@@ -169,6 +169,27 @@ class ChatArchive(QObject):
         self._chats |= {chat.id: chat for chat in chats}
         self.changed.emit()
 
+    def look_again(self) -> None:
+        """List what another program, the command line, wrote to the store meanwhile."""
+        store, before = self._store, dict(self._chats)
+        if store is None:
+            return
+
+        def work() -> tuple[Chat, ...]:
+            return store.conversations() if store.written_by_others() else ()
+
+        def deliver(found: tuple[Chat, ...]) -> None:
+            # what was changed or deleted here since then is newer
+            news = {chat.id: chat for chat in found if self._chats.get(chat.id) is before.get(chat.id) != chat}
+            if news:
+                self._chats |= news
+                self.changed.emit()
+
+        def fail(_error: EngineError) -> None:
+            """It is told where something is to be read or kept."""
+
+        self._background.run("Looking for other conversations", work, deliver, fail, quiet=True)
+
     # ------------------------------------------------------------------ keeping
 
     def save(self, chat: Chat, before: Chat | None) -> None:

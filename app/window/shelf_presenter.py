@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from PySide6.QtCore import QObject
+from PySide6.QtCore import QObject, Qt
+from PySide6.QtGui import QGuiApplication
 from PySide6.QtWidgets import QInputDialog, QWidget
 
 from app.chats.archive import ChatArchive
@@ -35,6 +36,7 @@ class ShelfPresenter(QObject):
         self._current_pane = current_pane
         self._window = window
         self._searched = ""
+        QGuiApplication.instance().applicationStateChanged.connect(self._on_state)  # type: ignore[union-attr]
         self._is_shown = True
         archive.changed.connect(self._on_changed)
         list_view.came_into_sight.connect(self._on_sight)
@@ -66,6 +68,10 @@ class ShelfPresenter(QObject):
         self._list.show_chats(
             [ListedChat(chat.id, chat.title or tr("Draft"), chat.folder, chat.pinned) for chat in self._archive.chats]
         )
+
+    def _on_state(self, state: Qt.ApplicationState) -> None:
+        if state == Qt.ApplicationState.ApplicationActive:
+            self._archive.look_again()
 
     def _on_message_wanted(self, message: str) -> None:
         self._current_pane().message_list.show_message(message)

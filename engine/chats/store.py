@@ -49,6 +49,7 @@ class ChatStore:
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._closed = False
+        self._version = _data_version(connection)
         self._writer = Writer(connection, path)
 
     def close(self) -> None:
@@ -182,6 +183,18 @@ class ChatStore:
         """Return what is done when all that was asked for before can be read."""
         return self._writer.settled()
 
+    def written_by_others(self) -> bool:
+        """Return whether another program wrote to the database since this was asked last; waits for what is being
+        written. For one thread at a time.
+
+        Raises:
+            ChatError: it cannot be found out.
+        """
+        found: list[int] = []
+        self._writer.do(lambda connection: found.append(_data_version(connection)), comes_again=True).result()
+        before, self._version = self._version, found[-1]
+        return self._version != before
+
     def delete(self, conversation: str) -> Future[None]:
         """Take a conversation out of lists and searches, until it is restored or purged."""
         statement = "UPDATE conversation SET deleted_ms = ? WHERE id = ?"
@@ -283,3 +296,8 @@ class ChatStore:
 
 def _execute(connection: sqlite3.Connection, statement: str, values: list[object]) -> None:
     connection.execute(statement, [rows.text(value) if isinstance(value, str) else value for value in values])
+
+
+def _data_version(connection: sqlite3.Connection) -> int:
+    """Return a number that changes when another connection has written."""
+    return int(connection.execute("PRAGMA data_version").fetchone()[0])

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import msgspec
 import psutil
 import pytest
+from PySide6.QtCore import Qt
 from PySide6.QtGui import QTextCursor
 from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from pytestqt.qtbot import QtBot
@@ -27,11 +29,13 @@ from app.settings import Settings
 from app.theme import Theme
 from app.window.chat_presenter import ChatPresenter
 from app.window.prompt_presenter import PromptPresenter
+from app.window.shelf_presenter import ShelfPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.asking import chat_messages
 from engine.chats.context import ContextUse
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
+from engine.chats.store import ChatStore
 from engine.chats.tree import tree_of
 from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
@@ -40,6 +44,7 @@ from engine.protocol.messages import Tokenise
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
 from widgets.chat.chat_pane import ChatPane
+from widgets.chat.conversation_list import ConversationList
 from widgets.chat.shown import ActionKind, MessageAction
 from widgets.markdown.typesetter import Typesetter
 
@@ -541,6 +546,26 @@ def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot
     presenter.show()
     assert "load" in dialog.note_label.text().lower()
     dialog.close()
+
+
+def test_what_the_command_line_began_is_listed_when_the_window_is_looked_at_again(bench: Bench, qtbot: QtBot) -> None:
+    archive = bench.desk.archive
+    with qtbot.waitSignal(archive.is_open_now):
+        pass
+    window = QWidget()
+    qtbot.addWidget(window)
+    list_view, pane = ConversationList(window), ChatPane(Typesetter(lambda work: work(), lambda work: work()), window)
+    presenter = ShelfPresenter(archive, bench.desk.shelf, list_view, current_pane=lambda: pane, window=window)
+    chat = bench.conversation.chat
+    bench.conversation.change_chat(msgspec.structs.replace(chat, title="here"))
+    with closing(ChatStore(chats_path())) as other:
+        other.save(Chat(id="elsewhere", title="in a terminal")).result()
+    with qtbot.waitSignal(archive.changed):
+        application = QApplication.instance()
+        assert isinstance(application, QApplication)
+        application.applicationStateChanged.emit(Qt.ApplicationState.ApplicationActive)
+    assert {each.title for each in archive.chats} == {"here", "in a terminal"}
+    assert presenter.parent() is window
 
 
 def test_a_window_that_closes_while_its_conversations_are_opened_leaves_no_thread(qtbot: QtBot, tmp_path: Path) -> None:

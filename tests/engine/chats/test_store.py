@@ -176,6 +176,15 @@ def test_two_stores_share_a_database(store: ChatStore) -> None:
         other.close()
 
 
+def test_what_another_store_wrote_is_noticed_once(store: ChatStore) -> None:
+    begin(store, *talk())
+    assert not store.written_by_others()
+    with closing(ChatStore(store.path)) as other:
+        other.save(Conversation(id="d", title="from elsewhere")).result(DEADLINE_S)
+    assert store.written_by_others()
+    assert not store.written_by_others()
+
+
 def test_what_is_closed_keeps_and_tells_nothing_more(tmp_path: Path) -> None:
     store = ChatStore(tmp_path / "chats.sqlite")
     waiting = store.save(Conversation(id="c"))

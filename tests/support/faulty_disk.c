@@ -1,7 +1,7 @@
 /* Preload: a disk with a fault, for files whose path contains FAULTY_DISK_FOLDER. FAULTY_DISK_FAULT says which:
  * "full" (no room after FAULTY_DISK_AFTER bytes), "short" (a write takes one byte less than half), "slow" (a write takes
  * half a millisecond), "readonly" (nothing can be made or opened for writing), "sync" (fsync fails), "rename" (rename fails),
- * "gone" (every write fails).
+ * "gone" (every write fails). Writes at a place, as a database makes them, find no room at all with "full".
  *
  * Build: cc -O1 -shared -fPIC faulty_disk.c -o libfaulty_disk.so -ldl;  use: LD_PRELOAD=./libfaulty_disk.so
  */
@@ -59,6 +59,15 @@ ssize_t write(int file, const void * data, size_t size) {
     ssize_t done = next(file, data, size);
     if (done > 0) written += (size_t) done;
     return done;
+}
+
+ssize_t pwrite64(int file, const void * data, size_t size, off64_t place) {
+    static ssize_t (*next)(int, const void *, size_t, off64_t);
+    if (next == NULL) next = (ssize_t (*)(int, const void *, size_t, off64_t)) dlsym(RTLD_NEXT, "pwrite64");
+    if (size == 0 || !is_our_file(file)) return next(file, data, size, place);
+    if (has("gone")) return refuse(EIO);
+    if (has("full")) return refuse(ENOSPC);
+    return next(file, data, has("short") && size > 1 ? size / 2 : size, place);
 }
 
 int fsync(int file) {

@@ -99,7 +99,12 @@ def _take_in(database: Path, found: tuple[Imported, ...]) -> tuple[Conversation,
                 store.keep_file(data)
             store.save(each.conversation)
             last = store.apply(each.conversation.id, MessageTree(), each.tree)
-        last.result()
+        try:
+            last.result()
+        except ChatError:
+            for each in found:  # whoever is told that it failed imports it once more
+                store.delete(each.conversation.id)
+            raise
     return tuple(each.conversation for each in found)
 
 

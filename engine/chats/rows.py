@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.chats.conversation import Conversation
-from engine.chats.message import Attachment, Message, Timings
+from engine.chats.message import Attachment, Cut, Message, Timings
 from engine.protocol.messages import TokenChoice
 
 CONVERSATION_FIELDS = Conversation.__struct_fields__
@@ -18,8 +18,11 @@ CONVERSATION_COLUMNS = ", ".join(CONVERSATION_FIELDS)
 ATTACHMENT_FIELDS = Attachment.__struct_fields__
 ATTACHMENT_COLUMNS = ", ".join(ATTACHMENT_FIELDS)
 MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, writer"
-DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices")
+DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut")
 """What is shown with a message and never looked for: one column, so that more of it needs no other tables."""
+
+_SELDOM = ("choices", "cut")
+"""Not written where a message has none."""
 
 
 def text(value: str) -> str:
@@ -41,7 +44,7 @@ def read_conversation(row: Sequence[Any]) -> Conversation:
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
     """Return the columns of a message; `writer`: who writes it, where it is being written."""
-    details = {name: getattr(message, name) for name in DETAILS if name != "choices" or message.choices}
+    details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
     return {
         "id": message.id,
         "conversation": conversation,
@@ -98,4 +101,6 @@ def details_of(document: str) -> dict[str, Any]:
         values["timings"] = msgspec.convert(values["timings"], Timings)
     if "choices" in values:
         values["choices"] = msgspec.convert(values["choices"], tuple[TokenChoice, ...])
+    if "cut" in values:
+        values["cut"] = msgspec.convert(values["cut"], Cut)
     return values

@@ -61,7 +61,7 @@ class TemplateProcess:
             self.end()
         answer = self._answer(request)
         if answer.fault:
-            raise TemplateError(answer.fault)
+            raise TemplateError(answer.fault, answer.for_log)
         return answer.text
 
     def end(self) -> None:

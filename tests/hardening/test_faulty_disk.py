@@ -134,7 +134,7 @@ for fault in ("full", "gone", "short"):
         except ChatError as error:
             said[fault] = [error.summary()]
         os.environ["FAULTY_DISK_FAULT"] = ""
-        store.save(Conversation(id="after", title="After")).result()
+        store.save(Conversation(id="after", title="After")).exception()  # what waits for room is tried at times
     with closing(ChatStore(path)) as store:
         said[fault] += [store.notice, sorted(each.id for each in store.conversations())]
 print(json.dumps(said))
@@ -157,6 +157,6 @@ def test_conversations_survive_a_fault_of_the_disk(tmp_path: Path) -> None:
         sentence, notice, kept = said[fault]
         assert "cannot be kept" in sentence, said
         assert "check the disk" in sentence
-        assert (notice, kept) == ("", ["after", "before"])
+        assert (notice, kept) == ("", ["after", "amid", "before"]), fault
     assert said["short"] == ["kept", "", ["after", "amid", "before"]]
     assert not list(tmp_path.rglob("*.damaged"))

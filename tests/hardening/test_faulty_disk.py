@@ -27,10 +27,27 @@ from engine.errors import EngineError
 from engine.fit.calibration import Calibration, write_calibration
 from engine.fit.speed_book import EMPTY_BOOK, write_speed_book
 
+from engine.chats.presets import Preset, write_presets
 from engine.layout.layout import single_device
 from engine.layout.layout_file import LayoutFile, write_layout
 from engine.rigs.self_test import SelfTest, keep_verdict
 from engine.settings.context_settings import ContextSettings
+from engine.tunnel.pairings import PairingBook, make_pairing
+from engine.worker.sequence_file import ModelIdentity, SequenceFileError, SequenceHeader, write_sequence
+
+identity = ModelIdentity(
+    description="m", architecture="llama", n_layer=1, n_embd=1, n_vocab=1, n_params=1, size_bytes=1, metadata=""
+)
+
+
+def write_state(path):
+    def header(digest):
+        return SequenceHeader(
+            model=identity, type_k="f16", type_v="f16", swa_full=False, streams=1, flash_attention=None, tokens=2,
+            state_bytes=1000, digest=digest,
+        )
+
+    write_sequence(path, [1, 2], [memoryview(bytes(1000))], header)
 
 
 rig = Rig((Device("CUDA0", "card", "CUDA", "gpu", 1 << 34),), make_host("host", 1 << 36))
@@ -40,6 +57,9 @@ writes = {
     "speeds.json": lambda path: write_speed_book(path, EMPTY_BOOK),
     "self_test.json": lambda path: keep_verdict(path, rig.devices[0], SelfTest(1, 0)),
     "demo.gguf": write_demo_model,
+    "presets.json": lambda path: write_presets(path, [Preset(name="p")]),
+    "pairings.json": lambda path: PairingBook(path)._write([make_pairing("server", "attic", b"certificate")]),
+    "c.state": write_state,
     "layout.json": lambda path: write_layout(path, LayoutFile("m", single_device(4, "CPU"), ContextSettings())),
 }
 said = {}
@@ -53,11 +73,16 @@ for folder in map(Path, sys.argv[1:]):
             said[f"{folder.name}/{name}"] = ""
         except EngineError as error:
             said[f"{folder.name}/{name}"] = error.summary()
+        except SequenceFileError as error:
+            said[f"{folder.name}/{name}"] = str(error)
 print(json.dumps(said))
 """
 
 
-NAMES = ("rig.json", "calibration.json", "speeds.json", "self_test.json", "demo.gguf", "layout.json")
+NAMES = (
+    "rig.json", "calibration.json", "speeds.json", "self_test.json", "demo.gguf", "layout.json", "presets.json",
+    "pairings.json", "c.state",
+)  # fmt: skip
 
 
 def test_a_fault_of_the_disk_loses_nothing(tmp_path: Path) -> None:
@@ -87,3 +112,51 @@ def test_a_fault_of_the_disk_loses_nothing(tmp_path: Path) -> None:
             assert sentence == ""
             assert path.stat().st_size > 20
     assert [path for folder in folders for path in folder.iterdir() if path.name not in NAMES] == []
+
+
+CHATS = """
+import json, os, sys
+from contextlib import closing
+from pathlib import Path
+from engine.chats.conversation import Conversation
+from engine.chats.store import ChatStore
+from engine.errors import ChatError
+
+said = {}
+for fault in ("full", "gone", "short"):
+    path = Path(sys.argv[1], fault, "chats.sqlite3")
+    with closing(ChatStore(path)) as store:
+        store.save(Conversation(id="before", title="Before")).result()
+        os.environ["FAULTY_DISK_FAULT"] = fault
+        try:
+            store.save(Conversation(id="amid", title="Amid")).result()
+            said[fault] = ["kept"]
+        except ChatError as error:
+            said[fault] = [error.summary()]
+        os.environ["FAULTY_DISK_FAULT"] = ""
+        store.save(Conversation(id="after", title="After")).exception()  # what waits for room is tried at times
+    with closing(ChatStore(path)) as store:
+        said[fault] += [store.notice, sorted(each.id for each in store.conversations())]
+print(json.dumps(said))
+"""
+
+
+def test_conversations_survive_a_fault_of_the_disk(tmp_path: Path) -> None:
+    """And a disk that is full is not taken for a damaged database."""
+    faults = {"FAULTY_DISK_FOLDER": str(tmp_path), "LD_PRELOAD": str(build_preload("faulty_disk", tmp_path))}
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", CHATS, str(tmp_path)],
+        env={**os.environ, "PYTHONPATH": str(ROOT), **faults},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    said = json.loads(done.stdout)
+    for fault in ("full", "gone"):
+        sentence, notice, kept = said[fault]
+        assert "cannot be kept" in sentence, said
+        assert "check the disk" in sentence
+        assert (notice, kept) == ("", ["after", "amid", "before"]), fault
+    assert said["short"] == ["kept", "", ["after", "amid", "before"]]
+    assert not list(tmp_path.rglob("*.damaged"))

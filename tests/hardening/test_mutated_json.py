@@ -2,27 +2,43 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import random
+import struct
 from argparse import Namespace
 from collections.abc import Callable
 from contextlib import suppress
+from datetime import date
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
+import msgspec
 import pytest
 
 from app.cli.prompts import prompts_of
+from app.run_marks import VERSION, OpenedModel, RunMark, RunMarks
 from app.settings import KeptSideFiles, Settings
 from engine.devices.rig_file import encode_rig, parse_rig
+from engine.downloads.job import Job, QueueFile
+from engine.downloads.queue import DownloadQueue
+from engine.downloads.view import JobState
 from engine.errors import EngineError
 from engine.fit.calibration import read_calibration
 from engine.fit.speed_book import read_speed_book
+from engine.kept_weights import _read_list
 from engine.layout.layout_file import encode_layout, parse_layout
+from engine.protocol.messages import TransferFile
+from engine.releases.errors import ReleaseError
+from engine.releases.release import read_key, read_release
 from engine.rigs.self_test import read_verdicts
 from engine.texts import MAX_SENTENCE
+from engine.tunnel.pairings import PairingBook
+from engine.worker.sequence_file import MAGIC, TOKEN_BYTES, VERSIONS, SequenceFileError, SequenceReader
 from tests.support.mutation import mutate_json
 from tests.support.selection import examples
+from tests.support.signed_releases import KEY, PUBLIC_KEY, release_values, signed_release
 
 RIG = {
     "version": 1,
@@ -53,6 +69,31 @@ SPEEDS = {
     "devices": {"CUDA a": {"read_bytes_per_second": 1e9, "round_trip_s": 1e-4, "sent_bytes_per_second": 1e9}},
 }  # fmt: skip
 VERDICTS = {"version": 1, "passed": {"CUDA 1": True}}
+PAIRINGS = {
+    "version": 1,
+    "pairings": [
+        {"role": "server", "name": "attic", "certificate": "YWJj", "endpoint": "192.0.2.1:50052", "paired_s": 1},
+        {"role": "client", "name": "laptop", "certificate": "eHl6"},
+    ],
+}
+DOWNLOADS = msgspec.to_builtins(
+    QueueFile(
+        jobs=(
+            Job(
+                id="1", title="m", files=(TransferFile(url="https://192.0.2.1/m.gguf", target="/m/m.gguf"),),
+                refs=(("/m/ref", "abc"),), state=JobState.PAUSED, done_bytes=3, paths=("/m/m.gguf",),
+            ),
+        )
+    )
+)  # fmt: skip
+RUN = msgspec.to_builtins(RunMark(VERSION, "0:0.00", (OpenedModel("/m.gguf", "{}"),), restored=True))
+KEPT_WEIGHTS = {"0123456789abcdef": 5, "0123456789abcde0": 7}
+STATE = {
+    "model": {"description": "m", "architecture": "llama", "n_layer": 1, "n_embd": 1, "n_vocab": 1, "n_params": 1,
+              "size_bytes": 1, "metadata": ""},
+    "type_k": "f16", "type_v": "f16", "swa_full": False, "streams": 1, "flash_attention": None, "tokens": 2,
+    "state_bytes": 10, "digest": "", "checkpoints": [[1, 5]], "images": ["a"],
+}  # fmt: skip
 RECENT = [{"path": "/m.gguf", "title": "M", "detail": ""}]
 SIDE_FILES = {"/m.gguf": {"projector": "/p", "device": "CPU", "adapters": [{"path": "/a", "scale": 1.0}]}}
 
@@ -98,7 +139,15 @@ def test_what_people_edit_is_read_or_refused_with_a_sentence(
 
 @pytest.mark.parametrize(
     ("document", "read"),
-    [(CALIBRATION, read_calibration), (SPEEDS, read_speed_book), (VERDICTS, read_verdicts)],
+    [
+        (CALIBRATION, read_calibration),
+        (SPEEDS, read_speed_book),
+        (VERDICTS, read_verdicts),
+        (PAIRINGS, lambda path: [(each.fingerprint, each.words) for each in PairingBook(path).all()]),
+        (DOWNLOADS, lambda path: DownloadQueue._read(cast(Any, SimpleNamespace(_path=path)))),
+        (RUN, lambda path: [run.report for run in RunMarks(path.parent).take_ended()]),
+        (KEPT_WEIGHTS, _read_list),
+    ],
 )
 def test_what_we_keep_for_ourselves_is_read_or_forgotten(
     tmp_path: Path, document: Any, read: Callable[[Path], Any]
@@ -126,3 +175,30 @@ def test_prompts_are_read_or_refused(tmp_path: Path) -> None:
         path.write_bytes(mutated(["a", "b"], seed))
         with suppress(EngineError):
             prompts_of(Namespace(prompt=None, prompts=path))
+
+
+def test_a_word_about_releases_is_believed_or_refused() -> None:
+    """Signed by the publisher and changed before that, or changed on the way."""
+    today, key = date(2026, 11, 22), read_key(PUBLIC_KEY)
+    values = release_values(today)
+    read_release(signed_release(today), key, today=today)
+    for seed in range(examples(2000)):
+        text = mutated(values, seed)
+        signature = base64.b64encode(KEY.sign(b"layerdeck release\n" + text)).decode()
+        envelope = {"release": text.decode("utf-8", "replace"), "signature": signature}
+        for data in (json.dumps(envelope).encode(), mutated(envelope, seed)):
+            with suppress(ReleaseError):
+                release = read_release(data, key, today=today)
+                assert max(len(release.page), len(release.summary)) <= 500
+
+
+def test_the_header_of_a_state_is_read_or_refused(tmp_path: Path) -> None:
+    path = tmp_path / "c.state"
+    n_read = 0
+    for seed in range(examples(2000)):
+        header = json.dumps(STATE).encode() if not seed else mutated(STATE, seed)
+        path.write_bytes(struct.pack("<4sII", MAGIC, VERSIONS[-1], len(header)) + header + bytes(2 * TOKEN_BYTES + 15))
+        with suppress(SequenceFileError):
+            n_read += SequenceReader(path).header().is_possible
+            SequenceReader(path).content()
+    assert n_read > 0

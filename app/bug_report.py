@@ -97,6 +97,7 @@ class BugDialog(QDialog):
         label.setWordWrap(True)
         self._text = QPlainTextEdit(text)
         self._text.setReadOnly(True)
+        self._text.setAccessibleName(tr("The report"))
         self._text.setFont(QFontDatabase.systemFont(QFontDatabase.SystemFont.FixedFont))
         buttons = QDialogButtonBox(QDialogButtonBox.StandardButton.Close)
         copy = buttons.addButton(tr("Copy report"), QDialogButtonBox.ButtonRole.ActionRole)

@@ -1,7 +1,8 @@
-"""The demo models of the window: one that answers where the set-up has fetched it, else one that is made up."""
+"""The demo models of the window: one that answers, fetched by the set-up or in the bundle, else one that is made up."""
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +32,18 @@ def find_demo() -> Demo:
 
 
 def fetched_demo() -> Path | None:
-    """Return the path of the demo model that answers, None where it was not fetched. Blocks."""
-    path = fetched_models_path() / FILE_NAME
-    return path if is_fetched(path) else None
+    """Return the path of the demo model that answers, None where neither set-up nor bundle brought it. Blocks."""
+    paths = (folder / FILE_NAME for folder in (fetched_models_path(), *_models_beside_program()))
+    return next((path for path in paths if is_fetched(path)), None)
+
+
+def _models_beside_program() -> tuple[Path, ...]:
+    """Return the folders of models that came with the program: `models` beside the bundle's executable."""
+    if not getattr(sys, "frozen", False):
+        return ()
+    program = Path(sys.executable).parent
+    # On macOS what is signed lies beside the executable, and nothing else.
+    return (program.parent / "Resources" / "models" if sys.platform == "darwin" else program / "models",)
 
 
 def ensure_demo() -> Path:

@@ -40,12 +40,14 @@ OPENING_SECONDS = 10.0
 
 @dataclass(frozen=True, slots=True)
 class _Wish:
-    """A file that is to be opened. `beside`: what is open stays open; `then`: what is done after, however it ends."""
+    """A file that is to be opened. `beside`: what is open stays open; `then`: what is done after, however it ends;
+    `opened`: what is done before that where it was opened."""
 
     path: Path
     read: Callable[[], OpenedFile]
     beside: bool = False
     then: Callable[[], None] = lambda: None
+    opened: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +89,10 @@ class ModelOpener(QObject):
 
     def open(self, path: Path) -> None:
         """Read `path` and begin with its initial layout, or go on with it where it is open."""
-        self._open(_Wish(path, partial(open_file, path, self._settings.side_files(path))))
+        self._open(self._wish(path))
+
+    def _wish(self, path: Path) -> _Wish:
+        return _Wish(path, partial(open_file, path, self._settings.side_files(path)))
 
     def open_all(self, paths: Sequence[Path]) -> None:
         """Open several, one after another, each beside what is open; the last one is shown."""
@@ -111,9 +116,13 @@ class ModelOpener(QObject):
         """Open the demo model."""
         self._find_demo(lambda demo: self.open(demo.path))
 
-    def try_demo(self) -> None:
-        """A lab rig and the demo model, in one click."""
-        self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: self.open(demo.path)))
+    def try_demo(self, opened: Callable[[], None] = lambda: None) -> None:
+        """A lab rig and the demo model, in one click; `opened` is called when that model is, and for no other."""
+
+        def open_it(demo: Demo) -> None:
+            self._open(replace(self._wish(demo.path), opened=opened))
+
+        self._find_demo(lambda demo: self._lab.start(demo.caps_bytes, then=lambda: open_it(demo)))
 
     def _find_demo(self, then: Callable[[Demo], None]) -> None:
         """Look which demo there is beside the GUI thread: the made-up one may have to be written first."""
@@ -153,6 +162,7 @@ class ModelOpener(QObject):
             opened, first = found
             if self._live.rig.ids == rig.ids:
                 self._on_read(opened, first, beside=wish.beside)
+                wish.opened()
                 wish.then()
             else:
                 # Devices came or went meanwhile: what is to be planned for are those that are there now.

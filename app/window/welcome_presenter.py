@@ -16,7 +16,6 @@ from app.paths import chats_path
 from app.rig.live_rig import LiveRig
 from app.window.main_window import MainWindow
 from engine.devices.device import Rig
-from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.units import format_bytes
 from widgets.library.welcome_panel import WelcomePanel
@@ -60,18 +59,18 @@ class WelcomePresenter(QObject):
         show_library: Callable[[], None],
     ) -> None:
         super().__init__(main)
+        self._main = main
         self._opener, self._loader, self._live = opener, loader, live
-        self._loads = False
-        """Whether the model that is opened next is loaded at once."""
         self.panel = WelcomePanel()
         self.panel.show_places(places_text(Path.home()))
         self.panel.talk_requested.connect(self._talk)
         self.panel.open_requested.connect(open_file)
         self.panel.library_requested.connect(show_library)
         live.rig_changed.connect(self._show_machine)
-        opener.model_changed.connect(self._on_model_changed)
         self._show_machine()
         main.editor.show_while_empty(self.panel)
+        if self.panel.isVisible():
+            self.panel.talk_button.setFocus()
         background.run(
             "Looking for the demo model",
             fetched_demo,
@@ -84,11 +83,12 @@ class WelcomePresenter(QObject):
         self.panel.show_machine(machine_lines(self._live.rig))
 
     def _talk(self) -> None:
-        self._loads = True
-        self._opener.try_demo()
+        # Loaded after everybody else has heard of the model.
+        self._opener.try_demo(opened=lambda: QTimer.singleShot(0, self._begin))
 
-    def _on_model_changed(self, model: ModelFile | None) -> None:
-        if self._loads and model is not None:
-            self._loads = False
-            # After everybody else has heard of the model.
-            QTimer.singleShot(0, self._loader.load)
+    def _begin(self) -> None:
+        """Load it, and let people type their question meanwhile."""
+        self._loader.load()
+        chat = self._main.chats.currentWidget()
+        if chat is not None and chat.isVisible():
+            chat.setFocus()

@@ -26,7 +26,7 @@ from engine.pci import parse_pci_id
 from engine.process.one_shot import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
 from engine.rigs.check_models import write_models
-from engine.rigs.engine_checks import Case, Checked, Checker, Trial, cases_of, shared_cases
+from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases
 from engine.rigs.host import host_device
 from engine.rigs.self_test import keep_verdict, try_repeated
 from engine.rigs.speed_test import known_speeds, measured_book
@@ -197,6 +197,8 @@ class Machine:
     # ------------------------------------------------------------------ what it does with a model
 
     def _load(self, device: Device) -> Iterator[Check]:
+        if device.endpoint in self._checker.silent:
+            raise EngineError(FELL_SILENT)
         if self._loads is None:
             # What was found out a moment ago holds for these loads already.
             rig = read_check_book(self._files.checks).apply(self._rig, self._drivers)

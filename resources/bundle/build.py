@@ -13,10 +13,12 @@ import tarfile
 from importlib import metadata
 from pathlib import Path
 
-from resources.bundle.contents import link_copies, size_table
+from resources.bundle.contents import MODELS, link_copies, size_table
 from resources.bundle.debian import write_package
 from resources.bundle.desktop_files import write_share
 from resources.bundle.notices import write_notices
+from resources.setup.demo_model import fetch_demo_model
+from resources.setup.places import model_folder
 
 ROOT = Path(__file__).resolve().parents[2]
 DIST = ROOT / "dist"
@@ -46,6 +48,7 @@ def main() -> int:
     shutil.copy2(ROOT / "LICENSE", folder)
     shutil.copyfile(ROOT / "resources" / "bundle" / "menu.sh", folder / "add-to-menu")
     (folder / "add-to-menu").chmod(0o755)
+    _bring_demo(folder)
     write_notices(folder, folder)
     write_share(folder / "share")
     archive = _pack(folder, DIST / f"{NAME}-{version}-linux-{os.uname().machine}.tar.gz")
@@ -64,10 +67,21 @@ def _finish_elsewhere(folder: Path) -> int:
     Not run yet, as those are not.
     """
     notices = DIST / "Layerdeck.app" / "Contents" / "Resources" if sys.platform == "darwin" else folder
+    _bring_demo(notices)
     write_notices(folder, notices)
     shutil.copy2(ROOT / "LICENSE", notices)
     (DIST / "contents.txt").write_text(size_table(folder), encoding="utf-8")
     return 0
+
+
+def _bring_demo(folder: Path) -> None:
+    """Put the demo model that answers into `models` below `folder`: one click to it, and nothing is fetched."""
+    model = fetch_demo_model(model_folder(sys.platform, os.environ, Path.home()))
+    if model is None:
+        sys.stdout.write("The bundle is without the demo model that answers: its window offers the made-up one.\n")
+        return
+    (folder / MODELS).mkdir(exist_ok=True)
+    shutil.copyfile(model, folder / MODELS / model.name)
 
 
 def _freeze() -> Path:

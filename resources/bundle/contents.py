@@ -7,6 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
+MODELS = "models"
+"""The folder of the bundle with the demo model."""
 WHY = {
     "PySide6": "the window: Qt's core, widgets, pictures, platforms",
     "numpy": "graphs of memory, weights of the demo model",
@@ -38,6 +40,11 @@ def files_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
+def program_files(folder: Path) -> Iterator[Path]:
+    """Yield the regular files of the bundle at `folder` without the demo model, which its size leaves out."""
+    return (path for path in files_in(folder) if path.relative_to(folder).parts[0] != MODELS)
+
+
 def link_copies(folder: Path) -> int:
     """Replace libraries that lie beside an equal one by links to it; return the bytes that this saved."""
     kept: dict[tuple[Path, str], Path] = {}
@@ -57,9 +64,9 @@ def link_copies(folder: Path) -> int:
 
 
 def size_table(folder: Path) -> str:
-    """Return a Markdown table of what is in `folder`, largest first."""
+    """Return a Markdown table of what is in `folder` besides the demo model, largest first."""
     sizes: dict[str, int] = defaultdict(int)
-    for path in files_in(folder):
+    for path in program_files(folder):
         sizes[_row(path.relative_to(folder))] += path.stat().st_size
     total_bytes = sum(sizes.values())
     small_bytes = sum(size for name, size in sizes.items() if size < SMALL_BYTES)

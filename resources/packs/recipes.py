@@ -11,6 +11,7 @@ PORTABLE = (
     "-DGGML_NATIVE=OFF",
     # Where CMake puts the backends of such a build: beside the engine's other libraries in the wheel.
     "-DCMAKE_INSTALL_BINDIR=llama_cpp/lib",
+    # Linux's word for a library's own folder; macOS has another, and Windows needs none.
     "-DCMAKE_INSTALL_RPATH=$ORIGIN",
 )
 """The engine that packs are for: CPU (one library for each kind of processor from SSE4.2 on) and RPC, loaded when it
@@ -35,12 +36,14 @@ _MODULE = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """`backend` as people call it; `words`: what a computer needs to use the pack."""
+    """`backend` as people call it; `words`: what a computer needs to use the pack; `architectures`: CMake's name of
+    the cards that it is built for, empty where it is the same for all."""
 
     name: str
     backend: str
     options: tuple[str, ...]
     words: str
+    architectures: str = ""
 
     @property
     def target(self) -> str:
@@ -63,12 +66,14 @@ RECIPES = {
             # llama.cpp's own build has graphs on; NCCL would be one more library to have.
             ("-DGGML_CUDA=ON", "-DGGML_CUDA_GRAPHS=ON", "-DGGML_CUDA_NCCL=OFF"),
             "NVIDIA's driver, and the CUDA runtime and cuBLAS of the version that the pack names",
+            "CMAKE_CUDA_ARCHITECTURES",
         ),
         Recipe(
             "hip",
             "HIP",
             ("-DGGML_HIP=ON", "-DGGML_CUDA_GRAPHS=ON"),
             "AMD's driver, and the libraries of ROCm that the pack names",
+            "CMAKE_HIP_ARCHITECTURES",
         ),
     )
 }
@@ -79,8 +84,7 @@ def configure_options(recipe: Recipe, architectures: str, flags: Sequence[str]) 
     which is most of those that are in use), `flags` more for the C++ compiler."""
     options = [*_MODULE, *recipe.options]
     if architectures:
-        name = {"cuda": "CMAKE_CUDA_ARCHITECTURES", "hip": "CMAKE_HIP_ARCHITECTURES"}[recipe.name]
-        options.append(f"-D{name}={architectures}")
+        options.append(f"-D{recipe.architectures}={architectures}")
     if flags:
         options.append(f"-DCMAKE_CXX_FLAGS={' '.join(flags)}")
     return tuple(options)

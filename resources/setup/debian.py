@@ -52,6 +52,7 @@ BUNDLE_PACKAGES = (
     "binutils",
     "desktop-file-utils",
     "dpkg-dev",
+    "libglib2.0-bin",
     "lintian",
     "shared-mime-info",
     "xdg-utils",

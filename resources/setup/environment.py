@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from resources.setup.build_plan import ENGINE
+from resources.setup.errors import SetupError
+from resources.setup.failures import explain
 from resources.setup.places import FOLDERS, ROOT, UNFINISHED, VENV, venv_program
 from resources.setup.stamp import STAMP
 from resources.setup.steps import call, output_of, say
 from resources.setup.unfinished import being_written
 from resources.setup.uv import try_uv
+
+UNKNOWN_TO_PIP = ("what pip said is above", "start again; if it ends the same, remove the folder .venv first")
 
 
 def require_venv() -> None:
@@ -33,7 +38,6 @@ def require_venv() -> None:
 def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     """Install the engine, the pinned dependencies and the project itself (editable) into .venv."""
     pip = [str(venv_program("python")), "-m", "pip", "--quiet", "--disable-pip-version-check", "install"]
-    failed = "Installing the dependencies failed."
     say("Installing dependencies")
     project = f"{ROOT}[dev]" if tests else str(ROOT)
     anew = ["--reinstall-package", ENGINE] if reinstall else []
@@ -41,8 +45,19 @@ def install(wheel: Path, *, tests: bool, reinstall: bool) -> None:
     if try_uv([*uv, str(wheel), "--editable", project]):
         return
     if reinstall:  # pip takes a wheel of an installed version for the same, whatever its build options
-        call([*pip, "--no-deps", "--force-reinstall", str(wheel)], failed)
-    call([*pip, str(wheel), "--editable", project], failed)
+        call_pip([*pip, "--no-deps", "--force-reinstall", str(wheel)])
+    call_pip([*pip, str(wheel), "--editable", project])
+
+
+def call_pip(command: Sequence[str]) -> None:
+    """Run pip; its failure ends the set-up with what it said, the cause and the remedy."""
+    done = subprocess.run(
+        command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", check=False
+    )
+    if done.returncode != 0:
+        cause, remedy = explain(done.stderr, UNKNOWN_TO_PIP)
+        sentence = f"Installing the dependencies failed: {cause}; {remedy}."
+        raise SetupError("\n".join([done.stderr.rstrip(), sentence]), exit_code=1)
 
 
 def compile_modules() -> None:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
+
+from resources.setup.missing import compiler_remedy
 
 FAILURES = (
     (r"No space left on device", "the disk is full", "free about 1 GB and start again"),
@@ -40,7 +43,7 @@ FAILURES = (
     (
         r"No CMAKE_C(?:XX)?_COMPILER could be found|is not able to compile a simple test program",
         "the compiler does not work",
-        "install g++ (or what CC and CXX name) and start again",
+        f"{compiler_remedy(sys.platform)} (or look at what CC and CXX name), and start again",
     ),
     (
         r"unrecognized command[- ]line option|The compiler feature \"cxx_std_17\"",
@@ -53,9 +56,9 @@ FAILURES = (
 UNKNOWN = ("the log says why", "start again; if it ends the same, LAYERDECK_BACKEND=cpu needs the least")
 
 
-def explain(log: str) -> tuple[str, str]:
-    """Return why the build with this log failed, and what to do."""
+def explain(log: str, unknown: tuple[str, str] = UNKNOWN) -> tuple[str, str]:
+    """Return why the build with this log failed, and what to do; `unknown` where that cannot be seen."""
     for pattern, cause, remedy in FAILURES:
         if re.search(pattern, log):
             return cause, remedy
-    return UNKNOWN
+    return unknown

@@ -46,6 +46,23 @@ def find_compiler(variable: str = "CXX") -> str | None:
     return next((path for path in map(shutil.which, names) if path), None)
 
 
+def find_visual_studio() -> str | None:
+    """Return the folder of Visual Studio, or of its build tools, with C++; None if there is none.
+
+    Its installer brings the program that knows, always to the same place, and CMake asks that too.
+    """
+    folder = os.environ.get("PROGRAMFILES(X86)", "")
+    asked = str(Path(folder, "Microsoft Visual Studio", "Installer", "vswhere.exe"))
+    wanted = ["-latest", "-products", "*", "-requires", "Microsoft.VisualStudio.Component.VC.Tools.x86.x64"]
+    return (output_of([asked, *wanted, "-property", "installationPath"]) or "").strip() or None
+
+
+def has_compiler(system: str) -> bool:
+    """Say whether there is something that compiles C++ on this machine."""
+    # On Windows CMake finds Visual Studio without the path.
+    return find_compiler() is not None or (system == "win32" and find_visual_studio() is not None)
+
+
 def compiler_version() -> str:
     """Return name and version of the C++ compiler. On Windows CMake finds Visual Studio without our help."""
     if sys.platform == "win32":

@@ -8,8 +8,13 @@ from dataclasses import dataclass
 
 NEEDED_BYTES = 1_000_000_000
 """On the clone's disk: .venv takes 420 MB, the rest is for the build while it runs."""
-COMPILERS = {"darwin": "xcode-select --install", "win32": "install the Visual Studio Build Tools with C++"}
+COMPILERS = {"darwin": "run xcode-select --install", "win32": "install the Visual Studio Build Tools with C++"}
 """How to have one, by system."""
+
+
+def compiler_remedy(system: str) -> str:
+    """Return how to have a compiler on `system` (as `sys.platform` calls it)."""
+    return COMPILERS.get(system, "install g++ or clang++")
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ def find_missing(
     """Return all that is missing, so that nobody hears of one thing after another."""
     missing = []
     if not has_compiler:
-        missing.append(Missing("a C++ compiler", COMPILERS.get(system, "install g++ or clang++")))
+        missing.append(Missing("a C++ compiler", compiler_remedy(system)))
     if not has_venv:
         missing.append(Missing("Python's module ensurepip", "install Python's venv package, or uv"))
     if backend == "hip" and which("hipcc") is None:

@@ -8,9 +8,9 @@ import os
 import shutil
 import sys
 
+from resources.setup import machine
 from resources.setup.debian import has_debian_packages, require_packages, wanted_packages
 from resources.setup.errors import SetupError
-from resources.setup.machine import find_compiler
 from resources.setup.missing import find_missing, sentence
 from resources.setup.places import ROOT
 from resources.setup.steps import say
@@ -23,7 +23,7 @@ QT_LIBRARIES = ("EGL", "GL", "xkbcommon", "xkbcommon-x11", "xcb-cursor", "xcb-ic
 
 def require_system(*, tests: bool, backend: str) -> None:
     """Install or name the system packages that are missing."""
-    has_compiler = sys.platform == "win32" or find_compiler() is not None
+    has_compiler = machine.has_compiler(sys.platform)
     has_venv = importlib.util.find_spec("ensurepip") is not None or find_uv() is not None
     if backend == "vulkan" and (fault := vulkan.find_old_headers(vulkan.look(os.environ))):
         raise SetupError(fault)

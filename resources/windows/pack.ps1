@@ -18,8 +18,9 @@ $version = & $python -c "from importlib.metadata import version; print(version('
 $draw = "from pathlib import Path; from resources.bundle.desktop_files import draw_icon; " +
     "draw_icon(Path('resources/layerdeck.svg'), 256, Path('build/bundle/layerdeck.ico'))"
 Invoke-Checked $python -c $draw
-Invoke-Checked $python -m pip install --quiet --editable ".[bundle]"
-Invoke-Checked $python -m resources.bundle.build
+# With the portable engine: the set-up's own is compiled for this computer's processor alone. The run path in
+# resources/packs/recipes.py ($ORIGIN) is Linux's; Windows looks beside each library by itself, which has to be tried.
+Invoke-Checked py make.py bundle
 
 $options = @("/DVersion=$version")
 if ($env:SIGNING_THUMBPRINT) {

@@ -59,6 +59,23 @@ def test_the_fetched_model_is_the_demo_where_it_is_whole(fetched: Path) -> None:
     assert made_up.caps_bytes == MADE_UP_CAPS_BYTES
 
 
+@pytest.mark.parametrize("system", ["linux", "darwin", "win32"])
+def test_the_model_that_comes_with_the_bundle_is_the_demo_where_none_was_fetched(
+    system: str, fetched: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "Contents" / "MacOS" / "layerdeck"
+    models = (program.parents[1] / "Resources" if system == "darwin" else program.parent) / "models"
+    models.mkdir(parents=True)
+    brought = models / FILE_NAME
+    brought.symlink_to(fetched)
+    monkeypatch.setattr("sys.executable", str(program))
+    monkeypatch.setattr("sys.platform", system)
+    monkeypatch.setattr("app.demo.fetched_models_path", lambda: tmp_path / "empty")
+    assert fetched_demo() is None, "a checkout has no folder beside its program"
+    monkeypatch.setattr("sys.frozen", True, raising=False)
+    assert fetched_demo() == brought
+
+
 def test_the_command_writes_the_fetched_model_unless_asked_for_the_made_up_one(
     fetched: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

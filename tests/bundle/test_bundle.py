@@ -6,19 +6,25 @@ import contextlib
 import json
 import os
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from pathlib import Path
 
 import psutil
 import pytest
 
+from engine.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
+from resources.bundle.contents import program_files
 from resources.bundle.recipe import is_of_the_system
 from tests.support.desktop import Desktop, open_desktop
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
 
 pytestmark = pytest.mark.bundle
+
+NOBODY = 65534
 
 
 @pytest.fixture
@@ -52,6 +58,43 @@ def test_it_finds_devices_loads_and_answers(bundle: Path, environment: dict[str,
     assert "loaded" in kinds
     assert kinds[-1] == "done"
     assert run_cli(bundle, environment, "plan", str(model), "--ctx", "256")
+
+
+@pytest.fixture
+def home_of_nobody() -> Iterator[Path]:
+    """Return the home of the user that `as_nobody` makes of root; what pytest has is root's alone."""
+    with tempfile.TemporaryDirectory(prefix="layerdeck-home-") as home:
+        if os.geteuid() == 0:
+            os.chown(home, NOBODY, NOBODY)
+        yield Path(home)
+
+
+def as_nobody() -> list[str]:
+    """Return what runs a program as somebody who cannot write beside the bundle: root could, anyone else cannot."""
+    if os.geteuid() != 0:
+        return []
+    return ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+
+
+def test_a_user_who_cannot_write_beside_it_loads_and_is_answered(bundle: Path, home_of_nobody: Path) -> None:
+    model = home_of_nobody / "tiny.gguf"
+    for words in (
+        ("demo", str(model), "--generated"),
+        ("devices",),
+        ("load", str(model), "--ctx", "256", "--prompt", "hello", "-n", "4", "--json"),
+    ):
+        done = subprocess.run(
+            [*as_nobody(), str(bundle / "layerdeck-cli"), *words],
+            env={"HOME": str(home_of_nobody)},
+            cwd=home_of_nobody,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1])["event"] == "done"
+    tried = subprocess.run([*as_nobody(), "touch", str(bundle / "mine")], capture_output=True, check=False)
+    assert tried.returncode != 0
 
 
 def test_children_go_with_a_killed_parent(bundle: Path, environment: dict[str, str]) -> None:
@@ -111,10 +154,15 @@ def read(path: Path) -> str:
 
 
 def test_its_size_is_under_the_limit(dist: Path) -> None:
-    size_bytes = sum(
-        path.stat().st_size for path in (dist / "layerdeck").rglob("*") if path.is_file() and not path.is_symlink()
-    )
-    assert size_bytes < 250_000_000
+    assert sum(path.stat().st_size for path in program_files(dist / "layerdeck")) < 250_000_000
+
+
+def test_the_model_that_answers_is_in_it(bundle: Path, environment: dict[str, str], tmp_path: Path) -> None:
+    target = tmp_path / "demo.gguf"
+    told = json.loads(run_cli(bundle, environment, "demo", str(target), "--json"))
+    assert told == {"path": str(target), "size_bytes": 98_362_432}
+    words = ("load", str(target), "--ctx", "256", "--prompt", SAMPLE_QUESTIONS[0], "-n", "32", "--temp", "0")
+    assert "photosynthesis" in run_cli(bundle, environment, *words)
 
 
 def test_what_drivers_use_too_is_the_systems(dist: Path) -> None:
@@ -145,8 +193,14 @@ def test_programs_that_it_starts_find_the_systems_libraries(
 
 def test_the_licences_of_what_is_in_it_are_named(dist: Path) -> None:
     text = read(dist / "layerdeck" / "THIRD-PARTY-NOTICES.txt")
-    for name in ("PySide6_Essentials", "numpy", "llama_cpp_python", "msgspec", "GNU Lesser General Public License"):
-        assert name in text
+    titles = {line for before, line in pairwise(text.splitlines()) if before == "=" * 78}
+    for name in ("llama.cpp and ggml", FILE_NAME, "GNU General Public License, version 3"):
+        assert name in titles
+    for name in ("PySide6_Essentials", "shiboken6", "numpy", "llama_cpp_python", "msgspec"):
+        assert any(title.startswith(f"{name} ") for title in titles)
+    assert "GNU LESSER GENERAL PUBLIC LICENSE\n" in text
+    assert "GNU GENERAL PUBLIC LICENSE\n" in text
+    assert "The ggml authors" in text
     assert (dist / "layerdeck" / "LICENSE").exists()
 
 
@@ -157,7 +211,7 @@ def test_the_tarball_is_added_to_the_menu_and_taken_out_again(
     environment |= {"PATH": os.environ["PATH"]}
     subprocess.run([str(bundle / "add-to-menu")], env=environment, check=True, stdout=subprocess.DEVNULL)
     entry = (share / "applications" / "layerdeck.desktop").read_text("utf-8")
-    assert f'Exec="{bundle}/layerdeck" %F' in entry
+    assert f'Exec=env "{str(bundle).replace("%", "%%")}/layerdeck" %F' in entry
     answer = subprocess.run(
         ["xdg-mime", "query", "filetype", str(write_tiny_llama(tmp_path / "model.gguf"))],
         env=environment,
@@ -192,13 +246,22 @@ def test_the_package_is_installed_and_removed_in_a_root_of_its_own(dist: Path, t
     (database / "updates").mkdir(parents=True)
     (database / "info").mkdir()
     (database / "status").write_text("")
-    dpkg = ["dpkg", f"--root={root}", "--force-depends", "--force-not-root", "--no-triggers"]
+    # Its script uses the shell of here: there is none in that root.
+    dpkg = [
+        "dpkg",
+        f"--root={root}",
+        "--force-depends",
+        "--force-not-root",
+        "--force-script-chrootless",
+        "--no-triggers",
+    ]
     subprocess.run([*dpkg, "--install", str(package)], check=True, capture_output=True)
     program = root / "usr" / "bin" / "layerdeck-cli"
     done = subprocess.run([str(program), "--help"], env={"HOME": str(tmp_path)}, capture_output=True, check=False)
     assert done.stdout.startswith(b"usage: layerdeck-cli")
     assert (root / "usr" / "share" / "applications" / "layerdeck.desktop").exists()
-    subprocess.run([*dpkg, "--purge", "layerdeck"], check=True, capture_output=True)
+    told = subprocess.run([*dpkg, "--purge", "layerdeck"], check=True, capture_output=True, text=True).stdout
+    assert told.count("chats and engine packs in\n~/.local/share/layerdeck") == 1
     assert not (root / "usr" / "lib" / "layerdeck").exists()
     assert not program.exists()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from resources.bundle.contents import link_copies, size_table
+from resources.bundle.contents import MODELS, link_copies, size_table
 
 
 def test_copies_beside_each_other_become_links_to_the_one_with_the_whole_version(tmp_path: Path) -> None:
@@ -23,7 +23,7 @@ def test_copies_beside_each_other_become_links_to_the_one_with_the_whole_version
     assert link_copies(tmp_path) == 0
 
 
-def test_the_table_adds_up_and_counts_no_link(tmp_path: Path) -> None:
+def test_the_table_adds_up_and_counts_no_link_and_no_model(tmp_path: Path) -> None:
     internal = tmp_path / "_internal"
     (internal / "numpy").mkdir(parents=True)
     (internal / "numpy" / "core.so").write_bytes(b"n" * 2_000_000)
@@ -31,6 +31,8 @@ def test_the_table_adds_up_and_counts_no_link(tmp_path: Path) -> None:
     (internal / "libz.so").symlink_to("libz.so.1")
     (tmp_path / "layerdeck").write_bytes(b"p" * 1_000_000)
     (internal / "small.txt").write_bytes(b"s" * 400_000)
+    (tmp_path / MODELS).mkdir()
+    (tmp_path / MODELS / "demo.gguf").write_bytes(b"m" * 5_000_000)
     rows = [line for line in size_table(tmp_path).splitlines() if line.startswith("| ")][1:]
     assert [row.split("|")[1].strip() for row in rows] == [
         "numpy",

@@ -25,6 +25,13 @@ def test_scripts_say_that_they_have_not_been_run_and_name_only_files_that_are_th
     assert all((RESOURCES.parent / path.replace("\\", "/")).exists() for path in named)
 
 
+@pytest.mark.parametrize("name", ["macos/pack.sh", "windows/pack.ps1"])
+def test_the_application_is_made_with_the_engine_for_any_processor(name: str) -> None:
+    lines = (RESOURCES / name).read_text("utf-8").splitlines()
+    assert any(line.endswith(" make.py bundle") and not line.startswith("#") for line in lines)
+    assert not [line for line in lines if "resources.bundle.build" in line], "that takes the set-up's own engine"
+
+
 @pytest.mark.skipif(shutil.which("sh") is None, reason="there is no shell here")
 def test_the_script_for_macos_can_be_read_by_a_shell() -> None:
     subprocess.run(["sh", "-n", str(RESOURCES / "macos" / "pack.sh")], check=True)

@@ -14,11 +14,13 @@ import pytest
 from engine.engine_build import engine_version
 from engine.packs.store import PackStore
 from resources.packs import archive
+from resources.packs.command import run_pack
 from resources.packs.cuda_parts import missing_parts
 from resources.packs.needs import find_fault, find_nvcc, needed_glibc, needed_libraries
 from resources.packs.recipes import LEFT_OUT, RECIPES, configure_options
 from resources.packs.source import fetch_ggml, find_source
 from resources.packs.wheel import leave_out
+from resources.setup.errors import SetupError
 from resources.setup.machine import find_compiler
 from tests.support.packs import IS_NO_BACKEND, compiled
 
@@ -103,6 +105,11 @@ def test_architectures_are_told_by_option() -> None:
     assert {"-DGGML_BACKEND_DL=ON", "-DGGML_CUDA=ON", "-DGGML_CPU=OFF", "-DGGML_NATIVE=OFF"} < set(told)
     assert not any("ARCHITECTURES" in option for option in configure_options(RECIPES["cuda"], "", []))
     assert "-DCMAKE_CXX_FLAGS=-include x" in configure_options(RECIPES["vulkan"], "", ["-include", "x"])
+
+
+def test_architectures_of_a_backend_without_them_are_refused_before_anything_is_built() -> None:
+    with pytest.raises(SetupError, match="vulkan pack is for all cards: leave out --architectures"):
+        run_pack(["vulkan", "--architectures", "75"])
 
 
 def test_a_pack_that_is_written_is_one_that_is_read(tmp_path: Path) -> None:

@@ -70,6 +70,33 @@ def test_uv_is_used_where_it_is_there_and_pip_where_it_fails(
     assert all("pip" in command for command in ran)
 
 
+@pytest.mark.parametrize(
+    ("said", "sentence"),
+    [
+        (
+            "ERROR: Could not find a version that satisfies numpy",
+            "something could not be downloaded; look at the network",
+        ),
+        ("OSError: [Errno 28] No space left on device", "the disk is full; free about 1 GB and start again"),
+        ("ERROR: what nobody knows", "what pip said is above; start again"),
+    ],
+    ids=["network", "disk", "unknown"],
+)
+def test_dependencies_that_cannot_be_installed_end_with_cause_and_remedy(
+    said: str, sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pip = tmp_path / "python"
+    pip.write_text(f"#!{sys.executable}\nimport sys\nsys.exit({said!r})\n", encoding="utf-8")
+    pip.chmod(0o755)
+    monkeypatch.setattr("resources.setup.environment.venv_program", lambda _name: pip)
+    monkeypatch.setattr("resources.setup.uv.find_uv", lambda: None)
+    with pytest.raises(SetupError) as raised:
+        install(tmp_path / "engine.whl", tests=False, reinstall=False)
+    first, last = str(raised.value).splitlines()
+    assert first == said
+    assert last.startswith(f"Installing the dependencies failed: {sentence}")
+
+
 def test_environment_that_was_stopped_half_written_is_made_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -57,7 +57,7 @@ def test_without_root_the_packages_are_named_in_one_line_to_copy(monkeypatch: py
 
 def test_what_is_missing_is_named_before_anything_is_built(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("resources.setup.system.has_debian_packages", lambda: False)
-    monkeypatch.setattr("resources.setup.system.find_compiler", lambda *_: None)
+    monkeypatch.setattr("resources.setup.machine.find_compiler", lambda *_: None)
     monkeypatch.setattr(importlib.util, "find_spec", lambda _name: None)
     monkeypatch.setattr("resources.setup.system.find_uv", lambda: None)
     monkeypatch.setattr(sys, "platform", "linux")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from resources.setup.failures import FAILURES, UNKNOWN, explain
+from resources.setup.machine import has_compiler
 from resources.setup.missing import NEEDED_BYTES, find_missing, sentence
 from resources.setup.times import format_duration, keep_time, read_times, told_duration
 
@@ -68,3 +69,21 @@ def test_a_time_is_the_one_measured_here(tmp_path: Path) -> None:
 def test_times_that_cannot_be_read_are_none(text: str, tmp_path: Path) -> None:
     (tmp_path / "build-times.json").write_text(text)
     assert read_times(tmp_path) == {}
+
+
+def test_windows_without_visual_studio_is_told_so_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for variable in ("CXX", "CC"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("PROGRAMFILES(X86)", str(tmp_path))
+    assert not has_compiler("win32")
+    told = sentence(find_missing("win32", "cpu", has_compiler=False, has_venv=True, free_bytes=NEEDED_BYTES))
+    assert "a C++ compiler: install the Visual Studio Build Tools with C++" in told
+    asked = tmp_path / "Microsoft Visual Studio" / "Installer" / "vswhere.exe"
+    asked.parent.mkdir(parents=True)
+    asked.write_text("#!/bin/sh\necho there\n")
+    asked.chmod(0o755)
+    assert has_compiler("win32")
+    assert not has_compiler("linux")

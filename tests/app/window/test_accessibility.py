@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,22 +13,49 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication, QDialog, QLabel, QPushButton, QScrollArea, QWidget
 from pytestqt.qtbot import QtBot
 
+from app.bug_report import BugDialog
 from app.settings import Settings
 from app.theme import Theme
+from app.window.about_dialog import AboutDialog
+from app.window.doctor_dialog import DoctorDialog
 from app.window.main_window import SCREEN_ROOM
+from app.window.nearby_dialog import NearbyDialog
+from app.window.packs_dialog import PacksDialog
+from app.window.releases_dialog import ReleasesDialog
+from app.window.versions import Facts
 from app.wiring import WindowParts, make_window
 from engine.demo.speaking import SAMPLE_QUESTIONS
 from engine.devices.rig_file import encode_rig
+from engine.session.events import Cancelled
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
+from widgets.chat.choices_dialog import ChoicesDialog
 from widgets.chat.context_meter import ContextPart
+from widgets.chat.kept_caches_dialog import KeptCachesDialog
+from widgets.chat.prompt_dialog import PromptDialog
 from widgets.common.elided_label import ElidedLabel
 from widgets.controls.model_button import ModelButton
+from widgets.devices.limits_dialog import LimitsDialog
 
 LONG_MS = 20_000
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")
 """Commands that open one."""
+MADE: dict[str, Callable[[WindowParts], QDialog]] = {
+    "AboutDialog": lambda window: AboutDialog(window.main, Facts((("Qt", "6"),), (("Log", "~"),), "MIT", "others")),
+    "BugDialog": lambda window: BugDialog("Traceback", window.main),
+    "ChoicesDialog": lambda window: ChoicesDialog(window.main),
+    "DoctorDialog": lambda window: DoctorDialog(window.main, window.desk.examiner),
+    "KeptCachesDialog": lambda window: KeptCachesDialog(window.main),
+    "LimitsDialog": lambda window: LimitsDialog(make_gpu("CUDA0", 12), window.main),
+    "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
+    "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
+    "PromptDialog": lambda window: PromptDialog(window.main),
+    "ReleasesDialog": lambda window: ReleasesDialog(window.main, window.desk.releases),
+}
+"""The others: as they are before anything is looked for."""
+OPENED = {"AutoLayoutDialog", "KeysDialog", "LineDialog", "SettingsDialog"}
+"""What `DIALOGS` open."""
 
 
 @pytest.fixture
@@ -99,6 +127,24 @@ def test_every_control_says_what_it_is(window: WindowParts) -> None:
         dialog.close()
     lines = [f"{place}: {each}" for place, names in found.items() for each in names]
     assert lines == [], "\n".join(lines)
+
+
+def test_every_other_dialog_says_what_its_controls_are(window: WindowParts) -> None:
+    found = {}
+    for name, make in MADE.items():
+        dialog = make(window)
+        dialog.show()
+        assert name_of(interface_of(dialog))
+        found[name] = nameless(dialog)
+        dialog.close()
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+def test_no_dialog_is_left_out() -> None:
+    root = Path(__file__).resolve().parents[3]
+    sources = [path for folder in ("app", "widgets") for path in (root / folder).rglob("*.py")]
+    there = {name for path in sources for name in re.findall(r"class (\w+)\(QDialog\)", path.read_text("utf-8"))}
+    assert there == OPENED | MADE.keys()
 
 
 def focusable(window: WindowParts) -> list[QWidget]:
@@ -238,6 +284,7 @@ def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
 
 def test_the_tab_key_goes_as_people_read(window: WindowParts) -> None:
     main = window.main
+    window.views.current.report.show_cancelled(Cancelled(stage="fit"))  # before a load there is nothing to stop at
     main.settings_bar.model_button.setFocus()
     areas = (main.settings_bar, main.model_panel, main.device_strip, main.editor, main.chat_view, main.reports)
     seen: list[QWidget] = []

@@ -14,7 +14,9 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QApplication
 from pytestqt.qtbot import QtBot
 
+from app.demo import Demo
 from app.paths import runs_path
+from app.rig.lab import Lab
 from app.run_marks import OpenedModel, RunMark, RunMarks
 from app.settings import Settings
 from app.theme import Theme
@@ -24,6 +26,7 @@ from app.window.recovery import Recovery
 from app.window.welcome_presenter import WelcomePresenter
 from app.wiring import WindowParts, make_window
 from engine.devices.rig_file import encode_rig
+from engine.errors import EngineError
 from engine.layout.layout import Layout, split_evenly
 from engine.layout.layout_file import LayoutFile, encode_layout
 from engine.settings.context_settings import ContextSettings
@@ -55,6 +58,38 @@ def window(qtbot: QtBot, qapp: QApplication, folder: Path) -> Iterator[WindowPar
     yield opened
     opened.main.close()
     qapp.setStyleSheet("")
+
+
+def test_only_the_demo_that_was_asked_for_is_loaded_at_once(
+    window: WindowParts, folder: Path, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    presenter = window.main.findChild(WelcomePresenter)
+    assert presenter is not None
+    button, opener = presenter.panel.talk_button, window.desk.opener
+    loads: list[str] = []
+
+    def load() -> None:
+        file = window.desk.models.current.file
+        assert file is not None
+        loads.append(file.paths[0].name)
+
+    monkeypatch.setattr(window.desk.loader, "load", load)
+    monkeypatch.setattr(Lab, "start", lambda _lab, _caps_bytes, then: then())
+
+    def fail() -> Demo:
+        raise EngineError("the disk is full")
+
+    monkeypatch.setattr("app.models.opener.find_demo", fail)
+    with qtbot.waitSignal(window.desk.notices.given, timeout=LONG_MS):
+        button.click()
+    with qtbot.waitSignal(opener.model_changed, timeout=LONG_MS):
+        opener.open(folder / "m.gguf")
+    assert loads == []
+    demo = write_tiny_llama(folder / "demo.gguf")
+    monkeypatch.setattr("app.models.opener.find_demo", lambda: Demo(demo, (1,)))
+    button.click()
+    qtbot.waitUntil(lambda: bool(loads), timeout=LONG_MS)
+    assert loads == ["demo.gguf"]
 
 
 def test_the_first_page_says_what_is_here_and_gives_way(window: WindowParts, folder: Path, qtbot: QtBot) -> None:

@@ -1,4 +1,4 @@
-"""The window in other languages: German, and two that are made up (longer texts, from right to left).
+"""The window in other languages: German, and two that are made up (longer texts, from right to left); and scaled.
 
 Tables of texts are made when modules are imported, so that each language has a process of its own, which runs tests
 that hold in any language.
@@ -9,27 +9,40 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import pytest
 
 from tests.support.spoken import ENVIRONMENT
 
-WINDOW = (
-    "tests/app/window/test_accessibility.py::test_a_small_screen_cuts_nothing",
-    "tests/app/window/test_any_language.py",
-)
+SMALL = "tests/app/window/test_accessibility.py::test_a_small_screen_cuts_nothing"
+WINDOW = (SMALL, "tests/app/window/test_any_language.py")
+MOUSE = "tests/widgets/layout_editor/test_editor_mouse.py"
 TESTS = {
     "de": WINDOW,
     "en-XA": WINDOW,
     "ar-XB": WINDOW,
     # English from right to left: the mouse finds what is painted.
-    "ar": ("tests/widgets/layout_editor/test_editor_mouse.py",),
+    "ar": (MOUSE,),
 }
+SCALED = {"1.5": ("en-XA", (SMALL,)), "2": ("ar", (SMALL, MOUSE))}
+"""Language and tests by how many pixels of the screen are one of the window's."""
 LONG_S = 600
 
 
 @pytest.mark.parametrize("name", TESTS)
 def test_the_window_holds_in_another_language(name: str) -> None:
+    run_spoken(name, TESTS[name])
+
+
+@pytest.mark.parametrize("factor", SCALED)
+def test_the_window_holds_on_a_scaled_screen(factor: str) -> None:
+    run_spoken(*SCALED[factor], {"QT_SCALE_FACTOR": factor})
+
+
+def run_spoken(name: str, tests: Sequence[str], environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    """Run `tests` in a process that speaks the language `name`."""
     command = [
         sys.executable,
         "-m",
@@ -39,11 +52,11 @@ def test_the_window_holds_in_another_language(name: str) -> None:
         "tests.support.spoken",
         "-p",
         "no:cacheprovider",
-        *TESTS[name],
+        *tests,
     ]
     ended = subprocess.run(
         command,
-        env={**os.environ, ENVIRONMENT: name},
+        env={**os.environ, ENVIRONMENT: name, **environment},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.cancellation import CancelToken
+from engine.confinement import landlock_version
 from engine.devices.device import Device, Rig, make_host
+from engine.doctor import installed
 from engine.doctor.cards import Card, card_checks, cards_on_bus
 from engine.doctor.examination import Progress, Step, examine
 from engine.doctor.installed import pack_checks
@@ -59,6 +61,22 @@ def test_a_pack_that_does_not_work_is_told_and_one_switched_off_is_in_order() ->
     assert "hip" in found[2].detail
     assert "The driver is missing" in found[2].detail
     assert found[0].figures["size_bytes"] == 8 * MIB
+
+
+@pytest.mark.parametrize(("version", "limited", "ok"), [(4, True, True), (0, True, None), (4, False, None)])
+def test_it_says_what_children_give_up_here(
+    monkeypatch: pytest.MonkeyPatch, version: int, limited: bool, ok: bool | None
+) -> None:
+    monkeypatch.setattr(installed, "landlock_version", lambda: version)
+    monkeypatch.setattr(installed, "limits_memory", lambda: limited)
+    found = next(each for each in installed.installed_checks() if each.name == "confinement")
+    assert (found.ok, found.figures) == (ok, {"landlock_version": version, "memory_limits": limited})
+    assert ("Landlock version 4" in found.detail, "not limited" in found.detail) == (version == 4, not limited)
+
+
+def test_this_system_is_told_as_it_is() -> None:
+    found = next(each for each in installed.installed_checks() if each.name == "confinement")
+    assert found.figures["landlock_version"] == landlock_version()
 
 
 def test_a_cancel_keeps_what_was_found() -> None:

@@ -4,22 +4,32 @@ from __future__ import annotations
 
 from engine.language import tr
 from engine.plan.preview import Preview
-from engine.speed.prediction import prompt_words, rate_text, source_words, speed_words
+from engine.speed.prediction import SpeedForecast, prompt_words, rate_text, source_words, speed_words
 from engine.speed.prompts import PromptForecast
 from engine.speed.route import DeviceTime
 from engine.units import format_bytes
 
-NOT_KNOWN = tr("speed not measured")
+_TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
+"""How long a load sends weights before the tool tip says so, and before the notes do."""
 REMEDY = tr("Devices > Measure Speeds finds it out; each answer teaches it too.")
 
 
 def speed_text(preview: Preview) -> str:
-    """Return what is predicted of the edited layout, and beside it what its last answer reached."""
+    """Return what is predicted of the edited layout, and beside it what its last answer reached.
+
+    What rests on what is usual for a kind of device alone is told as what it is.
+    """
     speed, answered = preview.speed, preview.answered_per_second
     measured = "" if answered is None else tr("{rate} measured", rate=rate_text(answered))
     if speed is None:
         return measured
-    predicted = tr("about {rate} tokens/s", rate=rate_text(speed.tokens_per_second)) if speed.is_known else NOT_KNOWN
+    rate = rate_text(speed.tokens_per_second)
+    if speed.is_known:
+        predicted = tr("about {rate} tokens/s", rate=rate)
+    elif measured:
+        predicted = tr("roughly {rate} tokens/s", rate=rate)
+    else:
+        predicted = tr("roughly {rate} tokens/s (not measured)", rate=rate)
     prompt = speed.prompt
     read = "" if prompt is None or not prompt.is_known else _prompt_text(prompt)
     return ", ".join(filter(None, (predicted, measured, read)))
@@ -34,7 +44,7 @@ def speed_tool_tip(preview: Preview) -> str:
     speed = preview.speed
     if speed is None:
         return "\n".join(_sending_lines(preview))
-    lines = [speed_words(speed)]
+    lines = [speed_words(speed) if speed.is_known else _guess_words(speed)]
     if speed.prompt is not None and (read := prompt_words(speed.prompt)):
         lines.append(read)
     for each in speed.devices:
@@ -45,11 +55,11 @@ def speed_tool_tip(preview: Preview) -> str:
         )
         time = tr(
             "{milliseconds} a token{away} ({source})",
-            milliseconds=milliseconds_text(each.seconds),
+            milliseconds=lane_speed_text(each),
             away=away,
             source=source_words(each.source),
         )
-        lines.append(f"{each.id}: {time if each.source != 'guess' else tr('not measured')}")
+        lines.append(f"{each.id}: {time}")
     if any(each.source in ("card", "guess") for each in speed.devices):
         lines.append(REMEDY)
     if preview.answered_per_second is not None:
@@ -59,8 +69,16 @@ def speed_tool_tip(preview: Preview) -> str:
     return "\n".join([*lines, *_sending_lines(preview)])
 
 
-def _sending_lines(preview: Preview) -> list[str]:
-    """Return how long a load sends weights, a line for each worker where that is worth telling."""
+def _guess_words(speed: SpeedForecast) -> str:
+    return tr(
+        "Roughly {rate} tokens per second, by what is usual for such devices: {unknown} was not measured.",
+        rate=rate_text(speed.tokens_per_second),
+        unknown=", ".join(each.id for each in speed.devices if each.source == "guess"),
+    )
+
+
+def _sending_lines(preview: Preview, least_s: float = _TOLD_BESIDE_S) -> list[str]:
+    """Return how long a load sends weights, a line for each worker to which it takes `least_s` or more."""
     return [
         tr(
             "A load sends {size} to {id}: about {seconds:.0f} s, less where the worker has kept some of it.",
@@ -69,15 +87,21 @@ def _sending_lines(preview: Preview) -> list[str]:
             seconds=each.seconds,
         )
         for each in preview.sendings
-        if each.seconds >= 1
+        if each.seconds >= least_s
     ]
 
 
+def sending_notes(preview: Preview) -> list[str]:
+    """Return how long a load sends weights, where that is long enough that everybody should know beforehand."""
+    return _sending_lines(preview, _TOLD_BELOW_S)
+
+
 def lane_speed_text(time: DeviceTime | None) -> str:
-    """Return a device's part of a token's time; empty where it has none or nobody knows."""
-    if time is None or time.source == "guess":
+    """Return a device's part of a token's time, "~12 ms" where it is a guess; empty where it has none."""
+    if time is None:
         return ""
-    return milliseconds_text(time.seconds)
+    about = "~" if time.source == "guess" else ""
+    return f"{about}{milliseconds_text(time.seconds)}"
 
 
 def milliseconds_text(seconds: float) -> str:

@@ -15,6 +15,7 @@ from widgets.common.memory_bar import available_bytes, bar_of_row, room_text, sh
 from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.moves import Selection
 from widgets.layout_editor.placement import LaneContent
+from widgets.layout_editor.speeds import sending_notes
 
 
 class EditState(StrEnum):
@@ -178,6 +179,7 @@ def note_lines(preview: Preview) -> tuple[tuple[str, bool], ...]:
             )
         )
     lines += [(f"{item.message} {item.remedy}", False) for item in preview.report.advice]
+    lines += [(line, False) for line in sending_notes(preview)]
     return tuple(lines)
 
 

@@ -45,7 +45,7 @@ from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.marks import tooltip_of
 from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.shown import BarTarget
-from widgets.layout_editor.speeds import NOT_KNOWN
+from widgets.layout_editor.texts import note_lines
 
 MakeEditor = Callable[..., LayoutEditor]
 
@@ -271,18 +271,29 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     assert editor.speed_text == "about 25 tokens/s"
 
 
-def test_a_guess_is_not_told_as_a_speed(make_editor: MakeEditor) -> None:
+def test_a_guess_is_told_as_a_guess(make_editor: MakeEditor) -> None:
     editor = make_editor(with_speed(dense_preview(), "guess"))
-    assert editor.speed_text == NOT_KNOWN
+    assert editor.speed_text == "roughly 25 tokens/s (not measured)"
     assert editor.shown is not None
-    assert [each.time for each in editor.shown.values if each.content.device.id == CPU_ID] == [""]
-    label = next(each for each in editor.findChildren(QLabel) if each.text() == NOT_KNOWN)
+    times = {each.content.device.id: each.time for each in editor.shown.values}
+    assert times == {"CUDA0": "10 ms", "CUDA1": "", CPU_ID: "~30 ms"}
+    label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
+    assert "Roughly 25 tokens per second" in label.toolTip()
+    assert "CPU was not measured" in label.toolTip()
+    assert "CPU: ~30 ms a token (not measured)" in label.toolTip()
     assert "Measure Speeds" in label.toolTip()
+    editor.set_preview(with_speed(dense_preview(), "guess", answered_per_second=24.0))
+    assert editor.speed_text == "roughly 25 tokens/s, 24 measured"
 
 
 def test_the_time_that_a_load_takes_to_send_weights_is_told(make_editor: MakeEditor) -> None:
     sent = (Sending("RPC0", 3 * GIB, 27.4), Sending("RPC1", 3 * MIB, 0.02))
-    editor = make_editor(replace(with_speed(dense_preview(), "measured"), sendings=sent))
+    preview = replace(with_speed(dense_preview(), "measured"), sendings=sent)
+    editor = make_editor(preview)
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)
     assert "A load sends 3.00 GiB to RPC0: about 27 s" in label.toolTip()
     assert "RPC1" not in label.toolTip(), "no time to speak of"
+    (note,) = (text for text, _ in note_lines(preview) if "sends" in text)
+    assert note.startswith("A load sends 3.00 GiB to RPC0: about 27 s")
+    short = replace(preview, sendings=(Sending("RPC0", GIB, 4.9),))
+    assert not any("sends" in text for text, _ in note_lines(short))

@@ -123,6 +123,11 @@ def log_path() -> Path:
     return user_log_path(APPLICATION, appauthor=False) / "layerdeck.log"
 
 
+def command_log_path() -> Path:
+    """Return the log file of commands that load a model."""
+    return user_log_path(APPLICATION, appauthor=False) / "layerdeck-cli.log"
+
+
 def instance_name() -> str:
     """Return the name under which this user's window listens for later starts; another home is another user."""
     home = str(user_data_path(APPLICATION, appauthor=False).absolute())

@@ -1,7 +1,7 @@
 """How well speed is told before it is felt: predictions against answers, on the host and workers of a lab.
 
     python -m benchmarks.speed_prediction [--rounds 3] [--tokens 32] [--model FILE.gguf] [--no-measuring]
-        [--keep FOLDER | --kept FOLDER]
+        [--keep FOLDER | --kept FOLDER] [--own-devices] [--only NAME ...]
 
 Models of several shapes (dense F16, Q8_0, Q4_0, experts, and the real one where it is kept) answer on several layouts
 each. The layouts of a model take turns, so that what else the machine does hits all of them; the median of the rounds
@@ -10,6 +10,8 @@ work one after another, and what else a busy machine does is left out (so is wai
 in turn is what was learnt, and all other layouts of the model are predicted with it. `noise` is how far single answers
 are from their layout's median, in the middle: no prediction can be nearer than that. Prompts are read and compared in
 the same way.
+`--own-devices` takes what this machine has in place of a lab: with an engine that has Vulkan, and
+GGML_VK_VISIBLE_DEVICES=0,0,0, three of Mesa's llvmpipe. `--only` names models, as they are called in the report.
 `--keep` keeps what was measured; `--kept` predicts it once more without measuring, as after a change of the prediction.
 The last line is one JSON object.
 """
@@ -21,9 +23,9 @@ import json
 import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
-from itertools import combinations
+from itertools import combinations, cycle, islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -45,6 +47,7 @@ from engine.plan.plan import Plan
 from engine.plan.preview import plan_prompt, plan_speed
 from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
+from engine.rigs.discovery import discover
 from engine.rigs.lab import LabRig
 from engine.rigs.speed_test import measured_book, speed_lines
 from engine.settings.context_settings import ContextSettings
@@ -108,22 +111,26 @@ def main() -> None:
     parser.add_argument("--no-measuring", action="store_true")
     parser.add_argument("--keep", type=Path)
     parser.add_argument("--kept", type=Path)
+    parser.add_argument("--own-devices", action="store_true")
+    parser.add_argument("--only", nargs="+", default=())
     options = parser.parse_args()
     if options.tokens < MIN_TOKENS:
         parser.error(f"nothing is learnt from answers of less than {MIN_TOKENS} tokens")
-    with tempfile.TemporaryDirectory() as folder, LabRig([2 * GIB] * 3) as lab:
+    if options.own_devices and options.clock == "cpu":
+        parser.error("the processor's time of devices is counted for workers of a lab alone")
+    with tempfile.TemporaryDirectory() as folder, devices_of(options.own_devices) as (rig, processes):
         book = EMPTY_BOOK
         if options.kept is not None:
             book = read_speed_book(options.kept / SPEEDS)
         elif not options.no_measuring:
-            book, problems = measured_book(lab.rig, book, n_threads=CONTEXT.threads)
+            book, problems = measured_book(rig, book, n_threads=CONTEXT.threads)
             print(*problems, sep="\n", flush=True)
-        print(*speed_lines(lab.rig, book), sep="\n", flush=True)
-        workers = [psutil.Process(lab.pid(device.id)) for device in lab.rig.devices] if options.clock == "cpu" else None
+        print(*speed_lines(rig, book), sep="\n", flush=True)
+        workers = processes if options.clock == "cpu" else None
         kept = {} if options.kept is None else msgspec.json.decode((options.kept / ANSWERS).read_bytes(), type=Kept)
         groups = []
-        for path in models(Path(folder), options.model):
-            trials = layouts_of(path, lab.rig)
+        for path in models(Path(folder), options.model, options.only):
+            trials = layouts_of(path, rig)
             if options.kept is None:
                 kept[path.stem] = measure(trials, options.rounds, options.tokens, workers)
             for trial in trials:
@@ -139,6 +146,19 @@ def main() -> None:
     print(json.dumps(result | figures(groups, book)))
 
 
+@contextmanager
+def devices_of(own: bool) -> Iterator[tuple[Rig, list[psutil.Process]]]:
+    """Yield this machine's devices, or those of a lab and their processes."""
+    if own:
+        rig = discover()
+        if not rig.devices:
+            raise SystemExit("This engine finds no device here besides the processor.")
+        yield rig, []
+        return
+    with LabRig([2 * GIB] * 3) as lab:
+        yield lab.rig, [psutil.Process(lab.pid(device.id)) for device in lab.rig.devices]
+
+
 def measure(
     trials: Sequence[Trial], rounds: int, tokens: int, workers: Sequence[psutil.Process] | None
 ) -> dict[str, Measured]:
@@ -149,10 +169,10 @@ def measure(
     return {trial.name: trial.measured for trial in trials}
 
 
-def models(folder: Path, real: Path) -> Iterator[Path]:
-    """Yield files of the models, those that are generated as they are needed."""
+def models(folder: Path, real: Path, only: Sequence[str] = ()) -> Iterator[Path]:
+    """Yield files of the models (of those named, where any is), those that are generated as they are needed."""
     types = gguf.GGMLQuantizationType
-    if real.exists():
+    if real.exists() and (not only or real.stem in only):
         yield real
     for name, shape, of in (
         ("dense_f16", LlamaShape(12, 768, 12, 4, 2048, 4096), types.F16),
@@ -160,7 +180,8 @@ def models(folder: Path, real: Path) -> Iterator[Path]:
         ("deep_q4_0", LlamaShape(40, 512, 8, 4, 1536, 4096), types.Q4_0),
         ("experts_f16", LlamaShape(8, 512, 8, 4, 1024, 4096, n_expert=8, n_expert_used=2), types.F16),
     ):
-        yield write_model(folder / f"{name}.gguf", shape, of)
+        if not only or name in only:
+            yield write_model(folder / f"{name}.gguf", shape, of)
 
 
 def write_model(path: Path, shape: LlamaShape, matrix_type: gguf.GGMLQuantizationType) -> Path:
@@ -180,7 +201,7 @@ def layouts_of(path: Path, rig: Rig) -> list[Trial]:
     """Return layouts from one device to many hops."""
     memory = ModelMemory(read_model(path))
     n = memory.model.n_layers
-    first, second, third = (device.id for device in rig.devices[:3])
+    first, second, third = islice(cycle(device.id for device in rig.devices), 3)
     places = {
         "host": [CPU_ID] * n,
         "worker": [first] * n,

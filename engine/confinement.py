@@ -50,6 +50,11 @@ def landlock_version() -> int:
     return max(0, int(_system_call()(_CREATE_RULESET, None, 0, _VERSION_FLAG)))
 
 
+def limits_memory() -> bool:
+    """Return whether this system refuses a child memory beyond a limit of its own (Linux counts what is private)."""
+    return sys.platform.startswith("linux")
+
+
 def refuse_core_files() -> None:
     """Have the system keep no image of this process's memory, which holds the user's conversations, when it breaks."""
     if sys.platform == "win32":

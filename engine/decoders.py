@@ -35,6 +35,7 @@ def ask_decoder(
         max_bytes=max_bytes,
         own_group=False,
         cancelled=cancelled,
+        name=child,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import logging
 import os
 import signal
 import subprocess
@@ -11,11 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from pathlib import Path
 
 LOOK_S = 0.1
 """How often a wait looks whether somebody still wants its end."""
 _LEAVE_S = 1.0
 """For our own threads at the pipes of a process that is gone: what still holds these is no child of ours."""
+
+LOG_MARK = "layerdeck log: "
+"""Begins a line on a worker's standard error that goes to the log; a worker has none of its own."""
+_log = logging.getLogger("layerdeck.engine")
 
 CHILDREN = {
     "worker": "engine.worker",
@@ -24,6 +30,7 @@ CHILDREN = {
     "pdf": "engine.chats.pdf_reader",
     "image": "engine.images.reader",
     "sound": "engine.sounds.reader",
+    "importer": "engine.chats.importer",
     "library": "engine.library.child",
     "tunnel": "engine.tunnel",
 }
@@ -36,6 +43,13 @@ def child_argv(child: str, *words: str) -> list[str]:
         return [sys.executable, f"--{child}", *words]
     # -P: the folder we were started in is not ours, and what lies there must not pass for a module
     return [sys.executable, "-P", "-m", CHILDREN[child], *words]
+
+
+def log_end_of(name: str, process: subprocess.Popen[bytes], detail: str = "") -> None:
+    """Write to the log how a process ended that has been collected, and that no `ChildProcess` watches."""
+    code = process.returncode
+    how = "it does not end" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    _log.info("%s %s ended: %s%s", name, process.pid, how, detail)
 
 
 def never() -> bool:
@@ -51,11 +65,13 @@ def ask_once(
     max_bytes: int,
     own_group: bool = True,
     cancelled: Callable[[], bool] = never,
+    name: str = "",
 ) -> bytes:
     """Start a process, hand it `data` and return all that it says; it is gone at the end.
 
     Whatever it does, or is done to it: it has `timeout_s`, and no more than `max_bytes` of what it says are kept. It
-    leads a group, and what it started goes with it; without `own_group` it stays in ours, and goes with us.
+    leads a group, and what it started goes with it; without `own_group` it stays in ours, and goes with us. `name` is
+    what the log calls it.
 
     Raises:
         OSError: it could not be started, said too much, took too long, or was `cancelled`.
@@ -89,7 +105,9 @@ def ask_once(
     except RuntimeError as error:  # the system gives us no more threads
         raise OSError(errno.EAGAIN, str(error)) from None
     finally:
+        detail = ", after its answer" if said else ", without an answer"
         _kill(process, own_group=own_group)
+        log_end_of(name or Path(argv[0]).name, process, detail)
         for thread, stream in zip(threads, (listening, telling), strict=True):
             if thread.ident is not None:
                 thread.join(_LEAVE_S)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -34,7 +35,7 @@ def _nothing() -> None:
 
 
 class ChatArchive(QObject):
-    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, and goes on."""
+    """Keeps what `ChatKeeper` is told. Where nothing can be kept it says so once, goes on, and says when it is kept."""
 
     changed = Signal()
     """Other conversations are there, or one has another title, folder or pin."""
@@ -60,6 +61,8 @@ class ChatArchive(QObject):
         """What is to be written once the store is open; None where there will be none."""
         self._chats: dict[str, Chat] = {}
         self._has_warned = False
+        self._is_behind = False
+        """Whether something of what was said waits for room on the disk."""
         self._done.connect(self._on_done, Qt.ConnectionType.QueuedConnection)
 
     # ------------------------------------------------------------------ opening
@@ -115,7 +118,8 @@ class ChatArchive(QObject):
     @property
     def chats(self) -> tuple[Chat, ...]:
         """All conversations, pinned ones first, then those that changed last."""
-        return tuple(sorted(self._chats.values(), key=lambda chat: (not chat.pinned, -chat.updated_ms)))
+        newest_first = sorted(self._chats.values(), key=attrgetter("updated_ms"), reverse=True)
+        return tuple(sorted(newest_first, key=attrgetter("pinned"), reverse=True))
 
     def chat(self, chat: str) -> Chat | None:
         """Return a conversation as it is now."""
@@ -228,9 +232,13 @@ class ChatArchive(QObject):
     def _touch(self, chat: str) -> None:
         known = self._chats.get(chat)
         if known is not None:
-            order = [each.id for each in self.chats]
             self._chats[chat] = msgspec.structs.replace(known, updated_ms=now_ms())
-            if [each.id for each in self.chats] != order:
+            was_first = all(
+                each.updated_ms < known.updated_ms
+                for each in self._chats.values()
+                if each.pinned == known.pinned and each.id != chat
+            )
+            if not was_first:
                 self.changed.emit()
 
     def _do(self, write: _Write, then: Then) -> None:
@@ -254,9 +262,14 @@ class ChatArchive(QObject):
         future, then = done
         error = future.exception()
         if isinstance(error, EngineError):
+            self._is_behind = self._is_behind or (self._store is not None and self._store.is_behind)
             self._warn(error)
         elif error is not None:
             raise error
+        elif self._is_behind:
+            # The store writes in order: what had no room before is on the disk too.
+            self._is_behind = self._has_warned = False
+            self._notices.say(tr("The conversations are kept again, with all that was said meanwhile."))
         then()
 
     def _warn(self, error: EngineError) -> None:

@@ -13,13 +13,17 @@ from app.models.open_models import OpenModels
 from app.settings import Settings
 from engine.chats.context import Overflow
 from engine.chats.conversation import Conversation as Chat
+from engine.chats.imports import MAX_LABEL_CHARACTERS
 from engine.chats.tree import MessageTree
 from engine.language import tr
+from engine.texts import show
 
 
 class ChatShelf(QObject):
     """Gives each open model's conversation the archive, and switches between kept ones."""
 
+    leaving = Signal()
+    """The current model is to show another conversation; what is typed belongs to the one before."""
     current_changed = Signal(str)
     """The id of the conversation that is shown; also when another model is."""
     began = Signal()
@@ -52,6 +56,7 @@ class ChatShelf(QObject):
 
     def new(self) -> None:
         """Begin a new conversation with the current model."""
+        self.leaving.emit()
         conversation = self._models.current.conversation
         if not conversation.is_empty or conversation.chat.draft:
             conversation.begin()
@@ -59,6 +64,7 @@ class ChatShelf(QObject):
 
     def open(self, chat: str, message: str = "") -> None:
         """Show a kept conversation, and a message of it."""
+        self.leaving.emit()
         shown = next((model for model in self._models.all if model.conversation.chat.id == chat), None)
         if shown is not None and shown is not self._models.current:
             # One conversation is never written to from two places.
@@ -84,11 +90,11 @@ class ChatShelf(QObject):
 
     def rename(self, chat: str, title: str) -> None:
         """Give a conversation another title."""
-        self._change(chat, title=title)
+        self._change(chat, title=show(title, MAX_LABEL_CHARACTERS))
 
     def move(self, chat: str, folder: str) -> None:
         """Put a conversation in a folder, or with an empty name in none."""
-        self._change(chat, folder=folder)
+        self._change(chat, folder=show(folder, MAX_LABEL_CHARACTERS))
 
     def toggle_pin(self, chat: str) -> None:
         """Pin a conversation, or no more."""

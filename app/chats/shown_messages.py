@@ -49,7 +49,9 @@ def shown_message(tree: MessageTree, message: Message, open_message: str | None)
         ),
         is_pinned=message.pinned,
         has_choices=bool(message.choices),
-        can_continue=role == "assistant" and message.stop_reason != "end_of_text" and bool(message.content),
+        can_continue=role == "assistant"
+        and message.stop_reason != "end_of_text"
+        and bool(message.content or message.reasoning),
     )
 
 
@@ -59,11 +61,11 @@ def answer_note(message: Message) -> str:
         return message.note
     if message.state == "failed":
         return message.note
-    if message.state in ("interrupted", "writing"):
-        return message.note or INTERRUPTED
     parts = timing_words(message.timings) if message.timings is not None else []
     if message.layout:
         parts.append(message.layout)
+    if message.state in ("interrupted", "writing"):
+        return " · ".join([message.note or INTERRUPTED, *parts])
     if message.stop_reason == "stopped":
         parts.append(tr("stopped, what came is kept"))
     elif message.stop_reason in ENDINGS:

@@ -12,7 +12,7 @@ from app.chats.archive import ChatArchive
 from app.notices import Notices
 from engine.chats.conversation import Conversation as Chat
 from engine.chats.exports import as_html, as_json, as_markdown
-from engine.chats.imports import read_conversations
+from engine.chats.importer import import_file
 from engine.chats.llama_ui import as_jsonl
 from engine.chats.message import Message
 from engine.chats.store import ChatStore
@@ -85,14 +85,7 @@ class ChatTransfer(QObject):
         """Take the conversations of a file in, beside those that are there."""
 
         def work(store: ChatStore) -> tuple[Chat, ...]:
-            found = read_conversations(path)
-            for each in found:
-                for data in each.files.values():
-                    store.keep_file(data)
-                store.save(each.conversation)
-                last = store.apply(each.conversation.id, MessageTree(), each.tree)
-            last.result()
-            return tuple(each.conversation for each in found)
+            return import_file(store.path, path)
 
         def tell(chats: tuple[Chat, ...]) -> None:
             self._archive.take_in(chats)

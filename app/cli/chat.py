@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from contextlib import closing
 
+import msgspec
+
 from app.cli import exit_codes
 from app.cli.chat_options import chosen_settings
 from app.cli.chat_printers import ChatPrinter, JsonChat, TextChat
@@ -42,7 +44,7 @@ def run_chat(options: Namespace) -> int:
 
 
 def _talk(store: ChatStore, options: Namespace) -> int:
-    conversation = _conversation(store, options)
+    known, conversation = _conversation(store, options)
     preset = _preset(options.preset or conversation.preset)
     printer: ChatPrinter = JsonChat() if options.json else TextChat()
     try:
@@ -57,6 +59,8 @@ def _talk(store: ChatStore, options: Namespace) -> int:
         raise ArgumentError("--attach: this model reads no images alone; name its projector with --mmproj.")
     if "audio" in kinds and (projector is None or not projector.hears):
         raise ArgumentError("--attach: this model hears no sound alone; name a projector for sound with --mmproj.")
+    if known is not None:
+        store.save(conversation, known).result()
     states = KeptStates(kept_states_path())
     wishes = TalkOptions(
         preset,
@@ -68,11 +72,12 @@ def _talk(store: ChatStore, options: Namespace) -> int:
     return Talk(store, states, order, printer, conversation, wishes).run()
 
 
-def _conversation(store: ChatStore, options: Namespace) -> Conversation:
-    """Return the one to go on with, changed as the options say, or a new one, which is not kept yet."""
+def _conversation(store: ChatStore, options: Namespace) -> tuple[Conversation | None, Conversation]:
+    """Return the one to go on with as it is kept and as the options have it; or None and a new one, which is not kept
+    yet."""
     if options.conversation is None:
         time_ms = now_ms()
-        return Conversation(
+        return None, Conversation(
             id=new_id(),
             system=options.system or "",
             preset=options.preset or "",
@@ -83,7 +88,9 @@ def _conversation(store: ChatStore, options: Namespace) -> Conversation:
     if not options.conversation or len(named) != 1:
         found = "no conversation" if not named else f"{len(named)} conversations"
         raise ArgumentError(f'--conversation: {found} of this id: "{options.conversation}". See chat --list.')
-    return named[0]
+    (known,) = named
+    system = known.system if options.system is None else options.system
+    return known, msgspec.structs.replace(known, system=system, preset=options.preset or known.preset)
 
 
 def _preset(name: str) -> Preset | None:

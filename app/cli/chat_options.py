@@ -20,8 +20,8 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--conversation", metavar="ID", help="go on with this one: its id as --list shows it, or the beginning of that"
     )
-    command.add_argument("--system", metavar="TEXT", help="the system prompt")
-    command.add_argument("--preset", metavar="NAME", help="a preset of this name")
+    command.add_argument("--system", metavar="TEXT", help="the system prompt, from now on")
+    command.add_argument("--preset", metavar="NAME", help="a preset of this name, from now on")
     command.add_argument("--prompt", metavar="TEXT", help="ask this and end; without it, lines are read")
     command.add_argument(
         "--attach",
@@ -29,7 +29,7 @@ def add_chat_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="text, code, a PDF or an image; may repeat",
+        help="text, code, a PDF, an image or sound; may repeat",
     )
     command.add_argument(
         "--overflow", choices=OVERFLOWS, default="drop", help="when the context is full (default drop: oldest turns)"

@@ -39,7 +39,7 @@ class Notice(Event, frozen=True, kw_only=True, tag="notice"):
 
 
 class Answered(Event, frozen=True, kw_only=True, tag="done"):
-    """The end of an answer; `message` is its id."""
+    """The end of an answer; `message` is its id. `replaced`: why the chat template was not used, where it was not."""
 
     prompt_tokens: int
     cached_tokens: int
@@ -48,6 +48,7 @@ class Answered(Event, frozen=True, kw_only=True, tag="done"):
     generation_tokens_per_second: float
     stop_reason: str
     message: str
+    replaced: str | msgspec.UnsetType = msgspec.UNSET
 
 
 class JsonChat:
@@ -73,6 +74,7 @@ class JsonChat:
 
     def done(self, done: Done, message: Message) -> None:
         values = {name: getattr(done, name) for name in Answered.__struct_fields__ if name != "message"}
+        values["replaced"] = done.replaced or msgspec.UNSET
         print_line(msgspec.json.encode(Answered(message=message.id, **values)).decode())
 
 
@@ -84,6 +86,8 @@ class TextChat:
         self._on_terminal = sys.stdout.isatty() and sys.stderr.isatty()
         self._asks = sys.stdin.isatty()
         self._thinks = False
+        self._replaced: set[str] = set()
+        """What was said of templates: it is the same after each answer."""
 
     def begin(self, conversation: str, title: str) -> None:
         say(f"conversation {conversation}{f': {title}' if title else ''}")
@@ -112,6 +116,9 @@ class TextChat:
             f"{done.generated_tokens} tokens, {done.generation_tokens_per_second:.1f} tokens/s; "
             f"prompt {done.prompt_tokens_per_second:.1f} tokens/s{cached}"
         )
+        if done.replaced and done.replaced not in self._replaced:
+            self._replaced.add(done.replaced)
+            say(done.replaced)
 
 
 ChatPrinter = JsonChat | TextChat

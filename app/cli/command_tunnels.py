@@ -48,6 +48,13 @@ class CommandTunnels:
             for each in found.values()
         )
 
+    def known_names(self) -> tuple[str, ...]:
+        """Return the names and addresses of all paired machines."""
+        from app.paths import pairings_path
+        from engine.tunnel.pairings import PairingBook
+
+        return tuple(text for each in PairingBook(pairings_path()).all("server") for text in (each.name, each.endpoint))
+
     def _made(self) -> Tunnels:
         if self._tunnels is None:
             from app.paths import identity_path, pairings_path

@@ -5,9 +5,9 @@ from __future__ import annotations
 from argparse import Namespace
 
 from app.cli import exit_codes
+from app.cli.machine import find_machine
 from app.cli.output import print_text, say
-from app.packs import find_all_devices
-from app.paths import engine_checks_path, self_test_path, speeds_path
+from app.paths import speeds_path
 from engine.devices.rig_file import encode_rig
 from engine.fit.speed_book import read_speed_book, write_speed_book
 from engine.rigs.speed_test import measured_book, speed_lines
@@ -16,7 +16,7 @@ from engine.rigs.speed_test import measured_book, speed_lines
 def run_devices(options: Namespace) -> int:
     """Print this machine's rig file (always JSON: it is meant to be kept)."""
     peers = options.tunnels.peers(options.peer)
-    rig = find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path(), peers=peers)
+    rig = find_machine(options.rpc, peers)
     if options.measure:
         book, problems = measured_book(rig, read_speed_book(speeds_path()))
         write_speed_book(speeds_path(), book)

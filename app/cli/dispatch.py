@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from argparse import Namespace
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from importlib import import_module
 
 from app.cli import exit_codes
@@ -18,6 +19,10 @@ from engine.errors import ArgumentError, EngineError
 
 WITHOUT_CHILDREN = frozenset({"inspect"})
 """Commands that start no child of the engine, and are to cost next to nothing."""
+
+
+LOGGED = frozenset({"load", "chat", "embed"})
+"""Commands of which the log says how their children ended."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -78,5 +83,14 @@ def _run_command(options: Namespace) -> int:
 
         use_packs()
     run_command: Callable[[Namespace], int] = getattr(import_module(f"app.cli.{name}"), f"run_{name}")
-    with CommandTunnels() as options.tunnels:
+    with _log(name), CommandTunnels() as options.tunnels:
         return run_command(options)
+
+
+def _log(command: str) -> AbstractContextManager[None]:
+    if command not in LOGGED:
+        return nullcontext()
+    from app.log_file import command_log
+    from app.paths import command_log_path
+
+    return command_log(command_log_path())

@@ -11,9 +11,10 @@ from pathlib import Path
 from types import FrameType
 
 from app.cli import exit_codes
+from app.cli.machine import find_machine
 from app.cli.output import print_document, print_line, say
 from app.demo import find_demo
-from app.packs import find_all_devices, pack_keeper
+from app.packs import pack_keeper
 from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
 from engine.cancellation import CancelToken
 from engine.devices.device import Rig
@@ -30,20 +31,26 @@ def run_doctor(options: Namespace) -> int:
 
     def find() -> Rig:
         peers = options.tunnels.peers(options.peer)
-        return find_all_devices(self_test_path(), options.rpc, checks=engine_checks_path(), peers=peers)
+        return find_machine(options.rpc, peers)
 
-    rig, problem = find_rig(find)
+    # One machine that does not answer is no reason to leave this one's devices aside.
+    rig, problem = find_rig(find, *([find_machine] if options.rpc or options.peer else []))
     rig = read_calibration(calibration_path()).apply(rig)
     cancel = CancelToken()
     packs = pack_keeper().listed()
     with _cancelling(cancel), Machine(rig, examined_files(), cancel, packs=packs, problem=problem) as machine:
         steps = machine.engine_steps() if options.engine else machine.steps()
-        report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home()))
+        report = without_names(examine(steps, _show, cancel), personal_names(rig, Path.home(), _machines(options)))
     _clear()
     _tell(report, options)
     if not report.is_whole:
         return exit_codes.INTERRUPTED
     return exit_codes.OK if report.is_sound else exit_codes.exit_code("crashed")
+
+
+def _machines(options: Namespace) -> list[str]:
+    """Return what sentences may call other machines: as they were asked for, and as paired ones were named."""
+    return [*options.rpc, *options.peer, *(options.tunnels.known_names() if options.peer else ())]
 
 
 def examined_files() -> Files:

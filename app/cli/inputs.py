@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from app.cli.auto_options import check_auto_options, constraints_of, with_margins
+from app.cli.machine import find_machine
 from app.cli.settings_options import context_of, side_files_of
-from app.packs import find_all_devices
-from app.paths import calibration_path, engine_checks_path, self_test_path, speeds_path
+from app.paths import calibration_path, speeds_path
 from engine.devices.device import Rig
 from engine.devices.rig_file import read_rig
 from engine.errors import ArgumentError
@@ -80,4 +80,4 @@ def patience() -> Callable[[int], None]:
 
 def this_machine() -> Rig:
     """Return this machine's devices with what earlier loads and self-tests in the window have shown of them."""
-    return read_calibration(calibration_path()).apply(find_all_devices(self_test_path(), checks=engine_checks_path()))
+    return read_calibration(calibration_path()).apply(find_machine())

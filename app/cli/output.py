@@ -50,6 +50,7 @@ def print_event(event: msgspec.Struct) -> None:
     """Print one event on a line of its own, flushed; `request` only where it is about one of several, `replaced`,
     `cached_tokens`, `checkpoint_bytes` and `choices` only where there is something to say."""
     document = _builtins(event)
+    document.pop("replaced_for_log", None)
     for key in ("replaced", "cached_tokens", "checkpoint_bytes", "choices"):
         if not document.get(key, "-"):
             del document[key]

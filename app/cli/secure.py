@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import platform
 import sys
 import threading
@@ -76,7 +77,17 @@ def _announce(stack: ExitStack, options: Namespace, address: SecureAddress, serv
         fingerprint=address.identity.fingerprint,
     )
     stack.enter_context(announcement)
-    tell("It announces itself in the local network.")
+    tell(announced_words(address.host))
+
+
+def announced_words(host: str) -> str:
+    """Return a sentence on who is told of a machine that announces itself on the interface with the address `host`."""
+    if not ipaddress.ip_address(host).is_loopback:
+        return "It announces itself in the local network."
+    return (
+        f"It announces itself to programs of this computer alone, as {host} is reached from nowhere else. "
+        "Add --host ITS-ADDRESS, this computer's own in the local network, and others find it."
+    )
 
 
 def _show_code(address: SecureAddress) -> None:

@@ -18,8 +18,11 @@ class AnswerWriter:
     def __init__(self, store: ChatStore, session: TalkSession, printer: ChatPrinter) -> None:
         self._store, self._session, self._printer = store, session, printer
 
-    def write(self, conversation: str, message: Message, request: Generate) -> tuple[int, RequestEnding, Message]:
+    def write(
+        self, conversation: str, message: Message, request: Generate, *, note: str
+    ) -> tuple[int, RequestEnding, Message]:
         """Have `message` written, which is kept already; return the request's number, its ending and the answer whole.
+        `note`: what is kept with an answer that nothing went wrong with.
 
         Raises:
             Over: where the model was lost before it was asked.
@@ -34,7 +37,7 @@ class AnswerWriter:
             _state_of(ending),
             stop_reason=done.stop_reason if done else "",
             timings=None if done is None else _timings(done),
-            note="" if done else getattr(ending, "message", ""),
+            note=note if done else getattr(ending, "message", ""),
         )
         kept.add_done_callback(lambda future: self._session.put(Kept(future.exception())))
         self._show_rest()

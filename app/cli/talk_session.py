@@ -115,6 +115,11 @@ class TalkSession:
         loaded = self._session.snapshot.loaded
         return None if loaded is None else loaded.order.plan
 
+    @property
+    def n_ctx(self) -> int | None:
+        """Tokens that one request may take of the loaded context; None where the model was lost."""
+        return self._session.snapshot.context_size
+
     def end(self, ending: RequestEnding) -> None:
         """Show the last event.
 

@@ -10,6 +10,7 @@ from engine.hub.found import HubModel
 from engine.hub.listing import Quantisation, RepoListing
 from engine.language import tr
 from engine.units import format_bytes
+from widgets.common.counts import format_count
 from widgets.library.entry_words import parameter_words
 from widgets.library.find_values import FoundRepo, JobRow, OfferedRow, ShownCard, ShownRepo
 
@@ -28,12 +29,12 @@ def found_repo(model: HubModel) -> FoundRepo:
         model.architecture,
         model.licence,
         tr("asks who you are") if model.gated else "",
-        tr("{likes:,} likes", likes=model.likes),
+        tr("{likes} likes", likes=format_count(model.likes)),
     )
     return FoundRepo(
         model.repo,
         parameter_words(model.n_parameters),
-        f"{model.downloads:,}",
+        format_count(model.downloads),
         model.updated,
         ", ".join(part for part in said if part),
     )

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from app.models.context_fit import ContextQuestion
+from engine.chats.context import left_out_sentence
 from engine.chats.message import MAX_CHOICES, Message, MessageState, Timings
 from engine.chats.thinking import Splitter, Told
 from engine.chats.tree import MessageTree, changed
@@ -40,13 +41,15 @@ class Answer:
     template: str
     settings: SamplingSettings
     left_out: frozenset[str]
+    """Messages that the model is not shown any more."""
+    was_cut: bool
+    """Whether some were left out for the answer before already."""
     begun: str = ""
     """What it goes on from."""
     counting: tuple[int, ContextQuestion] | None = None
     """The number under which the model counts what it would read, before it is asked."""
     asking: tuple[ContextQuestion, Counted] | None = None
     """What a person is asked about: the context is full."""
-    note: str = ""
     waits: bool = False
     """Whether the model does not yet hold what is kept of the conversation."""
     request: int | None = None
@@ -57,16 +60,22 @@ class Answer:
     """How its tokens were chosen, the first `MAX_CHOICES`."""
     waiting: list[Told] = field(default_factory=list)
     """What was told and is not kept yet."""
+    taken: int = 0
+    """Pieces that came, each of which is a token; some hold another one that is no text by itself."""
     asked_s: float = field(default_factory=time.monotonic)
     first_s: float | None = None
+    last_s: float | None = None
     thought_s: float | None = None
     """When the answer itself began, where there was a thought before."""
+    has_thought: bool = False
+    """Whether the thought was at its end in what it goes on from."""
     goes_on: bool = False
     """It was stopped only to answer now: what it thought so far is enough."""
 
     def __post_init__(self) -> None:
         """Begin with what is there: the words of an answer that goes on."""
         self.splitter.add(self.begun)
+        self.has_thought = self.splitter.has_thought
         self.content.append(self.message.content)
         self.reasoning.append(self.message.reasoning)
         self.choices += self.message.choices
@@ -75,6 +84,11 @@ class Answer:
     def question(self) -> Message | None:
         """What it answers."""
         return self.tree.messages.get(self.message.parent or "")
+
+    @property
+    def note(self) -> str:
+        """What a person is told of it: that turns are left out, where that begins with it."""
+        return left_out_sentence() if self.message.cut is not None and not self.was_cut else ""
 
     @property
     def has_words(self) -> bool:
@@ -88,8 +102,10 @@ class Answer:
     def take(self, text: str, choices: Sequence[TokenChoice] = ()) -> None:
         """Tell thought and answer apart; what there is to show of it waits to be kept."""
         self.choices += choices[: max(0, MAX_CHOICES - len(self.choices))]
+        self.taken += 1
+        self.last_s = time.monotonic()
         if self.first_s is None:
-            self.first_s = time.monotonic()
+            self.first_s = self.last_s
         told = self.splitter.add(text)
         self._note(told)
         if told.content or told.reasoning:
@@ -130,13 +146,13 @@ class Answer:
                 state=state,
                 note=note,
                 stop_reason=stop_reason,
-                timings=timings,
+                timings=timings or self.message.timings,
                 choices=tuple(self.choices),
             )
         )
 
     def timings(self, event: Done) -> Timings:
-        """Return how long it took, by the model's own account and by ours."""
+        """Return how long all of it took, by the model's own account and by ours."""
         return Timings(
             prompt_tokens=event.prompt_tokens,
             cached_tokens=event.cached_tokens,
@@ -144,13 +160,30 @@ class Answer:
             prompt_seconds=_seconds(event.prompt_tokens - event.cached_tokens, event.prompt_tokens_per_second),
             generation_seconds=_seconds(event.generated_tokens, event.generation_tokens_per_second),
             first_token_seconds=_between(self.asked_s, self.first_s),
-            thinking_seconds=_between(self.first_s, self.thought_s),
-        )
+            thinking_seconds=self._thinking_seconds(),
+        ).after(self.message.timings)
+
+    def timings_so_far(self) -> Timings | None:
+        """Return what it took by our own count, where the model cannot tell any more; None: nothing came."""
+        if not self.taken:
+            return None
+        return Timings(
+            generated_tokens=self.taken,
+            generation_seconds=_between(self.first_s, self.last_s),
+            first_token_seconds=_between(self.asked_s, self.first_s),
+            thinking_seconds=self._thinking_seconds(),
+        ).after(self.message.timings)
+
+    def _thinking_seconds(self) -> float | None:
+        """Return how long was thought since it was asked for, also where the thought did not come to its end."""
+        if self.has_thought:
+            return None
+        return _between(self.first_s, time.monotonic() if self.splitter.is_thinking else self.thought_s)
 
     def _note(self, told: Told) -> None:
         self.reasoning.append(told.reasoning)
         self.content.append(told.content)
-        if self.splitter.marks is not None and not self.splitter.is_thinking and self.thought_s is None:
+        if self.splitter.has_thought and self.thought_s is None:
             self.thought_s = time.monotonic()
 
 

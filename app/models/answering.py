@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from PySide6.QtCore import QObject, QTimer, Signal
 
 from app.models.answer import Answer, Piece
@@ -16,6 +17,7 @@ from app.models.loading import AnswerLost, Loading
 from app.models.state_keeper import NoStates, StateKeeper
 from engine.chats.asking import answer_request, chat_messages, names_of_media, with_files
 from engine.chats.context import Overflow
+from engine.chats.cuts import cut_that_leaves_out
 from engine.chats.message import Message, MessageState
 from engine.errors import EngineError
 from engine.language import tr
@@ -34,8 +36,6 @@ class Answering(QObject):
     changed = Signal(Answer)
     """Its message is another one than before."""
     piece_kept = Signal(Answer, Piece)
-    shortened = Signal(Answer)
-    """Turns are left out of what the model is shown."""
     overflow_asked = Signal(str)
     """The context is full: `answer_overflow` says whether turns are left out. Empty: nobody asks any more."""
     finished = Signal(Answer, Done)
@@ -162,9 +162,11 @@ class Answering(QObject):
                 answer, tr("{sentence} The context has {n_ctx} tokens.", sentence=fit.sentence(), n_ctx=counted.n_ctx)
             )
         else:
-            answer.left_out = frozenset(fit.left_out)
-            self.shortened.emit(answer)
-            answer.note = fit.sentence()
+            if fit.newly:
+                answer.left_out = frozenset(fit.left_out)
+                cut = cut_that_leaves_out(question.path, fit.left_out, counted.n_ctx)
+                answer.put(msgspec.structs.replace(answer.message, cut=cut))
+                self.changed.emit(answer)
             self._ask(answer, question.path, is_counted=True)
 
     # ------------------------------------------------------------------ what comes
@@ -210,7 +212,11 @@ class Answering(QObject):
     def _fail(self, answer: Answer, sentence: str) -> None:
         """What came of the answer stays, and the question can be asked again."""
         answer.rest()
-        answer.end("interrupted" if answer.has_words else "failed", note=sentence)
+        if answer.has_words:
+            note = tr("{sentence} What had come is kept.", sentence=sentence)
+            answer.end("interrupted", note=note, timings=answer.timings_so_far())
+        else:
+            answer.end("failed", note=sentence)
         self._end(answer)
         self.failed.emit(answer, sentence)
 

@@ -20,9 +20,10 @@ from app.models.context_fit import shown_path
 from app.models.loading import Loading, ModelState
 from engine.chats.asking import attachment_text, chat_messages
 from engine.chats.conversation import Conversation as Chat
+from engine.chats.cuts import cut_of_answer, cut_of_path, left_out_of
 from engine.chats.message import Attachment, Message, new_id, now_ms
 from engine.chats.presets import Preset
-from engine.chats.thinking import begun_answer
+from engine.chats.thinking import TEMPLATE_KEY, Marks, begun_answer, marks_of
 from engine.chats.tree import MessageTree, add, branched, changed, edited, select, step_version, without_turn
 from engine.demo.speaking import recommended_sampling
 from engine.language import tr
@@ -85,8 +86,6 @@ class Conversation(QObject):
         self.tree = MessageTree()
         self.presets: Mapping[str, Preset] = {}
         """Those that there are, by name."""
-        self._left_out: frozenset[str] = frozenset()
-        """Messages of what is shown that the model is not shown any more."""
         self._is_kept = False
         self._returned: str | None = None
         """The question that went back to be asked anew: the next one takes its place."""
@@ -94,7 +93,6 @@ class Conversation(QObject):
         self.answering.text.connect(self.answer_text)
         self.answering.changed.connect(self._on_answer_changed)
         self.answering.piece_kept.connect(self._on_piece_kept)
-        self.answering.shortened.connect(self._on_shortened)
         self.answering.overflow_asked.connect(self.overflow_asked)
         self.answering.finished.connect(self._on_finished)
         self.answering.failed.connect(self._on_failed)
@@ -145,12 +143,13 @@ class Conversation(QObject):
     @property
     def left_out(self) -> frozenset[str]:
         """Messages of what is shown that the model is not shown any more."""
-        return self._left_out
+        path = self.tree.path
+        return left_out_of(path, cut_of_path(path, self._context_size))
 
     @property
     def prompt_path(self) -> tuple[Message, ...]:
         """What a model would be shown of what was said."""
-        return shown_path(self.tree.path, self._left_out)
+        return shown_path(self.tree.path, self.left_out)
 
     def prompt_messages(self) -> tuple[ChatMessage, ...]:
         """Return what a model would be shown of this conversation, with what is typed as the next question."""
@@ -166,7 +165,7 @@ class Conversation(QObject):
 
     def counted_chat(self, used: int | None) -> CountedChat:
         """Return what is to be counted of what is shown; `used`: how many tokens it takes, where that is known."""
-        path = shown_path(self.tree.path, self._left_out)
+        path = shown_path(self.tree.path, self.left_out)
         return CountedChat(
             messages=chat_messages(self.system, path),
             template=self.chat.template,
@@ -186,7 +185,6 @@ class Conversation(QObject):
     def open(self, chat: Chat, tree: MessageTree) -> None:
         """Show a conversation that is kept."""
         self.chat, self._is_kept, self._returned = chat, True, None
-        self._left_out = frozenset()
         answer = self.answering.answer
         # What is being written here is further than what was read.
         self.tree = answer.tree if answer is not None and answer.chat == chat.id else tree
@@ -197,7 +195,6 @@ class Conversation(QObject):
         shown = self.chat
         self.chat, self.tree = chat or _like(shown), MessageTree()
         self._is_kept, self._returned = False, None
-        self._left_out = frozenset()
         self._show()
 
     def clear(self) -> None:
@@ -255,8 +252,14 @@ class Conversation(QObject):
         known = self.tree.messages[message]
         if known.role == "assistant" and self.can_ask:
             thinking = bool(known.reasoning) and not known.content
-            begun = begun_answer(known.reasoning, known.content, None, thinking=thinking)
+            begun = begun_answer(known.reasoning, known.content, self._marks(), thinking=thinking)
             self._continue(select(self.tree, message), known, begun)
+
+    def _marks(self) -> Marks | None:
+        """Return what thoughts stand between by the template that is used."""
+        model = self._loading.model
+        template = self.chat.template or ("" if model is None else model.metadata.get(TEMPLATE_KEY))
+        return marks_of(template) if isinstance(template, str) else None
 
     def toggle_pin(self, message: str) -> None:
         """Have a turn stay in the context when others are left out, or no more."""
@@ -346,9 +349,21 @@ class Conversation(QObject):
         self._begin(changed(tree, writing), writing, begun)
 
     def _begin(self, tree: MessageTree, message: Message, begun: str = "") -> None:
+        path, n_ctx = tree.path_to(message.parent), self._context_size
+        message = msgspec.structs.replace(message, cut=cut_of_answer(tree, message.id, n_ctx))
+        tree = changed(tree, message)
         before, self.tree = self.tree, tree
-        settings, template = self.sampling.settings, self.chat.template
-        answer = Answer(self.chat.id, tree, message, self.system, template, settings, self._left_out, begun)
+        answer = Answer(
+            chat=self.chat.id,
+            tree=tree,
+            message=message,
+            system=self.system,
+            template=self.chat.template,
+            settings=self.sampling.settings,
+            left_out=left_out_of(path, message.cut),
+            was_cut=cut_of_path(path, n_ctx) is not None,
+            begun=begun,
+        )
         self._keeper.apply(self.chat.id, before, tree)
         self.answering.begin(answer)
 
@@ -365,10 +380,6 @@ class Conversation(QObject):
     def _on_piece_kept(self, answer: Answer, piece: Piece) -> None:
         if answer.chat == self.chat.id:
             self.piece_kept.emit(piece)
-
-    def _on_shortened(self, answer: Answer) -> None:
-        if answer.chat == self.chat.id:
-            self._left_out = answer.left_out
 
     def _on_finished(self, answer: Answer, event: Done) -> None:
         if answer.goes_on and answer.message.state == "stopped":

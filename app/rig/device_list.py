@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from app.rig.limit_book import LimitBook
 from engine.devices.device import Device, Rig
+from engine.rigs.check_book import CheckBook
 
 _LocalKey = tuple[str, str | None]
 """Id and PCI id: a card of the same name in another slot is another card."""
@@ -33,10 +34,13 @@ class DeviceList:
             device.id for device in self.rig.devices if not device.is_rpc and _local_key(device) not in self.here
         )
 
-    def with_search(self, found: Rig, limits: LimitBook) -> DeviceList:
-        """Return the list after a search of this machine: lab and remote workers stay, and so do limits."""
+    def with_search(self, found: Rig, limits: LimitBook, checks: CheckBook) -> DeviceList:
+        """Return the list after a search of this machine: lab and remote workers stay, and so do limits.
+
+        `found` is judged by the engine's checks already, the workers are by `checks`.
+        """
         known = {device.id: device for device in self.rig.devices}
-        workers = tuple(device for device in self.rig.devices if device.is_rpc)
+        workers = tuple(checks.judged(device) for device in self.rig.devices if device.is_rpc)
         local = tuple(_with_limits(device, known.get(device.id), limits) for device in found.devices)
         rig = Rig((*local, *workers), _with_limits(found.host, self.rig.host, limits))
         return DeviceList(rig, here=_local_keys(found))

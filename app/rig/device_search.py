@@ -16,6 +16,7 @@ from engine.devices.device import Device, Rig
 from engine.devices.endpoint import parse_endpoint
 from engine.errors import RigError
 from engine.language import tr
+from engine.rigs.check_book import CheckBook, read_check_book
 from engine.rigs.search import find_workers
 
 
@@ -41,13 +42,13 @@ class DeviceSearch(QObject):
     def refresh(self) -> None:
         """Look for this machine's devices again; lab and remote workers stay."""
 
-        def show(found: Rig) -> None:
-            self._live.set_devices(self._live.devices.with_search(found, self._limits))
+        def show(found: tuple[Rig, CheckBook]) -> None:
+            self._live.set_devices(self._live.devices.with_search(found[0], self._limits, found[1]))
 
         verdicts, checks = self._verdicts, engine_checks_path()
 
-        def look() -> Rig:
-            return find_all_devices(verdicts, checks=checks)
+        def look() -> tuple[Rig, CheckBook]:
+            return find_all_devices(verdicts, checks=checks), read_check_book(checks)
 
         self._background.run(tr("Looking for devices"), look, show, self._notices.tell)
 
@@ -68,7 +69,10 @@ class DeviceSearch(QObject):
             self._notices.say(tr("Added {endpoint}", endpoint=endpoint))
 
         self._background.run(
-            tr("Asking {endpoint}", endpoint=endpoint), lambda: find_workers(endpoint), show, self._notices.tell
+            tr("Asking {endpoint}", endpoint=endpoint),
+            lambda: find_workers(endpoint, engine_checks_path()),
+            show,
+            self._notices.tell,
         )
 
     def remove(self, device_id: str) -> None:

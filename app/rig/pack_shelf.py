@@ -21,10 +21,14 @@ from engine.rigs.pack_keeper import PackKeeper
 
 @dataclass(frozen=True, slots=True)
 class Packs:
-    """What there is to see: the packs, and what is being done, empty where nothing is."""
+    """What there is to see: the packs, and what is being done, empty where nothing is.
+
+    `fresh`: the pack that was installed just now and works as far as that was tried, empty where there is none.
+    """
 
     listed: tuple[ListedPack, ...] = ()
     under_way: str = ""
+    fresh: str = ""
 
     @property
     def in_use(self) -> frozenset[str]:
@@ -58,7 +62,12 @@ class PackShelf(QObject):
 
     def install(self, path: Path) -> None:
         """Install the pack in a file."""
-        self._do(tr("Installing {name} and checking it", name=path.name), lambda keeper: keeper.install(path))
+
+        def work(keeper: PackKeeper) -> str:
+            verdict = keeper.install(path)
+            return verdict.name if verdict.ok and verdict.devices else ""
+
+        self._do(tr("Installing {name} and checking it", name=path.name), work)
 
     def remove(self, name: str) -> None:
         """Remove an installed pack."""
@@ -82,26 +91,26 @@ class PackShelf(QObject):
         self._cancel.cancel()
 
     def _do(self, what: str, work: Callable[[PackKeeper], object], *, quiet: bool = False) -> None:
-        """Do `work` where nothing else is under way, then show what is there."""
+        """Do `work` where nothing else is under way, then show what is there; a name that it returns is fresh."""
         if self.packs.under_way:
             self._notices.say(tr("{under_way}: please wait for that first.", under_way=self.packs.under_way))
             return
         self._show(Packs(self.packs.listed, what))
 
-        def run() -> tuple[tuple[ListedPack, ...], EngineError | None]:
+        def run() -> tuple[Packs, EngineError | None]:
             keeper = pack_keeper(self._cancel)
             before = frozenset(each.name for each in keeper.listed() if each.state == "used")
             if self._used is None:
                 self._used = before
             try:
-                work(keeper)
+                fresh = work(keeper)
             except EngineError as error:
-                return keeper.listed(), error
-            return keeper.listed(), None
+                return Packs(keeper.listed()), error
+            return Packs(keeper.listed(), fresh=fresh if isinstance(fresh, str) else ""), None
 
-        def show(found: tuple[tuple[ListedPack, ...], EngineError | None]) -> None:
-            listed, error = found
-            self._show(Packs(listed))
+        def show(found: tuple[Packs, EngineError | None]) -> None:
+            packs, error = found
+            self._show(packs)
             if error is not None:
                 self._notices.tell(error)
             if self._used != self.packs.in_use:

@@ -13,7 +13,7 @@ from PySide6.QtCore import QObject, Qt, Signal
 
 from app.background import Background
 from app.notices import Notices
-from app.paths import identity_path, pairings_path
+from app.paths import engine_checks_path, identity_path, pairings_path
 from app.rig.limit_book import LimitBook
 from app.rig.live_rig import LiveRig
 from engine.devices.device import Device, Rig
@@ -162,7 +162,7 @@ class Peers(QObject):
 
         def look() -> tuple[Device, ...]:
             via = self._tunnels.route(machine.endpoint, machine.fingerprint)
-            return find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via))
+            return find_peer(Peer(machine.endpoint, machine.fingerprint, machine.name, via), engine_checks_path())
 
         def show(found: tuple[Device, ...]) -> None:
             self._live.set_devices(self._live.devices.with_devices(tuple(map(self._limits.apply, found))))

@@ -14,10 +14,11 @@ from app.models.context_counter import ContextCounter
 from app.models.conversation import ContextUse, Restored
 from app.models.loading import ModelState
 from app.models.open_model import OpenModel
+from app.models.reading_pace import ReadingPace, left_words
 from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
-from engine.session.events import Done, Reading
+from engine.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, Reading
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
 from widgets.chat.shown import MessageAction
@@ -36,11 +37,17 @@ class ChatPresenter(QObject):
         self._shown_chat = ""
         self._read: int | None = None
         """The request whose prompt was read and is in the meter."""
+        self._pace = ReadingPace()
+        self._logged = ""
+        """What the log was told last of a chat template that is not used."""
         self._before_delete: MessageTree | None = None
+        """What a deletion can be taken back to, while nothing else became of the messages."""
+        self._after_delete = MessageTree()
         loading, conversation = model.loading, model.conversation
         self._conversation = conversation
         loading.state_changed.connect(self._on_state_changed)
         loading.bridge.reading.connect(self._on_reading)
+        loading.ended.connect(self._on_ended)
         loading.lost_changed.connect(pane.set_lost)
         conversation.shown_changed.connect(self._show_messages)
         conversation.chat_changed.connect(self._show_chat)
@@ -68,13 +75,15 @@ class ChatPresenter(QObject):
         self._pane.show_title(chat.title)
         if chat.id != self._shown_chat:
             self._shown_chat = chat.id
-            self._before_delete = None
-            self._pane.offer_undo(False)
+            self._forget_deletion()
             self._pane.set_context_full(False)
+            self._pane.show_remark("")  # it was about the one before
             self._pane.show_draft(chat.draft)
 
     def _show_messages(self) -> None:
         conversation = self._conversation
+        if self._before_delete is not None and conversation.tree.messages != self._after_delete.messages:
+            self._forget_deletion()
         self._pane.set_answering(conversation.is_answering)
         self._pane.show_messages(shown_messages(conversation.tree, conversation.open_message))
 
@@ -96,8 +105,11 @@ class ChatPresenter(QObject):
             pane.set_ready(False, tr("Loading…"))
             pane.set_context_full(False)
         elif state is not ModelState.GENERATING:
-            pane.set_ready(False, tr("Load a model to chat."))
+            pane.set_ready(False)
         pane.set_answering(self._conversation.is_answering)
+
+    def _on_ended(self, event: OutOfMemory | Failed | Crashed | Cancelled) -> None:
+        self._pane.set_crashed(isinstance(event, Crashed))
 
     def _on_reading(self, event: Reading) -> None:
         if event.request != self._conversation.asked_request or not self._conversation.is_answering:
@@ -113,13 +125,16 @@ class ChatPresenter(QObject):
             read_tokens=format_count(event.read_tokens),
             prompt_tokens=format_count(event.prompt_tokens),
         )
-        self._pane.show_reading(event.read_tokens / event.prompt_tokens, words)
+        left = left_words(self._pace.left_s(event))
+        self._pane.show_reading(event.read_tokens / event.prompt_tokens, f"{words}{left}")
 
     def _on_answer_finished(self, event: Done) -> None:
         self._pane.set_answering(False)
         self._pane.show_remark(event.replaced)
-        if event.replaced:
-            _log.warning("%s", event.replaced)
+        if event.replaced_for_log != self._logged:
+            self._logged = event.replaced_for_log
+            if self._logged:
+                _log.warning("%s", self._logged)
         is_full = event.stop_reason == "context_full" and self._conversation.answering.overflow == "stop"
         self._pane.set_context_full(is_full)
 
@@ -169,14 +184,19 @@ class ChatPresenter(QObject):
             case "newer":
                 conversation.step_version(action.message, 1)
             case "delete":
-                self._before_delete = conversation.delete_turn(action.message)
-                self._pane.offer_undo(self._before_delete is not None)
+                before = conversation.delete_turn(action.message)
+                self._before_delete, self._after_delete = before, conversation.tree
+                self._pane.offer_undo(before is not None)
 
     def _on_undo(self) -> None:
-        before, self._before_delete = self._before_delete, None
-        self._pane.offer_undo(False)
+        before = self._before_delete
+        self._forget_deletion()
         if before is not None:
             self._conversation.restore(before)
+
+    def _forget_deletion(self) -> None:
+        self._before_delete, self._after_delete = None, MessageTree()
+        self._pane.offer_undo(False)
 
 
 def _history(tokens: int) -> ContextPart:

@@ -25,6 +25,7 @@ class ChatSettingsPresenter(QObject):
         self._book = book
         self._window = window
         self._panel: SettingsPanel | None = None
+        self._shown_chat = ""
         model.conversation.chat_changed.connect(self._show)
         model.loading.loaded_changed.connect(self._show)
         book.changed.connect(self._show)
@@ -44,6 +45,9 @@ class ChatSettingsPresenter(QObject):
         panel, conversation = self._panel, self._conversation
         if panel is None:
             return
+        if conversation.chat.id == self._shown_chat:
+            panel.flush()  # what is still being typed holds, and is not shown over
+        self._shown_chat = conversation.chat.id
         chat, preset, sampling = conversation.chat, conversation.preset, conversation.sampling
         panel.show_system(chat.system, "" if preset is None else preset.system)
         panel.template_field.show_template(chat.template)

@@ -81,6 +81,11 @@ class ModelViews(QObject):
             self.left = self._models.current
         self._chats.setCurrentWidget(self._views[self.left].chat)
 
+    def flush(self) -> None:
+        """Have all chats tell what is typed and not kept yet."""
+        for view in self.all:
+            view.chat.flush()
+
     def copy_report(self) -> None:
         """Copy the report on the current model's last load."""
         self.current.report.copy()
@@ -97,6 +102,7 @@ class ModelViews(QObject):
         view = self._views[model] = ModelView(ChatPane(self._typesetter), LoadReport())
         view.report.apply_palette(self._palette)
         view.report.check_requested.connect(self.check_requested)
+        view.chat.check_requested.connect(self.check_requested)
         view.chat.apply_palette(self._palette)
         self._chats.addWidget(view.chat)
         self._reports.addWidget(view.report)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from PySide6.QtCore import Qt
+from PySide6.QtCore import Qt, Signal
 from PySide6.QtWidgets import (
     QDialog,
     QHBoxLayout,
@@ -32,6 +32,8 @@ _COLUMNS = (tr("Pack"), tr("Backend"), tr("Size"), tr("State"))
 class PacksDialog(QDialog):
     """Shows what the shelf tells; all work is the shelf's."""
 
+    machine_check_requested = Signal()
+
     def __init__(self, parent: QWidget, shelf: PackShelf) -> None:
         super().__init__(parent)
         self.setWindowTitle(tr("Engine Packs"))
@@ -41,12 +43,14 @@ class PacksDialog(QDialog):
         self._words = plain_label("", wrap=True)
         self.table = RowTable(_COLUMNS, tr("Engine packs"))
         self.install_button = QPushButton(tr("Install from File…"))
+        self.machine_button = QPushButton(tr("Check This Machine…"))
         self.check_button = QPushButton(tr("Check Again"))
         self.switch_button = QPushButton(tr("Switch Off"))
         self.remove_button = QPushButton(tr("Remove"))
         self.close_button = QPushButton(tr("Close"))
         self._build()
         self.install_button.clicked.connect(self._on_install)
+        self.machine_button.clicked.connect(self.machine_check_requested)
         self.check_button.clicked.connect(self._on_check)
         self.switch_button.clicked.connect(self._on_switch)
         self.remove_button.clicked.connect(self._on_remove)
@@ -80,8 +84,14 @@ class PacksDialog(QDialog):
         )
         broken = any(pack.state == "broken" for pack in packs.listed)
         said = f"{packs.under_way}…" if packs.under_way else "" if names else NOTHING
+        if packs.fresh:
+            said = tr(
+                "{name} works with one type of weights. Check This Machine tries the others and leaves out what fails.",
+                name=packs.fresh,
+            )
+        self.machine_button.setVisible(bool(packs.fresh))
         self._words.setText(said or (tr("A pack is not used; its row says why.") if broken else tr("All packs work.")))
-        set_role(self._words, "error" if broken and not packs.under_way else "strong")
+        set_role(self._words, "error" if broken and not packs.under_way and not packs.fresh else "strong")
         self._show_buttons()
 
     def _show_buttons(self) -> None:
@@ -112,6 +122,7 @@ class PacksDialog(QDialog):
     def _build(self) -> None:
         buttons = QHBoxLayout()
         buttons.addWidget(self.install_button)
+        buttons.addWidget(self.machine_button)
         buttons.addStretch(1)
         for button in (self.check_button, self.switch_button, self.remove_button, self.close_button):
             buttons.addWidget(button)

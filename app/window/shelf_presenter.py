@@ -12,7 +12,8 @@ from app.chats.shelf import ChatShelf
 from engine.chats.conversation import Hit
 from engine.language import tr
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.conversation_list import ChatChange, ChatPlace, ConversationList, ListedChat, ListedHit
+from widgets.chat.conversation_list import ConversationList
+from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit
 
 
 class ShelfPresenter(QObject):
@@ -34,8 +35,11 @@ class ShelfPresenter(QObject):
         self._current_pane = current_pane
         self._window = window
         self._searched = ""
-        archive.changed.connect(self._show)
+        self._is_shown = True
+        archive.changed.connect(self._on_changed)
+        list_view.came_into_sight.connect(self._on_sight)
         shelf.current_changed.connect(list_view.show_current)
+        shelf.leaving.connect(self._on_leaving)
         shelf.deleted.connect(list_view.offer_undo)
         shelf.message_wanted.connect(self._on_message_wanted)
         list_view.new_requested.connect(shelf.new)
@@ -48,7 +52,17 @@ class ShelfPresenter(QObject):
         list_view.search_requested.connect(self._on_search)
         list_view.folder_requested.connect(self._on_folder)
 
+    def _on_changed(self) -> None:
+        self._is_shown = False
+        if self._list.isVisible():
+            self._show()
+
+    def _on_sight(self) -> None:
+        if not self._is_shown:
+            self._show()
+
     def _show(self) -> None:
+        self._is_shown = True
         self._list.show_chats(
             [ListedChat(chat.id, chat.title or tr("Draft"), chat.folder, chat.pinned) for chat in self._archive.chats]
         )
@@ -56,8 +70,10 @@ class ShelfPresenter(QObject):
     def _on_message_wanted(self, message: str) -> None:
         self._current_pane().message_list.show_message(message)
 
+    def _on_leaving(self) -> None:
+        self._current_pane().flush()
+
     def _on_opened(self, place: ChatPlace) -> None:
-        self._current_pane().flush_draft()
         self._shelf.open(place.chat, place.message)
 
     def _on_renamed(self, change: ChatChange) -> None:

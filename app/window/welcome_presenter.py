@@ -59,6 +59,7 @@ class WelcomePresenter(QObject):
         show_library: Callable[[], None],
     ) -> None:
         super().__init__(main)
+        self._main = main
         self._opener, self._loader, self._live = opener, loader, live
         self.panel = WelcomePanel()
         self.panel.show_places(places_text(Path.home()))
@@ -68,6 +69,8 @@ class WelcomePresenter(QObject):
         live.rig_changed.connect(self._show_machine)
         self._show_machine()
         main.editor.show_while_empty(self.panel)
+        if self.panel.isVisible():
+            self.panel.talk_button.setFocus()
         background.run(
             "Looking for the demo model",
             fetched_demo,
@@ -81,4 +84,11 @@ class WelcomePresenter(QObject):
 
     def _talk(self) -> None:
         # Loaded after everybody else has heard of the model.
-        self._opener.try_demo(opened=lambda: QTimer.singleShot(0, self._loader.load))
+        self._opener.try_demo(opened=lambda: QTimer.singleShot(0, self._begin))
+
+    def _begin(self) -> None:
+        """Load it, and let people type their question meanwhile."""
+        self._loader.load()
+        chat = self._main.chats.currentWidget()
+        if chat is not None and chat.isVisible():
+            chat.setFocus()

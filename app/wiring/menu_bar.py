@@ -75,7 +75,7 @@ def make_actions(
                 speeds=desk.speeds,
                 calibrator=desk.calibrator,
                 show_kept_weights=KeptWeightsPresenter(desk.background, notices, main).show,
-                show_packs=PacksPresenter(desk.rig.packs, main).show,
+                show_packs=PacksPresenter(desk.rig.packs, main, check_machine).show,
                 show_nearby=NearbyPresenter(desk.rig.peers, main).show,
             ),
             model_menu(models, desk.loader, desk.unloader, desk.settings),

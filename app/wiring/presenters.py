@@ -29,6 +29,7 @@ from app.window.reading_presenter import ReadingPresenter
 from app.window.rig_presenter import RigPresenter
 from app.window.settings_presenter import SettingsPresenter
 from app.window.shelf_presenter import ShelfPresenter
+from app.window.start_presenter import StartPresenter
 from app.window.state_presenter import StatePresenter
 from app.wiring.desk import Desk
 from widgets.chat.chat_pane import ChatPane
@@ -48,13 +49,21 @@ def make_questions(main: MainWindow, desk: Desk) -> Questions:
     )
 
 
-def make_views(main: MainWindow, desk: Desk, theme: Theme) -> ModelViews:
+def make_views(main: MainWindow, desk: Desk, theme: Theme, questions: Questions) -> ModelViews:
     """Return the chats and reports, one of each for every open model."""
 
     choices = ChoicesPresenter(theme, main)
 
     def present(model: OpenModel, view: ModelView) -> None:
         ChatPresenter(model, view.chat, main)
+        StartPresenter(
+            model,
+            view.chat,
+            opener=desk.opener,
+            loader=desk.loader,
+            open_file=questions.open_model,
+            parent=main,
+        )
         choices.follow(model, view.chat)
         AttachPresenter(model, desk.archive, desk.background, view.chat, main)
         ChatSettingsPresenter(model, desk.presets, view.chat, main)
@@ -98,6 +107,7 @@ def present_chats(main: MainWindow, desk: Desk, views: ModelViews, arranger: Arr
     for view in views.all:
         _connect_pane(view.chat, desk, arranger, code)
     views.added.connect(lambda view: _connect_pane(view.chat, desk, arranger, code))
+    main.about_to_close.connect(views.flush)
 
 
 def _connect_pane(pane: ChatPane, desk: Desk, arranger: Arranger, code: CodeSaver) -> None:

@@ -95,7 +95,7 @@ def make_window(settings: Settings, theme: Theme, picture: FirstPicture | None =
     desk = make_desk(settings, main)
     _connect_status_line(main, desk)
     questions = make_questions(main, desk)
-    views = make_views(main, desk, theme)
+    views = make_views(main, desk, theme, questions)
     SampleQuestionPresenter(desk.opener, views, main)
     auto_layout_presenter = make_auto_layout_presenter(main, desk)
     library_presenter = make_library_presenter(main, desk, questions)

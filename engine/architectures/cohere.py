@@ -20,5 +20,7 @@ def _experts(model: ModelFile) -> Style:
 RECORDS: Records = {
     "command-r": Architecture(graph=GraphRecord(_STYLE)),
     "cohere2": Architecture(window=Window(4), graph=GraphRecord(replace(_STYLE, rope="sliding"), scaled=ALL_SCALED)),
-    "cohere2moe": Architecture(window=Window(4, full_first=True), graph=GraphRecord(_experts, scaled=ALL_SCALED)),
+    "cohere2moe": Architecture(
+        window=Window(4, full_first=True), graph=GraphRecord(_experts, scaled=ALL_SCALED, odds="told_or_sigmoid")
+    ),
 }

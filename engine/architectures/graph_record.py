@@ -74,6 +74,10 @@ class GraphRecord(msgspec.Struct, frozen=True):
     gating: Literal["fused", "bent", "limited"] = "fused"
     """Activations with a gate are one operation, or several: bent, or limited where the file names a limit."""
 
+    odds: Literal["told", "sigmoid", "told_or_sigmoid"] = "told"
+    """What makes the odds of experts: a softmax unless the file tells sigmoids, sigmoids whatever it tells, or where it
+    tells nothing."""
+
     n_keeping_largest: int = 0
     """Layers, from the first on, in which only the largest gates open."""
 

@@ -9,7 +9,9 @@ from engine.architectures.style import Style
 RECORDS: Records = {
     **same("hunyuan-dense hunyuan-moe", Architecture(graph=GraphRecord(Style(qk_norm="after")))),
     "hunyuan_vl": Architecture(graph=GraphRecord(Style(qk_norm="after", positions=0))),
-    "hy_v3": Architecture(graph=GraphRecord(Style(normalises=None, late_rows="after_norm"), scaled=ALL_SCALED)),
+    "hy_v3": Architecture(
+        graph=GraphRecord(Style(normalises=None, late_rows="after_norm"), scaled=ALL_SCALED, odds="told_or_sigmoid")
+    ),
     "hy_v4": Architecture(
         latent=True,
         indexer=Indexer("listed", optional=True),

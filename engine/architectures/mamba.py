@@ -49,6 +49,7 @@ RECORDS: Records = {
                 layer="transformer.single_part_layer",
                 recurrence="recurrent.mamba2",
                 scaled=ALL_SCALED,
+                odds="sigmoid",
             ),
         ),
     ),

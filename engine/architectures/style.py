@@ -75,6 +75,13 @@ class Style(msgspec.Struct, frozen=True):
     shapes_queries: bool = False
     """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
 
+    projections: Literal["full", "scaled", "bare"] = "full"
+    """What makes queries, keys and values: products with the scales and biases that the file has for them, with the
+    scales alone, or with neither."""
+
+    scaled_attention: bool = False
+    """What attention returns is scaled, behind its output matrix."""
+
     output_bias: bool = True
     """The bias of attention's output is added where the file has one; else it is only loaded."""
 
@@ -82,6 +89,9 @@ class Style(msgspec.Struct, frozen=True):
 
     activations: int = 1
     """Operations of an activation without a gate."""
+
+    divided_gate: bool = False
+    """The gate of experts that every token takes is an activation divided by what goes in; else it is one alone."""
 
     ignores_experts: bool = False
     """The graph has a dense part even where the file has experts."""

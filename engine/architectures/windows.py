@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.architectures.graph_record import EXPERTS_SCALED, LLAMA_GRAPH, GraphRecord
-from engine.architectures.record import NO_SPLIT, Architecture, Records, Window, same
+from engine.architectures.record import NO_SPLIT, Architecture, Records, Window
 from engine.architectures.style import Style
 from engine.gguf.model_file import ModelFile
 
@@ -15,14 +15,23 @@ def _llama4(model: ModelFile) -> Style:
     )
 
 
+def _mimo2(model: ModelFile) -> Style:
+    scaled = model.hyper_parameter("attention.value_scale") not in (None, 0.0, 1.0)
+    return Style(projections="bare", scaled_attention=scaled)
+
+
 RECORDS: Records = {
-    **same("mimo2 spark2_5", Architecture(window=Window(), graph=LLAMA_GRAPH)),
+    "mimo2": Architecture(window=Window(), graph=GraphRecord(_mimo2, odds="sigmoid")),
+    "spark2_5": Architecture(window=Window(), graph=LLAMA_GRAPH),
     "step35": Architecture(window=Window()),
     "mellum": Architecture(window=Window(4, optional=True), graph=GraphRecord(scaled=EXPERTS_SCALED)),
     "plamo3": Architecture(window=Window(8, optional=True), graph=LLAMA_GRAPH),
     "afmoe": Architecture(
         window=Window(4, optional=True),
-        graph=GraphRecord(Style(input_scale=True, normalises=None, rope="but_fourth", late_rows="after_post_norm")),
+        graph=GraphRecord(
+            Style(input_scale=True, normalises=None, rope="but_fourth", late_rows="after_post_norm"),
+            odds="told_or_sigmoid",
+        ),
     ),
     "exaone-moe": Architecture(window=Window(4), graph=GraphRecord(Style(normalises=None, rope="sliding"))),
     "exaone4": Architecture(
@@ -32,10 +41,15 @@ RECORDS: Records = {
         window=Window(2),
         graph=GraphRecord(Style(normalises=False, weighting="after_choice", late_rows="before_norm", post_norm=False)),
     ),
-    "laguna": Architecture(window=Window(4, full_first=True, optional=True), graph=GraphRecord(Style(normalises=None))),
+    "laguna": Architecture(
+        window=Window(4, full_first=True, optional=True),
+        graph=GraphRecord(Style(normalises=None), odds="told_or_sigmoid"),
+    ),
     "llama4": Architecture(window=Window(4, n_tokens=8192, fixed=True, none_if_zero=True), graph=GraphRecord(_llama4)),
     "maple": Architecture(window=Window(), graph=GraphRecord(Style(rope="sliding"))),
-    "muse-glimmer": Architecture(window=Window(4), graph=GraphRecord(Style(input_scale=True, rope="sliding"))),
+    "muse-glimmer": Architecture(
+        window=Window(4), graph=GraphRecord(Style(input_scale=True, rope="sliding", late_rows="after_post_norm"))
+    ),
     "olmo2": Architecture(window=Window(4, optional=True), split=NO_SPLIT, graph=GraphRecord(Style(qk_norm="flat"))),
     "smallthinker": Architecture(
         window=Window(4, full_first=True, n_tokens=4096, fixed=True, optional=True),

@@ -36,6 +36,7 @@ class AnswerInProgress:
         self._message, self._shown, self._clock = message, shown, clock
         self._splitter = Splitter()
         self._splitter.add(begun)
+        self._has_thought = self._splitter.has_thought
         self._content, self._reasoning = [message.content], [message.reasoning]
         self._choices = list(message.choices)
         self._begun_s = clock()
@@ -66,7 +67,7 @@ class AnswerInProgress:
         if self._first_s is None:
             self._first_s = self._clock()
         self._keep(self._splitter.add(text))
-        if self._splitter.marks is not None and not self._splitter.is_thinking and self._thought_s is None:
+        if self._splitter.has_thought and self._thought_s is None:
             self._thought_s = self._clock()
 
     def end(
@@ -81,9 +82,9 @@ class AnswerInProgress:
             timings or Timings(),
             first_token_seconds=None if self._first_s is None else self._first_s - self._begun_s,
             thinking_seconds=None
-            if self._thought_s is None or self._first_s is None
+            if self._thought_s is None or self._first_s is None or self._has_thought
             else self._thought_s - self._first_s,
-        )
+        ).after(self._message.timings)
         whole = msgspec.structs.replace(
             self.message,
             state=state,

@@ -1,8 +1,8 @@
 """What of a conversation a model is shown: tokens by part, and what is left out when the context is full.
 
 Whole turns are left out, the oldest first. The system prompt, pinned turns and the last question stay; the kept
-conversation loses nothing. Once turns are left out they stay so, and more are left out than are needed: the model then
-reads the same beginning for several turns, which its cache still holds.
+conversation loses nothing. Once turns are left out they stay so (`cuts`), and more are left out than are needed: the
+model then reads the same beginning for several turns, which its cache still holds.
 """
 
 from __future__ import annotations
@@ -69,8 +69,13 @@ class Fit:
                 over_tokens=self.over_tokens,
             )
         if self.newly:
-            return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
+            return left_out_sentence()
         return ""
+
+
+def left_out_sentence() -> str:
+    """Return what a person is told once turns are left out."""
+    return tr("The context is full: the oldest turns are kept here, and not shown to the model any more.")
 
 
 def answer_reserve(n_ctx: int, max_tokens: int | None) -> int:
@@ -128,7 +133,7 @@ def choose(
     for turn in turns[:-1]:
         if need <= goal:
             break
-        if not _stays(turn):
+        if not stays(turn):
             dropped += [message.id for message in turn]
             need -= sum(tokens.get(message.id, 0) for message in turn)
     shown = shown_before - set(dropped)
@@ -137,7 +142,8 @@ def choose(
     return _fit("fits", path, shown, tuple(dropped))
 
 
-def _stays(turn: Sequence[Message]) -> bool:
+def stays(turn: Sequence[Message]) -> bool:
+    """Return whether a turn is shown however full the context is."""
     return any(message.pinned or message.role == "system" for message in turn)
 
 

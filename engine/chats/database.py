@@ -1,21 +1,27 @@
-"""Opening the database: what is damaged or of a newer version is kept aside, what a crash left open is closed."""
+"""Opening the database: what is damaged is copied, of a newer version kept aside; what a crash left open is closed."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import cache
 from pathlib import Path
 
 import psutil
 
+from engine.chats.repair import finish_repair, mark_of, repair
 from engine.chats.schema import VERSION, upgrade, version_of
 from engine.errors import ChatError
 from engine.language import tr
 from engine.sqlite_file import FAULTS, is_damage, put_aside
+from engine.texts import one_line
 
 BUSY_SECONDS = 10.0
 """How long a writer waits for that of another process (the window and a command line may be at it together)."""
+CHECKED_WHOLE_BYTES = 32 << 20
+"""Databases up to this size are checked at each start, which takes a millisecond for each MB; in larger ones damage is
+found when it is met."""
 
 
 def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
@@ -27,14 +33,17 @@ def open_database(path: Path) -> tuple[sqlite3.Connection, str]:
     notice = ""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        if reason := _fault(path):
+        finish_repair(path)
+        if reason := _newer(path):
             notice = _keep_aside(path, reason)
+        elif reason := _damage(path):
+            notice = repair(path, reason)
         try:
             connection = _open(path)
         except FAULTS as error:
-            if not is_damage(error):
+            if notice or not is_damage(error):
                 raise
-            notice = _keep_aside(path, tr("is damaged ({error})", error=error))
+            notice = repair(path, tr("is damaged ({error})", error=error))
             connection = _open(path)
     except (OSError, *FAULTS) as error:
         reason = getattr(error, "strerror", None) or str(error)
@@ -98,32 +107,52 @@ def _mend(connection: sqlite3.Connection) -> None:
 
 def _connect(path: Path) -> sqlite3.Connection:
     connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None, check_same_thread=False)
-    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON"):
+    # what was deleted is overwritten: it is nobody's business, and does not come back with a repair
+    for pragma in ("journal_mode = WAL", "synchronous = NORMAL", "foreign_keys = ON", "secure_delete = ON"):
         connection.execute(f"PRAGMA {pragma}")
     return connection
 
 
-def _fault(path: Path) -> str:
-    """Return why the database that is there cannot be used, empty where it can or there is none."""
-    if not path.exists() or not path.stat().st_size:
-        return ""
-    connection = sqlite3.connect(path, timeout=BUSY_SECONDS, isolation_level=None)
+def _newer(path: Path) -> str:
+    """Return why a database that is there is not for this program, empty where it is or where it cannot be read."""
     try:
-        version = version_of(connection)
-        if version > VERSION:
-            return tr(
-                "is of version {version} and this program reads version {version2}", version=version, version2=VERSION
-            )
-        # a look at each table finds a damaged beginning; all of it is not read, which would take seconds
-        for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
-            connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+        with _looking(path) as connection:
+            version = version_of(connection)
+    except FAULTS as error:
+        if not is_damage(error):
+            raise
+        return ""
+    if version <= VERSION:
+        return ""
+    return tr("is of version {version} and this program reads version {version2}", version=version, version2=VERSION)
+
+
+def _damage(path: Path) -> str:
+    """Return how the database that is there is damaged, empty where it is not or nothing is known of it."""
+    try:
+        with _looking(path) as connection:
+            if path.exists() and path.stat().st_size <= CHECKED_WHOLE_BYTES:
+                (found,) = connection.execute("PRAGMA quick_check (1)").fetchone()
+            else:
+                # a look at each table finds a damaged beginning
+                for (table,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'").fetchall():
+                    connection.execute(f'SELECT * FROM "{table}" LIMIT 1').fetchall()
+                found = "ok"
     except FAULTS as error:
         if not is_damage(error):
             raise
         return tr("is damaged ({error})", error=error)
-    finally:
-        connection.close()
-    return ""
+    if found != "ok":
+        return tr("is damaged ({error})", error=one_line(found))
+    return tr("is damaged") if mark_of(path).exists() else ""
+
+
+@contextmanager
+def _looking(path: Path) -> Iterator[sqlite3.Connection]:
+    """Lend a connection to what is there, to an empty database where there is none."""
+    place = path if path.exists() and path.stat().st_size else ":memory:"
+    with closing(sqlite3.connect(place, timeout=BUSY_SECONDS, isolation_level=None)) as connection:
+        yield connection
 
 
 def _keep_aside(path: Path, reason: str) -> str:

@@ -20,7 +20,7 @@ from engine.chats.attachments import as_attachment
 from engine.chats.conversation import Conversation
 from engine.chats.exports import FORMAT, VERSION
 from engine.chats.message import MAX_CHOICES, ROLES, Attachment, Message, new_id
-from engine.chats.tree import MessageTree, mended_tree
+from engine.chats.tree import MessageTree, mended_tree, renamed_cut, tree_of
 from engine.errors import ChatError
 from engine.files import read_at_most
 from engine.images.pictures import MAX_IMAGE_BYTES, is_image
@@ -28,11 +28,13 @@ from engine.images.reader import MAX_SIDE_PX
 from engine.language import tr
 from engine.sounds.reader import MAX_LENGTH_MS
 from engine.sounds.recordings import MAX_SOUND_BYTES, is_sound
+from engine.texts import show
 
 MAX_BYTES = 256 << 20
 MAX_CONVERSATIONS = 20_000
 MAX_MESSAGES = 1_000_000
-MAX_TITLE_CHARACTERS = 500
+MAX_LABEL_CHARACTERS = 500
+"""Of titles, folders, and names of models, presets and files."""
 _TOO_LATE_MS = 1 << 52
 _IMAGE_EXTRAS = ("IMAGE", "imageFile")
 """As that page calls them, and as it did before."""
@@ -125,7 +127,16 @@ def _from_document(document: object) -> Iterator[Imported]:
         tree = _renamed(messages, entry.get("leaf"))
         used = {each.sha256 for message in messages for each in message.attachments}
         yield Imported(
-            msgspec.structs.replace(conversation, id=new_id(), leaf=tree.leaf, deleted_ms=None, forked_from=None),
+            msgspec.structs.replace(
+                conversation,
+                id=new_id(),
+                title=_label(conversation.title),
+                folder=_label(conversation.folder),
+                preset=_label(conversation.preset),
+                leaf=tree.leaf,
+                deleted_ms=None,
+                forked_from=None,
+            ),
             tree,
             {sha256: files[sha256] for sha256 in used & files.keys()},
         )
@@ -209,14 +220,14 @@ def _llama_conversation(session: Mapping[str, Any], items: Sequence[Any]) -> Imp
     roots = {str(record.get("id")): record.get("parent") for record in records if record.get("type") == "root"}
     files: dict[str, bytes] = {}
     messages = [_llama_message(record, roots, files) for record in records if record.get("type") != "root"]
-    tree = _renamed(messages, session.get("currNode"))
-    title = str(session.get("name") or "")[:MAX_TITLE_CHARACTERS]
+    system, tree = _without_system(_renamed(messages, session.get("currNode")))
     modified_ms = _time(session.get("lastModified"))
     created_ms = min((message.created_ms for message in messages), default=modified_ms)
     return Imported(
         Conversation(
             id=new_id(),
-            title=title,
+            title=_label(str(session.get("name") or "")),
+            system=system,
             pinned=session.get("pinned") is True,
             leaf=tree.leaf,
             created_ms=created_ms,
@@ -304,12 +315,43 @@ def _renamed(messages: Sequence[Message], leaf: object) -> MessageTree:
             id=ids[message.id],
             parent=None if message.parent is None else ids[message.parent],
             state="interrupted" if message.state == "writing" else message.state,
-            attachments=tuple(msgspec.structs.replace(each, id=new_id()) for each in message.attachments),
+            model=_label(message.model),
+            model_identity=_label(message.model_identity),
+            layout=_label(message.layout),
+            stop_reason=_label(message.stop_reason),
+            note=show(message.note),
+            attachments=tuple(
+                msgspec.structs.replace(each, id=new_id(), name=_label(each.name), mime=_label(each.mime))
+                for each in message.attachments
+            ),
             choices=message.choices[:MAX_CHOICES],
+            cut=renamed_cut(message.cut, ids),
         )
         for message in tree.messages.values()
     ]
     return mended_tree(copies, None if tree.leaf is None else ids[tree.leaf])
+
+
+def _without_system(tree: MessageTree) -> tuple[str, MessageTree]:
+    """Return the system prompt and what is said under it: where all of a tree hangs on one, it is the conversation's.
+
+    As a message it would be sent, and people could neither see nor change it.
+    """
+    beginnings = tree.children.get(None, ())
+    first = tree.messages[beginnings[0]] if len(beginnings) == 1 else None
+    if first is None or first.role != "system":
+        return "", tree
+    left = [
+        msgspec.structs.replace(message, parent=None) if message.parent == first.id else message
+        for message in tree.messages.values()
+        if message is not first
+    ]
+    return first.content, tree_of(left, None if tree.leaf == first.id else tree.leaf)
+
+
+def _label(text: str) -> str:
+    """Return what stands in labels and lists, on one line: escaped and short."""
+    return show(text, MAX_LABEL_CHARACTERS)
 
 
 def _loaded(text: str) -> Any:

@@ -51,6 +51,20 @@ class Timings(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     def generation_tokens_per_second(self) -> float | None:
         return _speed(self.generated_tokens, self.generation_seconds)
 
+    def after(self, earlier: Timings | None) -> Timings:
+        """Return what an answer took that goes on from one that took `earlier`: its prompt is that of the earlier."""
+        if earlier is None:
+            return self
+        first = earlier.first_token_seconds
+        return msgspec.structs.replace(
+            earlier,
+            generated_tokens=earlier.generated_tokens + self.generated_tokens,
+            thinking_tokens=earlier.thinking_tokens + self.thinking_tokens,
+            first_token_seconds=self.first_token_seconds if first is None else first,
+            generation_seconds=_together(earlier.generation_seconds, self.generation_seconds),
+            thinking_seconds=_together(earlier.thinking_seconds, self.thinking_seconds),
+        )
+
 
 class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     """A file with a message. Its bytes are kept beside, by `sha256`; `text` is what of it a model reads as text.
@@ -70,6 +84,13 @@ class Attachment(msgspec.Struct, frozen=True, kw_only=True):
     length_ms: int = 0
 
 
+class Cut(msgspec.Struct, frozen=True):
+    """What is left out of a full context of `n_ctx` tokens: all before the message `first`, but for pinned turns."""
+
+    first: str
+    n_ctx: int
+
+
 class Message(msgspec.Struct, frozen=True, kw_only=True):
     """A message; a conversation begins with one whose `parent` is None. Those with the same parent are versions.
 
@@ -77,6 +98,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     from others; `layout` in words where its layers were; `settings` what was asked for that is not a default, by the
     names of `SamplingSettings`; `stop_reason` as in events; `note` a sentence on what went wrong, or what was left out.
     `choices`: how its first tokens were chosen, thought first, where that was asked for; at most `MAX_CHOICES`.
+    `cut`: what the model was not shown of what comes before it; None: it was shown all of it.
     `pinned`: it stays in the context when old turns are dropped.
     """
 
@@ -97,7 +119,12 @@ class Message(msgspec.Struct, frozen=True, kw_only=True):
     attachments: tuple[Attachment, ...] = ()
     created_ms: int = 0
     choices: tuple[TokenChoice, ...] = ()
+    cut: Cut | None = None
 
 
 def _speed(tokens: int, seconds: float | None) -> float | None:
     return tokens / seconds if seconds else None
+
+
+def _together(earlier: float | None, later: float | None) -> float | None:
+    return later if earlier is None else earlier + (later or 0.0)

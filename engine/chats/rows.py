@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from engine.chats.conversation import Conversation
-from engine.chats.message import Attachment, Message, Timings
+from engine.chats.message import Attachment, Cut, Message, Timings
 from engine.protocol.messages import TokenChoice
 
 CONVERSATION_FIELDS = Conversation.__struct_fields__
@@ -18,8 +18,11 @@ CONVERSATION_COLUMNS = ", ".join(CONVERSATION_FIELDS)
 ATTACHMENT_FIELDS = Attachment.__struct_fields__
 ATTACHMENT_COLUMNS = ", ".join(ATTACHMENT_FIELDS)
 MESSAGE_COLUMNS = "id, role, content, parent, reasoning, state, pinned, created_ms, details, writer"
-DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices")
+DETAILS = ("model", "model_identity", "layout", "settings", "timings", "stop_reason", "note", "choices", "cut")
 """What is shown with a message and never looked for: one column, so that more of it needs no other tables."""
+
+_SELDOM = ("choices", "cut")
+"""Not written where a message has none."""
 
 
 def text(value: str) -> str:
@@ -36,12 +39,12 @@ def conversation_value(field: str, value: object) -> object:
 
 def read_conversation(row: Sequence[Any]) -> Conversation:
     values = dict(zip(CONVERSATION_FIELDS, row, strict=True))
-    return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": _settings(values["settings"])})
+    return Conversation(**{**values, "pinned": bool(values["pinned"]), "settings": settings_of(values["settings"])})
 
 
 def message_values(message: Message, conversation: str, writer: str) -> dict[str, object]:
     """Return the columns of a message; `writer`: who writes it, where it is being written."""
-    details = {name: getattr(message, name) for name in DETAILS if name != "choices" or message.choices}
+    details = {name: getattr(message, name) for name in DETAILS if name not in _SELDOM or getattr(message, name)}
     return {
         "id": message.id,
         "conversation": conversation,
@@ -72,7 +75,7 @@ def read_message(
         pinned=bool(pinned),
         created_ms=created_ms,
         attachments=tuple(attachments),
-        **_details(details),
+        **details_of(details),
     )
 
 
@@ -85,15 +88,19 @@ def _document(value: object) -> str:
     return text(json.dumps(msgspec.to_builtins(value), ensure_ascii=False))
 
 
-def _settings(document: str) -> dict[str, object]:
+def settings_of(document: str) -> dict[str, object]:
+    """Return what a chat sets itself, from its column."""
     found: Mapping[str, object] = msgspec.json.decode(document)
     return dict(found)
 
 
-def _details(document: str) -> dict[str, Any]:
+def details_of(document: str) -> dict[str, Any]:
+    """Return the fields of a message that are in one column."""
     values = {name: value for name, value in msgspec.json.decode(document).items() if name in DETAILS}
     if values.get("timings") is not None:
         values["timings"] = msgspec.convert(values["timings"], Timings)
     if "choices" in values:
         values["choices"] = msgspec.convert(values["choices"], tuple[TokenChoice, ...])
+    if "cut" in values:
+        values["cut"] = msgspec.convert(values["cut"], Cut)
     return values

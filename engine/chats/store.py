@@ -2,7 +2,8 @@
 
 Reading waits for the disk: call it from a thread that may wait. Writing does not wait and returns a `Future`, which is
 done when the change is on disk (it survives the end of this process at any moment, kill -9 too) and holds a `ChatError`
-where it could not be kept. Its callbacks run in the writing thread. What is written to one store is done in order.
+where it could not be kept. Its callbacks run in the writing thread. What is written to one store is done in order. What
+the disk had no room for is in the store nevertheless: it is read like the rest, and written when there is room.
 
 An answer is kept like this: `apply` a tree with a message in state `writing`; `append` its text as it comes and paint
 each piece when its future is done; `finish` with the whole message. After a crash the message is there with all pieces
@@ -23,6 +24,7 @@ from engine.chats import rows
 from engine.chats.conversation import Conversation, Hit
 from engine.chats.database import is_alive, open_database, our_name
 from engine.chats.message import Attachment, Message, now_ms
+from engine.chats.repair import damage_met
 from engine.chats.search import DEFAULT_HITS, search
 from engine.chats.tree import MessageTree, difference, mended_tree
 from engine.chats.writer import Writer
@@ -32,10 +34,12 @@ from engine.language import tr
 
 
 class ChatStore:
-    """Kept conversations. `notice`: a sentence for people where an old database could not be used, else empty."""
+    """Kept conversations. `notice`: a sentence for people where a database could not be used as it was, else empty."""
 
     def __init__(self, path: Path) -> None:
         """Open the database, or begin one; one that is damaged or of a newer version is kept aside.
+
+        What can be read of a damaged one is copied into the new one.
 
         Raises:
             ChatError: it cannot be opened or made there.
@@ -45,7 +49,7 @@ class ChatStore:
         self._me = our_name()
         self._readers: SimpleQueue[sqlite3.Connection] = SimpleQueue()
         self._closed = False
-        self._writer = Writer(connection)
+        self._writer = Writer(connection, path)
 
     def close(self) -> None:
         """Keep what is still waiting and close."""
@@ -59,6 +63,11 @@ class ChatStore:
                 self._readers.get_nowait().close()
             except Empty:
                 return
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether something waits for room on the disk."""
+        return self._writer.is_behind
 
     # ------------------------------------------------------------------ reading
 
@@ -82,11 +91,11 @@ class ChatStore:
     def tree(self, conversation: str) -> MessageTree:
         """Return the messages of a conversation, an empty tree where it has none."""
         with self._reading() as connection:
-            connection.execute("BEGIN")
+            connection.execute("SAVEPOINT tree")
             try:
                 return self._read_tree(connection, conversation)
             finally:
-                connection.execute("COMMIT")
+                connection.execute("RELEASE tree")
 
     def file(self, sha256: str) -> bytes | None:
         """Return the bytes of an attachment."""
@@ -150,7 +159,8 @@ class ChatStore:
                 connection,
                 "INSERT INTO piece (message, content, reasoning) VALUES (?, ?, ?)",
                 [message, rows.text(content), rows.text(reasoning)],
-            )
+            ),
+            comes_again=True,
         )
 
     def finish(self, conversation: str, message: Message) -> Future[None]:
@@ -170,7 +180,7 @@ class ChatStore:
 
     def settled(self) -> Future[None]:
         """Return what is done when all that was asked for before can be read."""
-        return self._writer.do(lambda _connection: None)
+        return self._writer.settled()
 
     def delete(self, conversation: str) -> Future[None]:
         """Take a conversation out of lists and searches, until it is restored or purged."""
@@ -242,7 +252,7 @@ class ChatStore:
 
     @contextmanager
     def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Lend a connection that only reads.
+        """Lend a connection that only reads; what waits for room on the disk is there as well.
 
         Raises:
             ChatError: the database cannot be read.
@@ -250,6 +260,10 @@ class ChatStore:
         if self._closed:
             raise ChatError(tr("The conversations are closed."))
         try:
+            if self._writer.is_behind:
+                with self._writer.with_all() as connection:
+                    yield connection
+                return
             try:
                 connection = self._readers.get_nowait()
             except Empty:
@@ -262,7 +276,7 @@ class ChatStore:
                 if self._closed:  # while this was read
                     self._close_readers()
         except (sqlite3.Error, TypeError, ValueError, *UNREADABLE) as error:  # a damaged page may have any values
-            raise ChatError(
+            raise damage_met(self.path, error) or ChatError(
                 tr("The conversations in {name} cannot be read ({error}).", name=self.path.name, error=error)
             ) from None
 

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple
 
+TEMPLATE_KEY = "tokenizer.chat_template"
+"""Under which a model's file has its chat template."""
+
 
 class Marks(NamedTuple):
     """What a thought stands between."""
@@ -39,6 +42,9 @@ CONTROL_MARKS = frozenset(
 )
 """What these are made of where a vocabulary has them as tokens that are else mute."""
 
+_COMMON = ("<|end|>",)
+"""Ends of thoughts that are ends of whole messages with other families (Phi)."""
+
 
 class Told(NamedTuple):
     """What came of a piece of text: more of the thought, more of the answer."""
@@ -60,6 +66,11 @@ class Splitter:
     def is_thinking(self) -> bool:
         """Whether a thought is under way."""
         return self._state == "thinking"
+
+    @property
+    def has_thought(self) -> bool:
+        """Whether a thought is at its end."""
+        return self.marks is not None and not self.is_thinking
 
     def add(self, text: str) -> Told:
         """Take more text; what may be the beginning of a mark waits for the rest."""
@@ -134,7 +145,9 @@ def split(text: str) -> Told:
 
 def marks_of(template: str) -> Marks | None:
     """Return what thoughts stand between by a model's chat template; None where it knows none."""
-    found = [marks for marks in FAMILIES if marks.end in template]
+    found = [
+        marks for marks in FAMILIES if marks.end in template and (marks.end not in _COMMON or marks.begin in template)
+    ]
     return min(found, key=lambda marks: template.index(marks.end), default=None)
 
 

@@ -12,7 +12,7 @@ from functools import cached_property
 
 import msgspec
 
-from engine.chats.message import Message, new_id
+from engine.chats.message import Cut, Message, new_id
 from engine.language import tr
 
 
@@ -147,16 +147,24 @@ def changed(tree: MessageTree, message: Message) -> MessageTree:
 def branched(tree: MessageTree, message: str) -> MessageTree:
     """Return what leads to a message as a tree of its own, for another conversation: with new ids."""
     copies: list[Message] = []
-    for old in tree.path_to(message):
+    path = tree.path_to(message)
+    ids = {old.id: new_id() for old in path}
+    for old in path:
         copies.append(
             msgspec.structs.replace(
                 old,
-                id=new_id(),
+                id=ids[old.id],
                 parent=copies[-1].id if copies else None,
                 attachments=tuple(msgspec.structs.replace(attachment, id=new_id()) for attachment in old.attachments),
+                cut=renamed_cut(old.cut, ids),
             )
         )
     return tree_of(copies, copies[-1].id)
+
+
+def renamed_cut(cut: Cut | None, ids: Mapping[str, str]) -> Cut | None:
+    """Return the cut of a copy; `ids`: the new ones by the old ones."""
+    return None if cut is None or cut.first not in ids else Cut(ids[cut.first], cut.n_ctx)
 
 
 def turn_of(tree: MessageTree, message: str) -> str:
@@ -215,10 +223,20 @@ def _without(tree: MessageTree, gone: set[str]) -> MessageTree:
     messages: dict[str, Message] = {}
     for message in tree.messages.values():
         if message.id not in gone:
-            parent = _nearest(tree, message.parent, gone)
-            moved = parent != message.parent
-            messages[message.id] = msgspec.structs.replace(message, parent=parent) if moved else message
+            parent, cut = _nearest(tree, message.parent, gone), _cut_after(tree, message, gone)
+            moved = parent != message.parent or cut != message.cut
+            messages[message.id] = msgspec.structs.replace(message, parent=parent, cut=cut) if moved else message
     return replace(tree, messages=messages, leaf=_leaf_after(tree, MessageTree(messages), gone))
+
+
+def _cut_after(tree: MessageTree, message: Message, gone: set[str]) -> Cut | None:
+    """Return where what was shown begins once its first message is gone: with the one that followed."""
+    cut = message.cut
+    if cut is None or cut.first not in gone:
+        return cut
+    path = [each.id for each in tree.path_to(message.id)]
+    later = path[path.index(cut.first) :] if cut.first in path else []
+    return next((Cut(each, cut.n_ctx) for each in later if each not in gone), None)
 
 
 def _nearest(tree: MessageTree, message: str | None, gone: set[str]) -> str | None:

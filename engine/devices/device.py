@@ -94,8 +94,12 @@ class Device:
     via: str | None = None
 
     def fault(self, feature: Feature, of: str = "") -> Fault | None:
-        """Return why a feature, for weights or a cache of type `of`, is not used here; None where it may be."""
-        return next((each for each in self.faults if each.feature == feature and each.of in ("", of)), None)
+        """Return why a feature, for weights or a cache of type `of`, is not used here; None where it may be.
+
+        Types are named in large and in small letters ("Q4_0" of a file, "q4_0" of a cache): that makes no difference.
+        """
+        types = ("", of.casefold())
+        return next((each for each in self.faults if each.feature == feature and each.of.casefold() in types), None)
 
     @property
     def available_bytes(self) -> int:

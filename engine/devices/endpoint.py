@@ -109,6 +109,7 @@ def greet_all(
 ) -> dict[str, Greeting]:
     """Say hello to all endpoints in parallel, within `timeout_s` in all; on cancel, what has no result times out.
 
+    Where this system gives us no socket for one, that is its result.
     `routes`: where to dial for endpoints that are behind a tunnel of ours; an empty text where there is none.
 
     Raises:
@@ -120,6 +121,15 @@ def greet_all(
     closed = {endpoint: _unpaired(endpoint) for endpoint, address in asked.items() if not address}
     if not targets:
         return closed
+    try:
+        return _talk_to(targets, routes, timeout_s, cancel) | closed
+    except OSError as error:
+        return {each: _unasked(each, error) for each in targets} | closed
+
+
+def _talk_to(
+    targets: Mapping[str, tuple[str, int]], routes: Mapping[str, str], timeout_s: float, cancel: CancelToken | None
+) -> dict[str, Greeting]:
     deadline_s = time.monotonic() + timeout_s
     with ExitStack() as stack:
         selector = stack.enter_context(selectors.DefaultSelector())
@@ -140,7 +150,7 @@ def greet_all(
             if all(talk.result is None for talk in pending):
                 for key, _ in selector.select(left_s):
                     key.data(selector)
-        return {talk.endpoint: talk.result or talk.give_up() for talk in talks} | closed
+        return {talk.endpoint: talk.result or talk.give_up() for talk in talks}
 
 
 class _Wake:
@@ -175,7 +185,11 @@ class _Addresses:
             try:
                 self._found[host] = str(IPv4Address(host))
             except ValueError:
-                threading.Thread(target=self._look_up, args=(host, wake), name=f"resolve-{host}", daemon=True).start()
+                thread = threading.Thread(target=self._look_up, args=(host, wake), name=f"resolve-{host}", daemon=True)
+                try:
+                    thread.start()
+                except RuntimeError as error:  # the system gives us no more threads
+                    raise OSError(errno.EAGAIN, str(error)) from None
 
     def get(self, host: str) -> tuple[bool, str | None]:
         """Return whether the look-up is over, and the address if there is one."""
@@ -277,7 +291,11 @@ class _Talk:
                 tr('"{host}" has no IPv4 address; check the name, or write the address', host=self._host),
             )
             return
-        self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            self._socket = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+        except OSError as error:  # no descriptors left; those that have one are asked
+            self.result = _unasked(self.endpoint, error)
+            return
         self._socket.setblocking(False)
         code = self._socket.connect_ex((address, self._port))
         if code in _CONNECTING:
@@ -417,6 +435,11 @@ def read_notice(data: bytes) -> tuple[GreetingStatus, str]:
     name, _, words = data.removeprefix(NOTICE).decode("utf-8", "replace").partition(" ")
     known = {status.value: status for status in GreetingStatus if status is not GreetingStatus.OK}
     return known.get(name, GreetingStatus.NOT_RPC), show(words)
+
+
+def _unasked(endpoint: str, error: OSError) -> Greeting:
+    words = tr("could not be asked ({strerror}); close other programs and try again", strerror=error.strerror or error)
+    return Greeting(endpoint, GreetingStatus.REFUSED, f"{endpoint} {words}.")
 
 
 def _unpaired(endpoint: str) -> Greeting:

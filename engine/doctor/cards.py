@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from engine.doctor.report import Check
+from engine.packs.listing import ListedPack
 from engine.pci import PciId, parse_pci_id
 
 PCI_ROOT = Path("/sys/bus/pci/devices")
@@ -40,27 +41,35 @@ def cards_on_bus(root: Path = PCI_ROOT) -> tuple[Card, ...]:
     return tuple(found)
 
 
-def card_checks(cards: Iterable[Card], used: Collection[PciId], backends: Collection[str]) -> Iterable[Check]:
+def card_checks(
+    cards: Collection[Card], used: Collection[PciId], backends: Collection[str], packs: Sequence[ListedPack] = ()
+) -> Iterable[Check]:
     """Yield a check for each card: used by the engine, or why not. `backends` are those that the engine was built with;
-    `used` the slots of its devices."""
+    `used` the slots of its devices. Where one card is used nothing is wrong with leaving another one, as that of the
+    processor, aside."""
+    has_used = any(card.slot in used for card in cards)
     for card in cards:
         is_used = card.slot in used
         yield Check(
             name="card",
             device=f"{card.slot.domain:04x}:{card.slot.bus:02x}:{card.slot.device:02x}",
-            ok=is_used,
-            detail=f"{card.maker} {card.model}" + ("" if is_used else f": {_why_not(card, backends)}"),
+            ok=True if is_used else None if has_used else False,
+            detail=f"{card.maker} {card.model}" + ("" if is_used else f": {_why_not(card, backends, packs)}"),
             figures={"maker": card.maker, "model": card.model, "driver": card.driver or None},
         )
 
 
-def _why_not(card: Card, backends: Collection[str]) -> str:
+def _why_not(card: Card, backends: Collection[str], packs: Sequence[ListedPack]) -> str:
     wanted = _BACKENDS[card.maker]
+    installed = [pack for pack in packs if pack.backend in wanted]
+    idle = next((pack for pack in installed if pack.state != "used"), None)
     if not card.driver:
         return f"no driver has taken it. Install {card.maker}'s driver."
     if card.driver == "vfio-pci":
         return "it is given to a virtual machine."
-    if not set(wanted) & set(backends):
+    if not set(wanted) & {*backends, *(pack.backend for pack in installed if pack.state == "used")}:
+        if idle is not None:
+            return f"the engine pack {idle.name} is there for it. {idle.words}"
         return (
             f"the engine was built without {' and '.join(wanted)}. Install the engine pack (Devices > Engine Packs), "
             f"or in a checkout the toolkit, then `LAYERDECK_BACKEND={_SETTING[card.maker]} python3 make.py setup`."

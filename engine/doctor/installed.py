@@ -7,6 +7,7 @@ import re
 import shutil
 from collections.abc import Iterable
 
+from engine.confinement import landlock_version, limits_memory
 from engine.doctor.report import Check
 from engine.engine_build import engine_build
 from engine.packs.listing import ListedPack
@@ -38,6 +39,7 @@ def installed_checks() -> Iterable[Check]:
         detail=f"{platform.system()} {platform.release()}, Python {platform.python_version()}",
         figures={"system": platform.system(), "release": platform.release(), "machine": platform.machine()},
     )
+    yield _confinement()
     backends = backends_built()
     yield Check(
         name="engine",
@@ -75,6 +77,23 @@ def pack_checks(packs: Iterable[ListedPack]) -> Iterable[Check]:
                 "state": pack.state,
             },
         )
+
+
+def _confinement() -> Check:
+    """Return what children give up here before they open what strangers wrote."""
+    version, limited = landlock_version(), limits_memory()
+    files = (
+        f"children reach their own files alone (Landlock version {version})"
+        if version
+        else "children can reach all that you can: this system has no Landlock (Linux 5.13 and later)"
+    )
+    memory = "their memory is limited" if limited else "their memory is not limited"
+    return Check(
+        name="confinement",
+        ok=True if version and limited else None,
+        detail=f"{files}; {memory}",
+        figures={"landlock_version": version, "memory_limits": limited},
+    )
 
 
 def _version(tool: str, option: str) -> str | None:

@@ -26,7 +26,7 @@ from engine.pci import parse_pci_id
 from engine.process.one_shot import raise_if_cancelled
 from engine.rigs.check_book import read_check_book, write_check_book
 from engine.rigs.check_models import write_models
-from engine.rigs.engine_checks import Case, Checked, Checker, Trial, cases_of, shared_cases
+from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases
 from engine.rigs.host import host_device
 from engine.rigs.self_test import keep_verdict, try_repeated
 from engine.rigs.speed_test import known_speeds, measured_book
@@ -112,8 +112,8 @@ class Machine:
         ]
 
     def engine_steps(self) -> list[Step]:
-        """Return the engine's check of itself alone."""
-        found = []
+        """Return the engine's check of itself alone, behind what kept devices from being found."""
+        found = [Step("devices", "Looking at the devices", self._not_found)] if self._problem else []
         for device in self._devices:
             for feature in _FEATURES[device.is_host]:
                 words = f"Checking {feature.replace('_', ' ')} on {device.id}"
@@ -133,11 +133,9 @@ class Machine:
 
     def _cards(self) -> Iterable[Check]:
         slots = (parse_pci_id(device.pci_bus_id or "") for device in self._rig.devices if not device.is_rpc)
-        return card_checks(cards_on_bus(), {slot for slot in slots if slot is not None}, backends_built())
+        return card_checks(cards_on_bus(), {slot for slot in slots if slot is not None}, backends_built(), self._packs)
 
     def _listed(self) -> Iterator[Check]:
-        if self._problem:
-            yield Check(name="devices", ok=False, detail=self._problem)
         nvml = Nvml()
         try:
             for device in self._rig.all_devices:
@@ -147,6 +145,9 @@ class Machine:
                     yield _nvml_check(device, NvmlReader(device.id, slot, nvml).read(0.0))
         finally:
             nvml.close()
+
+    def _not_found(self) -> Iterator[Check]:
+        yield Check(name="devices", ok=False, detail=self._problem)
 
     # ------------------------------------------------------------------ the engine's check of itself
 
@@ -196,6 +197,8 @@ class Machine:
     # ------------------------------------------------------------------ what it does with a model
 
     def _load(self, device: Device) -> Iterator[Check]:
+        if device.endpoint in self._checker.silent:
+            raise EngineError(FELL_SILENT)
         if self._loads is None:
             # What was found out a moment ago holds for these loads already.
             rig = read_check_book(self._files.checks).apply(self._rig, self._drivers)
@@ -219,19 +222,31 @@ class Machine:
             yield Check(name="speed", ok=None, detail=problem)
 
 
-def find_rig(find: Callable[[], Rig]) -> tuple[Rig, str]:
-    """Return the rig that `find` finds, or one of the host alone with the sentence on why there is no other."""
-    try:
-        return find(), ""
-    except EngineError as error:
-        return Rig((), host_device()), error.summary()
+def find_rig(*searches: Callable[[], Rig]) -> tuple[Rig, str]:
+    """Return the rig that the first of the searches finds that does not fail, and a sentence on each that did.
+
+    The host alone is found where all fail.
+    """
+    problems: list[str] = []
+    for find in searches:
+        try:
+            return find(), " ".join(problems)
+        except EngineError as error:
+            problems.append(error.summary())
+    return Rig((), host_device()), " ".join(dict.fromkeys(problems))
 
 
-def personal_names(rig: Rig, home: Path) -> dict[str, str]:
-    """Return what is personal in texts about `rig`, and what is to stand there."""
+def personal_names(rig: Rig, home: Path, machines: Iterable[str] = ()) -> dict[str, str]:
+    """Return what is personal in texts about `rig`, and what is to stand there.
+
+    `machines`: names and addresses (host:port) of others that were asked for or are paired, found or not.
+    """
     found = {str(home): "~", platform.node(): "this-machine"}
     with suppress(OSError, KeyError, ImportError):
         found[getpass.getuser()] = "user"
+    for number, text in enumerate(filter(None, map(str.strip, machines))):
+        # The whole text comes second: what has no port is no host by itself.
+        found |= {text.rpartition(":")[0] or text: f"machine-of-asked-{number}", text: f"asked-{number}"}
     for device in rig.devices:
         if device.endpoint is not None:
             host = device.endpoint.rpartition(":")[0]

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+from urllib.request import Request
 
 from engine.gguf.quoting import clean, quote
 from engine.hub.errors import HubError
@@ -18,7 +20,7 @@ from engine.hub.found import HubModel, SearchOrder, SearchQuery
 from engine.hub.listing import HubFile, RepoListing, make_listing
 from engine.hub.names import is_commit, is_repo_id, is_sha256
 from engine.hub.settings import HubSettings, is_safe_url
-from engine.hub.web import fault_of, fault_of_status
+from engine.hub.web import exchange, fault_of, fault_of_status
 from engine.language import tr
 
 if TYPE_CHECKING:
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 MAX_RESULTS = 200
 MAX_FILES = 20_000
 MAX_ANSWER_BYTES = 16 * 1024 * 1024
+MAX_ANSWERS = 100
+"""To one question: pages of a list and redirects; the longest list has some twenty."""
 TIMEOUT_S = 20.0
 _MAX_TAGS = 100
 _SORTS: dict[SearchOrder, Any] = {
@@ -48,7 +52,8 @@ _SHOWN: list[Any] = [
     "pipeline_tag",
     "tags",
 ]
-_TRANSFERRED = ("content-encoding", "content-length", "transfer-encoding")
+_SENT = ("content-length", "transfer-encoding")
+_TRANSFERRED = ("content-encoding", *_SENT)
 """Headers about bytes on the line, which are no longer true of an answer that was read."""
 _once = threading.Lock()
 _Answer = TypeVar("_Answer")
@@ -142,9 +147,25 @@ def _count(value: object) -> int | None:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 1 << 62 else None
 
 
+class _AnswersLeft(threading.local):
+    """How many more answers the question of this thread may take: a hub may name one next page after another."""
+
+    n_left = MAX_ANSWERS
+
+    def count(self, url: str) -> None:
+        self.n_left -= 1
+        if self.n_left < 0:
+            host = urlsplit(url).netloc
+            raise HubError("answer", tr("{host} gives one page after another without an end; it is no hub.", host=host))
+
+
+_answers_left = _AnswersLeft()
+
+
 def _asked(hub: HubSettings, token: str | None, what: str, ask: Callable[[HfApi], _Answer]) -> _Answer:
     hub.require_online()
     api = _api(hub, token)
+    _answers_left.n_left = MAX_ANSWERS
     with _as_hub_errors(hub, what):
         return ask(api)
 
@@ -165,9 +186,18 @@ def _make_client() -> httpx2.Client:
     """A client with an end to every wait and to every answer, that is sent to https only."""
     import httpx2
 
+    class Line(httpx2.BaseTransport):
+        # The library's own has an end for each wait, but not for an answer that comes a byte now and then.
+        def handle_request(self, request: httpx2.Request) -> httpx2.Response:
+            headers = {**request.headers, "accept-encoding": "identity"}
+            _answers_left.count(str(request.url))
+            asked = Request(str(request.url), request.read() or None, headers, method=request.method)
+            status, said, data = exchange(asked, MAX_ANSWER_BYTES + 1, TIMEOUT_S)
+            kept = [pair for pair in said.items() if pair[0].lower() not in _SENT]
+            return httpx2.Response(status, headers=kept, stream=httpx2.ByteStream(data))
+
     class Bounded(httpx2.Client):
         def send(self, request: httpx2.Request, **options: Any) -> httpx2.Response:
-            request.extensions["timeout"] = httpx2.Timeout(TIMEOUT_S).as_dict()
             # The library would try again five times, in this thread and with words of its own.
             try:
                 response = super().send(request, **{**options, "stream": True})
@@ -184,7 +214,7 @@ def _make_client() -> httpx2.Client:
                 "redirect", tr("The hub redirects to {host}, which is no https address.", host=request.url.host)
             )
 
-    return Bounded(event_hooks={"request": [refuse]}, follow_redirects=True)
+    return Bounded(transport=Line(), event_hooks={"request": [refuse]}, follow_redirects=True)
 
 
 def _bounded(response: httpx2.Response) -> httpx2.Response:

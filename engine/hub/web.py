@@ -8,21 +8,25 @@ from __future__ import annotations
 
 import http.client
 import ssl
+import time
 import urllib.error
 import urllib.request
 from dataclasses import dataclass
+from email.message import Message
 from email.utils import parsedate_to_datetime
-from functools import cache
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
 from engine.gguf.quoting import clean
 from engine.hub.errors import HubError
+from engine.hub.paced import TIMEOUT_S, PacedAnswer, make_opener
 from engine.hub.settings import is_loopback, is_safe_url, same_origin
 from engine.language import tr
 
-TIMEOUT_S = 30.0
-"""For a connection, and for a line that says nothing."""
+SLOWEST_BYTES_PER_S = 1024
+"""Who gives less than this in `TIMEOUT_S` might as well say nothing."""
+SHORT_BYTES_PER_S = 32 * 1024
+"""The same for answers that somebody waits for, beside `TIMEOUT_S`: a header or a card."""
 USER_AGENT = "layerdeck"
 MAX_WAIT_S = 120.0
 """Servers may ask for hours; then it is for people to try again."""
@@ -52,9 +56,12 @@ class Head:
 class Response:
     """An open answer; to be closed by leaving it."""
 
-    def __init__(self, head: Head, stream: http.client.HTTPResponse) -> None:
+    def __init__(self, head: Head, stream: PacedAnswer, timeout_s: float) -> None:
         self.head = head
         self._stream = stream
+        self._timeout_s = timeout_s
+        self._waited_s = 0.0
+        self._came_bytes = 0
 
     def __enter__(self) -> Response:
         return self
@@ -66,12 +73,32 @@ class Response:
         """Return what has arrived, at most `max_bytes`; nothing at the end.
 
         Raises:
-            HubError: where the line is lost, or ends before its time.
+            HubError: where the line is lost, ends before its time, or brings next to nothing.
         """
+        begun_s = time.monotonic()
+        self._stream.paced.allow(self._timeout_s)
         try:
-            return self._stream.read1(max_bytes)
+            part = self._stream.read1(max_bytes)
         except (OSError, http.client.HTTPException, ValueError) as error:
             raise fault_of(error, self.head.url) from error
+        self._note(len(part), time.monotonic() - begun_s)
+        return part
+
+    def read_up_to(self, max_bytes: int) -> bytes:
+        """Return all of it, but no more than `max_bytes`; for short answers, which are to come soon.
+
+        Raises:
+            HubError: as `read_some`.
+        """
+        limit_s = time.monotonic() + self._timeout_s + max_bytes / SHORT_BYTES_PER_S
+        parts: list[bytes] = []
+        left = max_bytes
+        while left > 0 and (part := self.read_some(min(left, 1 << 18))):
+            parts.append(part)
+            left -= len(part)
+            if time.monotonic() > limit_s:
+                raise fault_of(TimeoutError(), self.head.url)
+        return b"".join(parts)
 
     def read_whole(self, max_bytes: int) -> bytes:
         """Return all of it.
@@ -79,17 +106,23 @@ class Response:
         Raises:
             HubError: as `read_some`, and for more than `max_bytes`.
         """
-        parts: list[bytes] = []
-        left = max_bytes + 1
-        while left > 0 and (part := self.read_some(min(left, 1 << 16))):
-            parts.append(part)
-            left -= len(part)
-        if left <= 0:
+        data = self.read_up_to(max_bytes + 1)
+        if len(data) > max_bytes:
             raise HubError(
                 "answer",
                 tr("{host} sent more than {max} bytes where little was due.", host=_host(self.head.url), max=max_bytes),
             )
-        return b"".join(parts)
+        return data
+
+    def _note(self, n_bytes: int, waited_s: float) -> None:
+        """Count what came while we waited; what we do with it takes no time here."""
+        self._came_bytes += n_bytes
+        self._waited_s += waited_s
+        if self._waited_s < self._timeout_s:
+            return
+        if n_bytes and self._came_bytes < self._waited_s * SLOWEST_BYTES_PER_S:
+            raise fault_of(TimeoutError(), self.head.url)
+        self._came_bytes, self._waited_s = 0, 0.0
 
 
 def open_url(
@@ -115,7 +148,7 @@ def open_url(
         stream = _ask(at, sent, timeout_s)
         linked = linked.with_answer(stream)
         if stream.status not in _REDIRECTS:
-            return Response(_head(at, stream, linked), stream)
+            return Response(_head(at, stream, linked), stream, timeout_s)
         target = stream.headers.get("Location", "")
         stream.close()
         at = urljoin(at, target)
@@ -134,12 +167,7 @@ def open_range(url: str, first: int, end: int, *, token: str | None = None, time
                 "answer",
                 tr("{host} does not give parts of a file, so its header cannot be read alone.", host=_host(url)),
             )
-        parts: list[bytes] = []
-        left = end - first
-        while left > 0 and (part := response.read_some(min(left, 1 << 18))):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
+        return response.read_up_to(end - first)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,32 +221,33 @@ def _content_range(value: str | None, url: str) -> tuple[int, int | None, int | 
     return start, stop + 1, _number(total)
 
 
-def _ask(url: str, headers: dict[str, str], timeout_s: float) -> http.client.HTTPResponse:
-    request = urllib.request.Request(url, headers=headers)
+def exchange(request: urllib.request.Request, max_bytes: int, timeout_s: float) -> tuple[int, Message, bytes]:
+    """Return status, headers and body of whatever answer comes, of the body `max_bytes` at most.
+
+    Raises:
+        HubError: where the line is lost, or next to nothing comes.
+    """
+    url = request.full_url
+    stream = _open(request, timeout_s)
+    with Response(Head(url, stream.status, None, None, None, 0, None), stream, timeout_s) as response:
+        return stream.status, stream.headers, response.read_up_to(max_bytes)
+
+
+def _open(request: urllib.request.Request, timeout_s: float) -> PacedAnswer:
     try:
-        stream = _opener().open(request, timeout=timeout_s)
+        stream = make_opener().open(request, timeout=timeout_s)
     except (OSError, http.client.HTTPException, ValueError) as error:
-        raise fault_of(error, url) from error
-    assert isinstance(stream, http.client.HTTPResponse)
+        raise fault_of(error, request.full_url) from error
+    assert isinstance(stream, PacedAnswer)
+    return stream
+
+
+def _ask(url: str, headers: dict[str, str], timeout_s: float) -> PacedAnswer:
+    stream = _open(urllib.request.Request(url, headers=headers), timeout_s)
     if stream.status in (200, 206) or stream.status in _REDIRECTS:
         return stream
     with stream:
         raise fault_of_status(stream.status, stream.headers, url)
-
-
-def _opener() -> urllib.request.OpenerDirector:
-    """An opener for http and https alone: no files, no FTP, no redirects by itself, no errors for an answer."""
-    opener = urllib.request.OpenerDirector()
-    opener.add_handler(urllib.request.ProxyHandler())
-    opener.add_handler(urllib.request.HTTPHandler())
-    opener.add_handler(urllib.request.HTTPSHandler(context=_tls_context()))
-    opener.add_handler(urllib.request.UnknownHandler())
-    return opener
-
-
-@cache
-def _tls_context() -> ssl.SSLContext:
-    return ssl.create_default_context()
 
 
 def _require_safe(url: str, asked: str) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from engine.architectures.registry import architecture_rules
 from engine.devices.device import Device, Fault, Rig
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
-from engine.layout.engine_parameters import used_devices
+from engine.layout.engine_parameters import split_members, used_devices
 from engine.layout.layout import Layout
 from engine.layout.violation import Violation
 from engine.settings.context_settings import ContextSettings
@@ -15,8 +16,9 @@ from engine.settings.context_settings import ContextSettings
 
 def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: ContextSettings) -> Iterator[Violation]:
     """Yield what of this layout crashes or computes nonsense here, as far as it was found out."""
+    with_output = split_members(layout) if layout.split_mode in ("tensor", "row") else (layout.output_device,)
     for device in _used(layout, rig):
-        fault = weight_fault(device, model)
+        fault = weight_fault(device, model, with_output=device.id in with_output)
         if fault is not None:
             yield Violation(
                 "engine_fault",
@@ -45,12 +47,24 @@ def fault_violations(layout: Layout, model: ModelFile, rig: Rig, context: Contex
         )
 
 
-def weight_fault(device: Device, model: ModelFile) -> Fault | None:
-    """Return why the device cannot have layers of `model`, None where nothing is known against it."""
+def weight_fault(device: Device, model: ModelFile, *, with_output: bool) -> Fault | None:
+    """Return why the device cannot have layers of `model`, and the output layer where it is `with_output`; None where
+    nothing is known against it."""
     if not device.faults:
         return None
     types = {tensor.type_name for block in model.blocks for tensor in block.tensors}
+    if with_output:
+        types |= _output_types(model)
     return next((fault for name in sorted(types) if (fault := device.fault("weights", name)) is not None), None)
+
+
+def _output_types(model: ModelFile) -> set[str]:
+    """Return the type of the output layer's matrix, which many files keep in finer weights than their layers."""
+    types = {tensor.name: tensor.type_name for tensor in model.global_tensors}
+    found = types.get("output.weight")
+    if found is None and architecture_rules(model.architecture).ties_output:
+        found = types.get("token_embd.weight")
+    return set() if found is None else {found}
 
 
 def flash_fault(layout: Layout, rig: Rig, context: ContextSettings) -> tuple[Device, Fault] | None:

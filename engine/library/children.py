@@ -25,7 +25,7 @@ from engine.library.fit import Fit
 from engine.library.names import role_of
 from engine.library.orders import MAX_ANSWER_BYTES, Order, plan_order, read_frame, read_order, write_frame
 from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit
-from engine.programs import child_argv
+from engine.programs import child_argv, log_end_of
 
 MAX_BREAKDOWNS = 64
 """So many processes may end before their time in one order: then it is not the files."""
@@ -175,6 +175,7 @@ class _Watch:
         """End the process, waiting a bounded time."""
         self.kill()
         wait_for_exit(self._process, _END_S)
+        log_end_of("library", self._process)
         self._ended.set()
         for thread in self._threads:
             thread.join(_END_S)

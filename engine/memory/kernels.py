@@ -6,7 +6,9 @@ These are the answers of the backends, as far as known models meet them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from itertools import chain
 from typing import Literal
 
 from engine.architectures.record import Architecture
@@ -41,19 +43,24 @@ _NOT_MULTIPLIED: dict[Backend, frozenset[str]] = {
     "vulkan": frozenset({"F64", "I8", "I16", "I64"}),
 }
 _CUDA_THREADS = 128
+_ASKED_TOKENS = 512
+"""Tokens that a matrix is asked about with."""
+_EXPERTS = "exps"
 
 
 def find_unsupported(model: ModelFile, architecture: Architecture | None, kernels: Kernels) -> frozenset[str]:
-    """Return the names of the tensors that such a device leaves to the host."""
+    """Return the names of the tensors that such a device leaves to the host, in layers or behind them: a tied embedding
+    is among them where its device does not multiply with it."""
     if kernels == ALL_KERNELS:
         return frozenset()
     scans = architecture is not None and _scans(architecture)
-    return frozenset(
-        tensor.name
-        for block in model.blocks
-        for tensor in block.tensors
-        if _is_unsupported(model, tensor, kernels, scans=scans)
-    )
+    tensors = chain(model.global_tensors, *(block.tensors for block in model.blocks))
+    return frozenset(tensor.name for tensor in tensors if _is_unsupported(model, tensor, kernels, scans=scans))
+
+
+def is_too_large(tensor: TensorInfo, kernels: Kernels) -> bool:
+    """Return whether a device with these kernels cannot even look up rows of a tensor."""
+    return kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes
 
 
 def _scans(architecture: Architecture) -> bool:
@@ -65,7 +72,7 @@ def _scans(architecture: Architecture) -> bool:
 def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, scans: bool) -> bool:
     if tensor.type_name in _NOT_MULTIPLIED[kernels.backend] and len(tensor.shape) > 1:
         return True
-    if kernels.largest_bytes is not None and tensor.size_bytes > kernels.largest_bytes:
+    if kernels.largest_bytes is not None and _asked_bytes(model, tensor) > kernels.largest_bytes:
         return True
     stem = tensor.name.split(".", 2)[-1]
     if stem == _RWKV6_STEP:
@@ -74,6 +81,21 @@ def _is_unsupported(model: ModelFile, tensor: TensorInfo, kernels: Kernels, *, s
         rows = tensor.shape[1] if len(tensor.shape) > 1 else 1
         return kernels.backend == "cuda" and rows % _CUDA_THREADS != 0
     return kernels.backend != "all" and stem == _SCAN and scans and not _has_scan(model, tensor, kernels)
+
+
+def _asked_bytes(model: ModelFile, tensor: TensorInfo) -> int:
+    """Return the bytes of the largest tensor of the product that is asked about: the matrix, what it is multiplied
+    with or what comes out, for each of the experts that a token gets."""
+    if len(tensor.shape) < 2:
+        return tensor.size_bytes
+    counts = _experts_used(model) if _EXPERTS in tensor.name else math.prod(tensor.shape[2:])
+    return max(tensor.size_bytes, 4 * _ASKED_TOKENS * counts * max(tensor.shape[:2]))
+
+
+def _experts_used(model: ModelFile) -> int:
+    value = model.hyper_parameter("expert_used_count")
+    counts = value if isinstance(value, tuple) else (value,)
+    return max((count for count in counts if isinstance(count, int)), default=1)
 
 
 def _has_scan(model: ModelFile, tensor: TensorInfo, kernels: Kernels) -> bool:

@@ -38,8 +38,7 @@ class MemberTables:
         )
         self._ropes = self._sum(self._weights(tables.ropes))
         self._turns = tables.turns
-        outputs = tables.outputs if tables.tied is None else (*tables.outputs, tables.tied)
-        self._outputs = self._sum(self._weights(outputs))
+        self._outputs = self._sum(self._weights(t for t in tables.end if t.name not in names))
 
     def weight_bytes(self, leading: int) -> Members:
         """Return the weights of each member when so many layers are on the CPU."""

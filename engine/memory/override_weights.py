@@ -10,6 +10,7 @@ from engine.devices.device import CPU_ID
 from engine.gguf.model_file import TensorInfo
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import HOST_RULE, SizeRule
+from engine.memory.kernels import is_too_large
 from engine.memory.member_weights import MemberTables
 from engine.memory.override_homes import OverrideHomes
 from engine.memory.placement import Placement
@@ -134,18 +135,22 @@ class OverriddenWeights:
         home = self._moved.get(tensor.name, natural)
         if home in (CPU_ID, _REPACKABLE):
             chooses = home != natural or natural == _REPACKABLE
-            repacks = chooses and placement.repacks and not is_input and is_repacked(tensor)
-            key = (tensor.name, "repacked" if repacks else CPU_ID)
+            may_repack = placement.repacks or tensor.name in tables.repacked_names(placement)
+            repacks = chooses and may_repack and not is_input and is_repacked(tensor)
+            kernels = placement.host.kernels
+            left = is_too_large(tensor, kernels) if is_input else tensor.name in tables.left_out(kernels).names
+            reads = chooses and not left
+            is_pinned = reads and placement.pinned_host and not placement.maps_file
+            key = (tensor.name, "repacked" if repacks else "pinned" if is_pinned else CPU_ID)
         else:
-            chooses, repacks, key = False, False, (tensor.name, home)
+            chooses, repacks, reads, key = False, False, False, (tensor.name, home)
         # A tensor is made once in each kind of buffer: the tied output and rope tables are asked for more often.
         if key in tally.made and not (tables.tied_first and tensor is tables.tied and not is_input):
             return
         tally.made.add(key)
         if repacks:
             tally.repacked_bytes += tensor_bytes(tensor, HOST_RULE)
-        elif key[1] == CPU_ID:
-            reads = chooses and tensor.name not in tables.left_out(placement.host.kernels).names
+        elif home in (CPU_ID, _REPACKABLE):
             tally.add_plain(tensor, SizeRule(placement.host.weights.alignment_bytes) if reads else None)
         elif home == _SPLIT and members is not None:
             for member, size_bytes in zip(placement.entries, members.slices(tensor), strict=True):
@@ -181,5 +186,5 @@ def _others(tables: WeightTables, placement: Placement) -> Iterator[tuple[Tensor
     output = placement.output_device
     home = _REPACKABLE if output == CPU_ID and not placement.output_listed else output
     home = _SPLIT if placement.shares else home
-    for tensor in tables.outputs if tables.tied is None else (*tables.outputs, tables.tied):
-        yield tensor, home, False
+    for tensor in tables.end:
+        yield tensor, _natural(tables, placement, tensor, home), False

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, chain
 
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.tensor_types import TENSOR_TYPES
 from engine.memory.backends import HOST_RULE, ROW_PADDING, SizeRule
-from engine.memory.kernels import Kernels, find_unsupported
+from engine.memory.kernels import Kernels, find_unsupported, is_too_large
 from engine.memory.kv_cache import pad
 from engine.memory.placement import Placement
 from engine.memory.tensor_classes import OUTPUT, TOKEN_EMBEDDING, classify, turning_layers
@@ -81,10 +81,13 @@ class WeightTables:
         has_output = any(tensor.name == OUTPUT for tensor in self.outputs)
         ties = architecture is None or architecture.ties_output
         self.tied = self._embedding if ties and not has_output else None
+        self.end: tuple[TensorInfo, ...] = (*self.outputs, *([] if self.tied is None else [self.tied]))
+        """What the output layer is made of: the tied embedding is the last of it."""
         self.tied_first: bool = architecture is not None and architecture.output_first
         self.n_files = max(1, len(model.paths))
         self._sums: dict[SizeRule, tuple[int, ...]] = {}
         self._left_out: dict[Kernels, _LeftOut] = {}
+        self._left_spans: dict[tuple[frozenset[str] | None, frozenset[str]], list[list[tuple[int, int]]]] = {}
         self._repacked_sums = _running([t for t in tensors if is_repacked(t)] for tensors in self._blocks)
         self._spans = self._block_spans(self._blocks)
         self._plain_spans = self._block_spans([[t for t in tensors if not is_repacked(t)] for tensors in self._blocks])
@@ -114,13 +117,20 @@ class WeightTables:
         if found is None:
             names = find_unsupported(self._model, self._architecture, kernels)
             blocks = [[t for t in tensors if t.name in names] for tensors in self._blocks] if names else []
-            found = self._left_out[kernels] = _LeftOut(names, blocks, self._block_spans(blocks) if names else [])
+            repacked = frozenset(t.name for t in chain(self.end, *blocks) if t.name in names and is_repacked(t))
+            found = self._left_out[kernels] = _LeftOut(names, repacked, blocks)
         return found
+
+    def repacked_names(self, placement: Placement) -> frozenset[str]:
+        """Return the weights that the CPU may repack though pinned memory comes before: its device leaves them too."""
+        if not placement.extra_buffers or not placement.pinned_host:
+            return frozenset()
+        return self.left_out(placement.host.kernels).repacked
 
     def output_bytes(self, rule: SizeRule) -> int:
         """Return the bytes of the output layer on a device: norm, matrix, or a copy of the tied embedding."""
-        tied = 0 if self.tied is None else tensor_bytes(self.tied, rule)
-        return _sum(self.outputs, rule) + tied
+        names = self.left_out(rule.kernels).names
+        return _sum((tensor for tensor in self.end if tensor.name not in names), rule)
 
     def rope_bytes(self, rule: SizeRule) -> int:
         """Return the bytes of the rope tables that come with a buffer's first layer that turns by them."""
@@ -159,14 +169,17 @@ class WeightTables:
         unread = self.left_out(rule.kernels)
         pinned_bytes = sum(self.layers_bytes(first, last, rule) for first, last in leading) - repacked_bytes
         plain_bytes = sum(self.layers_bytes(first, last, HOST_RULE) for first, last in listed)
-        plain_bytes += sum(unread.layers_bytes(first, last, HOST_RULE, unread.names) for first, last in leading)
+        repacked_names = self.repacked_names(placement)
         left_out = self._left_by_devices(placement)
-        for left, first, last in left_out:
-            pinned_bytes += left.layers_bytes(first, last, rule, left.names - unread.names)
-            plain_bytes += left.layers_bytes(first, last, HOST_RULE, unread.names)
+        for left, first, last in [*((unread, first, last) for first, last in leading), *left_out]:
+            kept = left.names - repacked_names
+            repacked_bytes += left.layers_bytes(first, last, HOST_RULE, left.names & repacked_names)
+            pinned_bytes += left.layers_bytes(first, last, rule, kept - unread.names)
+            plain_bytes += left.layers_bytes(first, last, HOST_RULE, kept & unread.names)
         lazy = self.lazy if placement.can_map else None
         globals_on_cpu = [tensor for tensor in self.inputs if tensor is not lazy]
-        pinned_bytes += _sum(globals_on_cpu, rule)
+        pinned_bytes += _sum((tensor for tensor in globals_on_cpu if not is_too_large(tensor, rule.kernels)), rule)
+        plain_bytes += _sum((tensor for tensor in globals_on_cpu if is_too_large(tensor, rule.kernels)), HOST_RULE)
 
         # One copy of the rope tables for each buffer type: the pinned one of leading layers is not the CPU's own.
         pinned = placement.pinned_host and not placement.maps_file
@@ -175,31 +188,43 @@ class WeightTables:
             pinned_bytes += self.rope_bytes(rule) if copies[0] else 0
             plain_bytes += self.rope_bytes(HOST_RULE) if copies[1] and (pinned or not copies[0]) else 0
             globals_on_cpu += self.ropes
-        if placement.output_device == CPU_ID:
-            repacks_output = placement.repacks and not placement.output_listed
-            for tensor in self.outputs:
-                if repacks_output and is_repacked(tensor):
-                    repacked_bytes += tensor_bytes(tensor, HOST_RULE)
-                else:
-                    plain_bytes += tensor_bytes(tensor, HOST_RULE)
-                    globals_on_cpu.append(tensor)
-            # The tied matrix is a copy where it lands in another buffer type than the embedding, or comes before it.
-            if self.tied is not None and repacks_output and is_repacked(self.tied):
-                repacked_bytes += tensor_bytes(self.tied, HOST_RULE)
-            elif self.tied is not None and (self.tied_first or (placement.output_listed and pinned)):
-                plain_bytes += tensor_bytes(self.tied, HOST_RULE)
+        at_end = self._host_outputs(placement, pinned=pinned)
+        plain_bytes += at_end.plain_bytes
+        repacked_bytes += at_end.repacked_bytes
+        globals_on_cpu += at_end.tensors
 
         lazy_bytes = 0 if lazy is None else lazy.size_bytes
         if not placement.maps_file:
             pinned_bytes = placement.host.weights.of(pinned_bytes)
             return HostWeights(pinned_bytes + plain_bytes + repacked_bytes, lazy_bytes)
-        leading_spans = self._plain_spans if placement.repacks else self._spans
+        leading_spans = self._plain_spans if placement.repacks else self._spans_without(None, repacked_names)
         groups = [(leading_spans, leading), (self._spans, listed)]
-        groups += [(left.spans, [(first, last)]) for left, first, last in left_out]
+        groups += [(self._spans_without(left, repacked_names), [(first, last)]) for left, first, last in left_out]
         mapped_bytes = self._mapped_bytes(globals_on_cpu, groups)
         if placement.locks_file:
             return HostWeights(repacked_bytes + mapped_bytes, lazy_bytes)
         return HostWeights(repacked_bytes, mapped_bytes + lazy_bytes)
+
+    def _host_outputs(self, placement: Placement, *, pinned: bool) -> _HostOutputs:
+        """Return what of the output layer is on the host: all of it, or what its device leaves to the host."""
+        device, kernels, found = placement.output_device, placement.host.kernels, _HostOutputs()
+        if device == CPU_ID:
+            repacks, tensors = placement.repacks and not placement.output_listed, list(self.end)
+        else:
+            traits = placement.traits.get(device)
+            names = self.left_out(traits.size_rule.kernels).names if traits else ()
+            repacks, tensors = False, [tensor for tensor in self.end if tensor.name in names]
+        repacked_names = self.repacked_names(placement) if device != CPU_ID else ()
+        for tensor in tensors:
+            if is_repacked(tensor) and (repacks or tensor.name in repacked_names):
+                found.repacked_bytes += tensor_bytes(tensor, HOST_RULE)
+            elif tensor is not self.tied:
+                found.plain_bytes += tensor_bytes(tensor, HOST_RULE)
+                found.tensors.append(tensor)
+            # The tied matrix is a copy where it lands in another buffer type than the embedding, or comes before it.
+            elif self.tied_first or (placement.output_listed and pinned and not is_too_large(tensor, kernels)):
+                found.plain_bytes += tensor_bytes(tensor, HOST_RULE)
+        return found
 
     def _mapped_bytes(
         self, tensors: Iterable[TensorInfo], groups: list[tuple[list[list[tuple[int, int]]], list[tuple[int, int]]]]
@@ -231,18 +256,40 @@ class WeightTables:
                     found.append((left, first, last))
         return found
 
+    def _spans_without(self, left: _LeftOut | None, names: frozenset[str]) -> list[list[tuple[int, int]]]:
+        """Return the file spans of each layer, or of what a device leaves of it, without tensors of these names."""
+        if left is None and not names:
+            return self._spans
+        key = (None if left is None else left.names, names)
+        found = self._left_spans.get(key)
+        if found is None:
+            blocks = self._blocks if left is None else left.blocks
+            kept = [[t for t in tensors if t.name not in names] for tensors in blocks]
+            found = self._left_spans[key] = self._block_spans(kept)
+        return found
+
     def _block_spans(self, blocks: Iterable[Iterable[TensorInfo]]) -> list[list[tuple[int, int]]]:
         spans = [file_spans(tensors, self.n_files) for tensors in blocks]
         return [[block[number] for block in spans] for number in range(self.n_files)]
 
 
+@dataclass(slots=True)
+class _HostOutputs:
+    """Bytes of an output layer on the host, as it is or repacked, and the tensors that the file has just so."""
+
+    plain_bytes: int = 0
+    repacked_bytes: int = 0
+    tensors: list[TensorInfo] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class _LeftOut:
-    """Tensors that some devices have no kernel for: names, the tensors of each layer, file spans."""
+    """Tensors that some devices have no kernel for: names, those of which the CPU would make a repacked copy, and the
+    tensors of each layer."""
 
     names: frozenset[str]
+    repacked: frozenset[str]
     blocks: Sequence[Sequence[TensorInfo]]
-    spans: list[list[tuple[int, int]]]
     _sums: dict[tuple[SizeRule, frozenset[str]], tuple[int, ...]] = field(default_factory=dict)
 
     def layers_bytes(self, first: int, last: int, rule: SizeRule, names: frozenset[str]) -> int:

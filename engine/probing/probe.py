@@ -86,7 +86,7 @@ class Probes:
         timeout_s = ENDPOINTS_TIMEOUT_S if endpoints else None
         try:
             child = self._started(environment(plan), plan.model.paths)
-            answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s)
+            answer = child.ask(request, Probed, cancel=self._cancel, timeout_s=timeout_s, about=plan.mark)
         except EngineError as error:
             self._end()
             raise blaming(error, endpoints, plan.routes) from None

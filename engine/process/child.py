@@ -21,7 +21,9 @@ from engine.json_file import UNREADABLE
 from engine.process.end_log import log_end
 from engine.process.outcome import EndReason, ProcessOutcome
 from engine.process.system import close_pipe, signal_group, spawn, wait_for_exit, worker_argv
+from engine.programs import LOG_MARK
 from engine.protocol.messages import PROTOCOL_VERSION, Aborting, AnyMessage, AnyRequest, Hello, Quit
+from engine.texts import show
 
 DEFAULT_STALL_TIMEOUT_S = 60.0
 MAX_LINE_BYTES = 4 * 1024 * 1024
@@ -122,6 +124,10 @@ class ChildProcess:
                 thread.start()
         except RuntimeError as error:
             self._give_up(str(error))
+
+    def note_work(self, about: str) -> None:
+        """Note what it works on from here on, for the log of its end."""
+        self._about = about
 
     def send(self, request: AnyRequest) -> None:
         """Hand over a request. Running: sent after the child's hello. Ending or ended: dropped."""
@@ -237,7 +243,9 @@ class ChildProcess:
         try:
             while line := stream.readline(_MAX_STDERR_LINE_BYTES):
                 text = line.decode("utf-8", "replace").rstrip()
-                if text:
+                if text.startswith(LOG_MARK):
+                    _log.info("%s %s: %s", self._name, self.pid, show(text.removeprefix(LOG_MARK), 300))
+                elif text:
                     self._stderr_tail.append(text)
                     _log.debug("%s: %s", self._name, text)
         except (OSError, ValueError):

@@ -109,14 +109,18 @@ class Questions:
         *,
         cancel: CancelToken | None = None,
         timeout_s: float | None = None,
+        about: str = "",
     ) -> _Answer:
         """Send `request` and return the answer; `cancel` and `timeout_s` take the place of those for all questions.
+
+        `about`: what it is asked for, as the log of the child's end says it.
 
         The time counts anew when the child has come up: that takes as long as the machine is busy.
 
         Raises:
             EngineError: the child's `Failure` by its kind, its crash, a silence, or the cancel.
         """
+        self._child.note_work(about)
         self._child.send(request)
         timeout_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         deadline_s = time.monotonic() + timeout_s

@@ -289,12 +289,13 @@ class MeasureSpeed(Request, frozen=True, tag="measure_speed", kw_only=True):
     """How fast a device reads its memory and how far away it is; answered by `DeviceSpeed` or `Failure`.
 
     `size_bytes`: how much memory to take for it. The host is the device "CPU". `types`: ggml's numbers of further types
-    of weights, by the name that the answer is to have for them.
+    of weights, by the name that the answer is to have for them. Those that are not begun after `enough_s` are left out.
     """
 
     device: DeviceRef
     size_bytes: int
     n_threads: int
+    enough_s: float
     types: dict[str, int] = {}
 
 
@@ -538,7 +539,8 @@ class Piece(Answer, frozen=True, tag="piece", kw_only=True):
 
 
 class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
-    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation.
+    """`stop_reason` as in events; times in seconds. `replaced` as of `Rendered`, for the prompt of a conversation, and
+    `replaced_for_log` the same without the template's own words, which may quote that.
 
     Of the prompt's tokens `cached_tokens` were not read again and `evaluated_tokens` were really decoded.
     `checkpoint_bytes`: what copies of memory that cannot be cut back take of the computer's, of all requests together.
@@ -553,6 +555,7 @@ class Generated(LastWord, frozen=True, tag="generated", kw_only=True):
     context_used: int
     stop_reason: Literal["end_of_text", "length", "context_full", "stopped"]
     replaced: str = ""
+    replaced_for_log: str = ""
     checkpoint_bytes: int = 0
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import msgspec
 
@@ -18,6 +19,7 @@ from engine.rigs.engine_checks import Checked
 VERSION = 1
 MAX_FILE_BYTES = 1 << 20
 KEPT_DEVICES = 64
+NO_DRIVERS: Mapping[str, str] = MappingProxyType({})
 _ABOUT_A_TYPE = ("weights", "flash_attention")
 """Features that can be left out for one type; the others are used or not."""
 
@@ -55,17 +57,20 @@ class CheckBook(msgspec.Struct, frozen=True):
 
     def apply(self, rig: Rig, drivers: Mapping[str, str]) -> Rig:
         """Return `rig` with what is known of its devices."""
-        return Rig(tuple(self._judged(each, drivers) for each in rig.devices), self._judged(rig.host, drivers))
+        return Rig(tuple(self.judged(each, drivers) for each in rig.devices), self.judged(rig.host, drivers))
 
-    def _judged(self, device: Device, drivers: Mapping[str, str]) -> Device:
+    def judged(self, device: Device, drivers: Mapping[str, str] = NO_DRIVERS) -> Device:
+        """Return `device` with what is known of it; workers have no driver."""
         kept = self.devices.get(book_key(device, drivers))
         if kept is None:
             return device
         faults = tuple(_fault(each) for each in kept if not each.ok and each.feature in FEATURES)
         off = {fault.feature for fault in faults}
+        can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
         able = replace(
             device.capabilities,
-            tensor_split=device.capabilities.tensor_split and "tensor_split" not in off,
+            # What only an earlier verdict took away comes back with a better one.
+            tensor_split=can_split and "tensor_split" not in off,
             repeatable=device.capabilities.repeatable and "repeated" not in off,
         )
         return replace(device, faults=faults, capabilities=able, is_checked=True)

@@ -25,6 +25,9 @@ DEFAULT_GPU_MARGIN_BYTES = 512 * MIB
 LESSER_BACKENDS = frozenset({"Vulkan", "OpenCL"})
 """Backends for everybody's cards: a maker's own computes faster on the same card."""
 
+MAX_NAMED = 5
+"""Endpoints in one sentence, beside the first."""
+
 ENDPOINTS_TIMEOUT_S = 8.0
 """For the child's questions to endpoints that have greeted: with their hello an answer comes within 10 s."""
 
@@ -51,8 +54,7 @@ def discover(
     routes = routes or {}
     greetings = greet_all(endpoints, routes=routes, cancel=cancel)
     raise_if_cancelled(cancel)
-    for greeting in greetings.values():
-        _check(greeting)
+    _check([greeting for greeting in greetings.values() if not greeting.ok])
     request = ListDevices(endpoints=endpoints, routes=dict(routes))
     if endpoints:
         timeout_s = min(timeout_s, ENDPOINTS_TIMEOUT_S)
@@ -79,11 +81,19 @@ def _endpoints(texts: Iterable[str]) -> tuple[str, ...]:
     return tuple(endpoints)
 
 
-def _check(greeting: Greeting) -> None:
-    if greeting.status is GreetingStatus.BUSY:
-        raise BusyError(greeting.sentence, endpoint=greeting.endpoint)
-    if not greeting.ok:
-        raise UnreachableError(greeting.sentence, endpoint=greeting.endpoint)
+def _check(failed: Sequence[Greeting]) -> None:
+    if not failed:
+        return
+    first, *others = failed
+    sentence = first.sentence
+    if others:
+        names = ", ".join(each.endpoint for each in others[:MAX_NAMED]) + (", …" if len(others) > MAX_NAMED else "")
+        sentence = tr(
+            "{sentence} So it is with {count} more: {names}.", sentence=sentence, count=len(others), names=names
+        )
+    if first.status is GreetingStatus.BUSY:
+        raise BusyError(sentence, endpoint=first.endpoint)
+    raise UnreachableError(sentence, endpoint=first.endpoint)
 
 
 def devices_of(found: Iterable[GgmlDevice]) -> tuple[Device, ...]:

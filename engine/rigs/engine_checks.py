@@ -19,7 +19,7 @@ from engine.devices.device import CPU_ID, Device, Feature, Rig
 from engine.errors import EngineError, WorkerCrashedError, WorkerStalledError
 from engine.layout.engine_parameters import MAX_DEVICES, EngineParameters
 from engine.plan.requests import device_refs
-from engine.process.one_shot import Questions, raise_if_cancelled
+from engine.process.one_shot import Questions, blaming, raise_if_cancelled
 from engine.protocol.messages import AllocationFailure, Load, LoadedModel, LogitDigest, Logits
 from engine.rigs.check_models import N_LAYERS
 from engine.settings.context_settings import KV_TYPES, ContextSettings, KvType
@@ -34,6 +34,7 @@ WEIGHT_TOLERANCE = 0.9
 """The same where weights of few bits are compared with F16: two bits of random weights give a half."""
 CACHE_TOLERANCE = 0.25
 """The same where a cache of few bits is compared with one of F16: it is meant to be coarser."""
+FELL_SILENT = "It was not tried: the worker had fallen silent before; start it again."
 TIMEOUT_S = 120.0
 
 
@@ -94,7 +95,8 @@ class Case:
 @dataclass(frozen=True, slots=True)
 class Checked:
     """What came of a case. `reason`: a sentence where it is not `ok`; `difference` as in `TOLERANCE`, None where
-    nothing could be compared. `is_known`: whether it says anything of the feature; a device without room does not."""
+    nothing could be compared. `is_known`: whether it says anything of the feature; a device without room does not, nor
+    does a child that said nothing for so long: it may have been a busy machine. `is_stalled`: that was it."""
 
     case: Case
     ok: bool
@@ -102,6 +104,7 @@ class Checked:
     difference: float | None = None
     seconds: float = 0.0
     is_known: bool = True
+    is_stalled: bool = False
 
 
 def cases_of(device: Device, models: dict[str, Path]) -> Iterator[Case]:
@@ -132,7 +135,9 @@ def shared_cases(rig: Rig, models: dict[str, Path]) -> Iterator[Case]:
         return
     alike: dict[str, list[str]] = {}
     for device in rig.devices:
-        if device.capabilities.tensor_split and device.kind != "accel":
+        # One that an earlier check took a split away from is asked again, as all else is.
+        can_split = device.capabilities.tensor_split or device.fault("tensor_split") is not None
+        if can_split and device.kind != "accel":
             alike.setdefault(device.backend, []).append(device.id)
     for members in alike.values():
         if 1 < len(members) <= MAX_DEVICES:
@@ -154,6 +159,8 @@ class Checker:
     argv: Sequence[str] | None = None
     cancel: CancelToken | None = None
     environment: Mapping[str, str] | None = None
+    silent: set[str] = field(default_factory=set)
+    """Endpoints of workers that said nothing any more: nobody waits for them again."""
     _computed: dict[Trial, tuple[float, ...]] = field(default_factory=dict)
 
     def run(self, cases: Iterable[Case], tell: Callable[[Checked], None] = lambda _checked: None) -> list[Checked]:
@@ -172,6 +179,9 @@ class Checker:
 
     def _check(self, case: Case) -> Checked:
         begun_s = time.monotonic()
+        endpoints = {device.endpoint for device in self.rig.devices if device.id in case.devices and device.endpoint}
+        if endpoints & self.silent:
+            return Checked(case, ok=False, reason=FELL_SILENT, is_known=False)
         try:
             expected = self._compute_once(case.expected)
         except EngineError as error:
@@ -180,8 +190,15 @@ class Checker:
             return Checked(case, ok=False, reason=reason, is_known=False)
         try:
             logits = self._compute_once(case.tried)
-        except (WorkerCrashedError, WorkerStalledError) as error:
+        except WorkerCrashedError as error:
             return Checked(case, ok=False, reason=f"It {how_it_ended(error)} with {case.words}.")
+        except WorkerStalledError as error:
+            if endpoints:
+                self.silent |= endpoints
+                # Of the engine on that device it says nothing.
+                return Checked(case, ok=False, reason=blaming(error, sorted(endpoints)).summary(), is_known=False)
+            reason = f"It {how_it_ended(error)} with {case.words}."
+            return Checked(case, ok=False, reason=reason, is_known=False, is_stalled=True)
         except EngineError as error:
             raise_if_cancelled(self.cancel)
             return Checked(case, ok=False, reason=error.summary(), is_known=False)

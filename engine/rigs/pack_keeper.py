@@ -163,4 +163,5 @@ def _alone(verdict: Verdict) -> Iterator[Mapping[str, str]]:
 
 
 def _fails(checked: Checked) -> bool:
-    return not checked.ok and checked.is_known
+    # A pack that is not used costs less than one that every load waits for.
+    return not checked.ok and (checked.is_known or checked.is_stalled)

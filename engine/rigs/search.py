@@ -38,14 +38,22 @@ def find_devices(
     return rig if checks is None else read_check_book(checks).apply(rig, read_drivers(rig.devices))
 
 
-def find_workers(endpoint: str) -> tuple[Device, ...]:
-    """Return the devices of the RPC worker at `endpoint` (host:port). Blocks as `discover` does, and raises alike."""
-    return tuple(device for device in discover((endpoint,)).devices if device.is_rpc)
+def find_workers(endpoint: str, checks: Path) -> tuple[Device, ...]:
+    """Return the devices of the RPC worker at `endpoint` (host:port), judged by the file of checks `checks`.
+
+    Blocks as `discover` does, and raises alike.
+    """
+    return _workers(discover((endpoint,)), checks)
 
 
-def find_peer(peer: Peer) -> tuple[Device, ...]:
-    """Return the devices of a paired machine. Blocks as `discover` does, and raises alike."""
-    return tuple(device for device in _discover((), (peer,)).devices if device.is_rpc)
+def find_peer(peer: Peer, checks: Path) -> tuple[Device, ...]:
+    """Return the devices of a paired machine, judged by the file `checks`. Blocks as `discover`, and raises alike."""
+    return _workers(_discover((), (peer,)), checks)
+
+
+def _workers(rig: Rig, checks: Path) -> tuple[Device, ...]:
+    book = read_check_book(checks)
+    return tuple(book.judged(device) for device in rig.devices if device.is_rpc)
 
 
 def _discover(rpc_endpoints: tuple[str, ...], peers: Sequence[Peer]) -> Rig:

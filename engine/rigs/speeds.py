@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig, routes_of
-from engine.devices.endpoint import greet_all
-from engine.errors import BusyError, EngineError
+from engine.devices.endpoint import Greeting, greet_all
+from engine.errors import BusyError, EngineError, WorkerStalledError
 from engine.language import tr
 from engine.plan.requests import device_refs
-from engine.process.one_shot import ask_child, raise_if_cancelled
+from engine.process.one_shot import ask_child, blaming, raise_if_cancelled
 from engine.processor import default_threads
 from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.units import MIB
@@ -20,6 +20,10 @@ MAX_BYTES = 256 * MIB
 """More than the caches of cards hold."""
 TIMEOUT_S = 120.0
 """For one device, which takes some seconds where nothing else runs."""
+MAX_SILENT = 3
+"""Workers that greet and then say nothing; after so many no other one is waited for."""
+_ENOUGH_S = 40.0
+"""A slow device is measured with fewer types of weights than others: what is known of one stands for the rest."""
 _MIN_BYTES = 4 * MIB
 _PART = 4
 """At most one part in this many of what is free is taken for the test."""
@@ -56,12 +60,15 @@ def measure_speeds(
     holding = frozenset(held)
     speeds: dict[str, DeviceSpeed] = {}
     problems: list[str] = []
+    # All at once: each of many that say nothing would have the whole time of a greeting.
+    greetings = _greet(rig, holding, cancel)
+    silent: set[str] = set()
     for device in rig.all_devices:
         raise_if_cancelled(cancel)
         if device.kind == "accel":
             continue
         try:
-            obstacle = _obstacle(device, holding, cancel)
+            obstacle = _obstacle(device, holding, silent, greetings)
             if obstacle:
                 problems.append(obstacle)
                 continue
@@ -70,7 +77,10 @@ def measure_speeds(
             )
         except EngineError as error:
             raise_if_cancelled(cancel)
-            problems.append(f"{device.id}: {error.summary()}")
+            endpoints = [device.endpoint] if device.endpoint is not None else []
+            if isinstance(error, WorkerStalledError):
+                silent.update(endpoints)
+            problems.append(f"{device.id}: {blaming(error, endpoints, routes_of([device])).summary()}")
     return MeasuredSpeeds(speeds, tuple(problems))
 
 
@@ -85,7 +95,7 @@ def _measure(
     """Return the speed with as large a matrix as there is room for: a worker's cap is not known beforehand."""
     size_bytes = min(MAX_BYTES, max(0, device.available_bytes) // _PART)
     while True:
-        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, types=_TYPES)
+        request = MeasureSpeed(device=ref, size_bytes=size_bytes, n_threads=n_threads, enough_s=_ENOUGH_S, types=_TYPES)
         try:
             return ask_child(request, DeviceSpeed, timeout_s=timeout_s, argv=argv, cancel=cancel, name=tr("speed test"))
         except BusyError:
@@ -94,10 +104,18 @@ def _measure(
                 raise
 
 
-def _obstacle(device: Device, held: frozenset[str], cancel: CancelToken | None) -> str:
+def _greet(rig: Rig, held: frozenset[str], cancel: CancelToken | None) -> Mapping[str, Greeting]:
+    asked = [device for device in rig.devices if device.endpoint is not None and device.endpoint not in held]
+    endpoints = dict.fromkeys(device.endpoint for device in asked if device.endpoint is not None)
+    return greet_all(endpoints, routes=routes_of(asked), cancel=cancel)
+
+
+def _obstacle(device: Device, held: frozenset[str], silent: set[str], greetings: Mapping[str, Greeting]) -> str:
     if device.endpoint is None:
         return ""
     if device.endpoint in held:
         return tr("{id} holds the loaded model; unload it to measure there.", id=device.id)
-    greeting = greet_all([device.endpoint], routes=routes_of([device]), cancel=cancel)[device.endpoint]
+    if device.endpoint in silent or len(silent) >= MAX_SILENT:
+        return tr("{id} was not measured: other devices fell silent when they were.", id=device.id)
+    greeting = greetings[device.endpoint]
     return "" if greeting.ok else f"{device.id}: {greeting.sentence}"

@@ -75,7 +75,8 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     """End of a generation; speeds in tokens per second.
 
     `cached_tokens` of the prompt were not read again. `replaced`: why the model's own chat template was not used, empty
-    where it was. `checkpoint_bytes`: what all checkpoints of the model take of the computer's memory.
+    where it was; `replaced_for_log` quotes no conversation, and is in no JSON. `checkpoint_bytes`: what all checkpoints
+    of the model take of the computer's memory.
     """
 
     prompt_tokens: int
@@ -86,6 +87,7 @@ class Done(Event, frozen=True, kw_only=True, tag="done"):
     cached_tokens: int = 0
     checkpoint_bytes: int = 0
     replaced: str = ""
+    replaced_for_log: str = ""
     request: int | None = None
 
 

@@ -67,6 +67,7 @@ def done_event(message: Generated) -> Done:
         generation_tokens_per_second=_speed(message.generated_tokens, message.generation_seconds),
         stop_reason=message.stop_reason,
         replaced=show(message.replaced),
+        replaced_for_log=show(message.replaced_for_log),
         cached_tokens=message.cached_tokens,
         checkpoint_bytes=message.checkpoint_bytes,
     )

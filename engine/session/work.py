@@ -9,6 +9,7 @@ from pathlib import Path
 
 from engine.cancellation import CancelToken
 from engine.devices.device import Device
+from engine.devices.endpoint import greet_all
 from engine.devices.holder import MemoryHolder
 from engine.errors import EngineError
 from engine.fit.step_back import step_back
@@ -19,7 +20,6 @@ from engine.probing.probe import Probes
 from engine.probing.probe_cache import ProbeCache
 from engine.session import effects, inputs
 from engine.session.events import Failed
-from engine.session.greetings import greetings_of
 
 PROPOSAL_LIMIT_S = 6.0
 """A person waits for the report: what has not been asked by then is shown as estimated."""
@@ -54,7 +54,7 @@ class Workshop:
             case effects.Choose():
                 return self._choose(work)
             case effects.Greet():
-                return inputs.Greeted(work.ticket, greetings_of(work.endpoints, work.routes, cancel))
+                return inputs.Greeted(work.ticket, greet_all(work.endpoints, routes=work.routes, cancel=cancel))
             case effects.Explain():
                 return self._explain(work, cancel)
 

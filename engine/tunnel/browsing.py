@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Sequence
 
-from zeroconf import Error, InterfaceChoice, ServiceBrowser, ServiceListener, Zeroconf
+from zeroconf import Error, InterfaceChoice, ServiceBrowser, ServiceInfo, ServiceListener, Zeroconf
 from zeroconf import IPVersion as Version
 
 from engine.confinement import code_folders, confine, system_folders
@@ -22,6 +22,8 @@ from engine.tunnel.fingerprints import is_fingerprint
 from engine.tunnel.pairings import MAX_NAME
 
 MAX_MACHINES = 32
+MAX_ASKED = 8
+"""Names at once that are asked for what was not announced with them; others are taken once they tell it."""
 MAX_DEVICE = 40
 RESOLVE_MS = 3000
 MEMORY_BYTES = 256 << 20
@@ -52,12 +54,25 @@ class _Nearby(ServiceListener):
     def __init__(self, tell: Callable[[Message], None]) -> None:
         self._tell = tell
         self._lock = threading.Lock()
+        self._places = threading.Semaphore(MAX_ASKED)
         self._machines: dict[str, NearbyMachine] = {}
 
     def add_service(self, zc: Zeroconf, type_: str, name: str) -> None:
-        info = zc.get_service_info(type_, name, RESOLVE_MS)
-        if info is None:
-            return
+        info = ServiceInfo(type_, name)
+        # Who announces a name and then says nothing of it is waited for apart, and not by those who come after it.
+        if info.load_from_cache(zc):
+            self._take(name, info)
+        elif self._places.acquire(blocking=False):
+            threading.Thread(target=self._ask, args=(zc, name, info), name="resolve", daemon=True).start()
+
+    def _ask(self, zc: Zeroconf, name: str, info: ServiceInfo) -> None:
+        try:
+            if info.request(zc, RESOLVE_MS):
+                self._take(name, info)
+        finally:
+            self._places.release()
+
+    def _take(self, name: str, info: ServiceInfo) -> None:
         machine = read_machine(info.parsed_addresses(Version.V4Only), info.port, info.properties)
         with self._lock:
             is_room = name in self._machines or len(self._machines) < MAX_MACHINES

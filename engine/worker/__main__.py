@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from engine.confinement import refuse_core_files
 from engine.engine_build import engine_version
+from engine.programs import LOG_MARK
 from engine.protocol.messages import (
     PROTOCOL_VERSION,
     AnyRequest,
@@ -175,6 +177,7 @@ def main() -> None:
     # an interrupt typed in the terminal reaches the whole group; the parent decides and says so through the pipe
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     refuse_core_files()
+    _log_to_parent()
     pipe, stop = MessagePipe(), StopRequest()
     pipe.send(Hello(protocol=PROTOCOL_VERSION, engine=engine_version(), pid=os.getpid()))
     reader = RequestReader(pipe, stop)
@@ -194,6 +197,15 @@ def main() -> None:
     sys.stderr.flush()
     # no interpreter shutdown: native threads and the reader are still there
     os._exit(0)
+
+
+def _log_to_parent() -> None:
+    """Have what is worth a line in the log, such as the end of a child of ours, said where the parent takes it up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter(f"{LOG_MARK}%(message)s"))
+    log = logging.getLogger("layerdeck.engine")
+    log.setLevel(logging.INFO)
+    log.addHandler(handler)
 
 
 if __name__ == "__main__":

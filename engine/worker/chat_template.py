@@ -31,7 +31,14 @@ PADDING_FILTERS = ("center", "format", "pprint", "urlize", "wordwrap", "xmlattr"
 
 
 class TemplateError(Exception):
-    """A chat template that cannot be used, with the reason."""
+    """A chat template that cannot be used, with the reason.
+
+    `for_log`: the reason without what the template itself says, which may quote the conversation.
+    """
+
+    def __init__(self, reason: str, for_log: str = "") -> None:
+        super().__init__(reason)
+        self.for_log = for_log or reason
 
 
 class _Sandbox(jinja2.sandbox.ImmutableSandboxedEnvironment):
@@ -121,7 +128,7 @@ def _render(
         raise TemplateError("it takes too much memory") from None
     except Exception as error:
         # whatever a foreign template does wrong is that template's error
-        raise TemplateError(_described(error)) from None
+        raise TemplateError(_described(error), type(error).__name__) from None
 
 
 def render_plain_chat(messages: Sequence[ChatMessage]) -> str:
@@ -157,7 +164,7 @@ def _to_json(value: Any, indent: int | None = None, **_options: Any) -> str:
 
 
 def _refuse(reason: str) -> str:
-    raise TemplateError(str(reason))
+    raise TemplateError(str(reason), "it refuses this conversation")
 
 
 def _check_product(value: Any, factor: Any) -> None:

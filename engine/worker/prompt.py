@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from engine.protocol.messages import ChatMessage, ImageFile, MediaFile, SoundFile
 from engine.worker.loaded_context import LoadedContext
@@ -22,16 +22,26 @@ _REMEDY = (
 )
 
 
+class Replaced(NamedTuple):
+    """Why a plain form took the place of a chat template; empty where none did. `for_log` quotes no conversation."""
+
+    sentence: str = ""
+    for_log: str = ""
+
+
+NOT_REPLACED = Replaced()
+
+
 def read_prompt(
     loaded: LoadedContext, messages: Sequence[ChatMessage], prompt: str, template: str = ""
-) -> tuple[MediaPrompt, str, tuple[int, ...]]:
+) -> tuple[MediaPrompt, Replaced, tuple[int, ...]]:
     """Return the prompt of a conversation, or of raw text where there is none, what `chat_text` has to say, and the
     `turn_marks`.
 
     Raises:
         EndOfRequest: with a `Failure`: it is empty, or too long for the context of one request.
     """
-    text, replaced = chat_text(loaded, messages, template) if messages else (prompt, "")
+    text, replaced = chat_text(loaded, messages, template) if messages else (prompt, NOT_REPLACED)
     found = prompt_of(loaded, text, media_of(messages))
     count, room = found.cells(found.tokens), loaded.context_tokens
     if not count:
@@ -102,7 +112,7 @@ def _with_markers(loaded: LoadedContext, message: ChatMessage) -> ChatMessage:
     return ChatMessage(message.role, f"{marks}{message.content}")
 
 
-def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, str]:
+def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: str = "") -> tuple[str, Replaced]:
     """Return a conversation by `template`, or the model's own, and why a plain form took its place, if it did for a
     fault."""
     # imported with the first conversation: a template engine is a lot to import for raw text
@@ -113,7 +123,7 @@ def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: 
     owner = "chat" if template else "model"
     own = low.llama_model_chat_template(loaded.model, None)
     template = template or (own or b"").decode("utf-8", "replace")
-    replaced = ""
+    replaced = NOT_REPLACED
     if template:
         try:
             text = _templates().render(
@@ -124,9 +134,10 @@ def chat_text(loaded: LoadedContext, messages: Sequence[ChatMessage], template: 
             )
         except TemplateError as error:
             whose = "The model's chat template" if owner == "model" else "The template that was set for this chat"
-            replaced = f"{whose} is not used, but a plain form that many models know: {error}."
+            instead = f"{whose} is not used, but a plain form that many models know"
+            replaced = Replaced(f"{instead}: {error}.", f"{instead}: {error.for_log}.")
         else:
-            return text, ""
+            return text, NOT_REPLACED
     return render_plain_chat(messages), replaced
 
 

@@ -34,10 +34,11 @@ class RenderRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RenderAnswer(msgspec.Struct, frozen=True):
-    """The prompt, or why there is none."""
+    """The prompt, or why there is none; `for_log` as of `TemplateError`."""
 
     text: str = ""
     fault: str = ""
+    for_log: str = ""
 
 
 def main(further_bytes: int) -> None:
@@ -70,7 +71,7 @@ def _answer(request: RenderRequest) -> RenderAnswer:
             end_of_text=request.end_of_text,
         )
     except TemplateError as error:
-        return RenderAnswer(fault=str(error))
+        return RenderAnswer(fault=str(error), for_log=error.for_log)
     return RenderAnswer(text=text)
 
 

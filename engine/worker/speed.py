@@ -43,24 +43,29 @@ _GRAPH_NODES = 512
 
 
 def measure_speed(engine: Bindings, request: MeasureSpeed) -> DeviceSpeed:
-    """Measure one device. Takes about a second, and `size_bytes` of its memory for that time.
+    """Measure one device. Takes some seconds, and `size_bytes` of its memory for that time.
+
+    A device may take as long for each type as others for all: those left when `enough_s` are over are left out.
 
     Raises:
         EndOfRequest: where the device is gone or has no room.
     """
+    end = time.perf_counter() + request.enough_s
     device = resolve_devices(engine, [request.device], [request.device.id]).by_id[request.device.id]
     with _Graph(engine, device, request) as graph:
         speed = graph.measure()
-    by_type = {}
-    for name, number in request.types.items():
-        with _Graph(engine, device, request, type_number=number) as graph:
-            by_type[name] = graph.read_bytes_per_second(_MEASURED_TYPE_S)
-    products = {
-        name: _products_per_second(engine, device, request, number)
-        for name, number in {"F16": _F16, **request.types}.items()
-    }
     with _Graph(engine, device, request, sums=_SUMS) as graph:
         op_s = graph.op_s(_MEASURED_TYPE_S)
+    by_type, products = {}, {}
+    for name, number in request.types.items():
+        if time.perf_counter() > end:
+            break
+        with _Graph(engine, device, request, type_number=number) as graph:
+            by_type[name] = graph.read_bytes_per_second(_MEASURED_TYPE_S)
+    for name, number in {"F16": _F16, **request.types}.items():
+        if time.perf_counter() > end:
+            break
+        products[name] = _products_per_second(engine, device, request, number)
     return msgspec.structs.replace(speed, by_type=by_type, op_s=op_s, products=products)
 
 

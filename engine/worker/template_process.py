@@ -12,7 +12,7 @@ from typing import IO
 import msgspec
 
 from engine.json_file import UNREADABLE
-from engine.programs import child_argv
+from engine.programs import child_argv, log_end_of
 from engine.protocol.messages import ChatMessage
 from engine.worker.chat_template import MAX_TEMPLATE_CHARACTERS, TemplateError
 from engine.worker.renderer import READY, RenderAnswer, RenderRequest
@@ -61,7 +61,7 @@ class TemplateProcess:
             self.end()
         answer = self._answer(request)
         if answer.fault:
-            raise TemplateError(answer.fault)
+            raise TemplateError(answer.fault, answer.for_log)
         return answer.text
 
     def end(self) -> None:
@@ -71,6 +71,7 @@ class TemplateProcess:
             return
         process.kill()
         process.wait()
+        log_end_of("renderer", process)
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
                 with suppress(OSError):

@@ -162,6 +162,27 @@ def test_each_answer_teaches_the_speed_book(
     assert done.generated_tokens == json.loads(answer.out.splitlines()[-1])["generated_tokens"]
 
 
+def test_a_template_that_was_replaced_is_said_once(
+    home: Home,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, home.environment[name])
+    template = {"tokenizer.chat_template": "{{ raise_exception('only in turns') }}"}
+    odd = write_tiny_llama(tmp_path / "odd.gguf", n_layers=2, extra_metadata=template)
+    words = ("--threads", "1", "--ctx", "256", "--max-tokens", "2")
+    talked = home.run(odd, *words, lines="One\nTwo\n")
+    assert talked.returncode == 0
+    assert talked.stderr.count("only in turns") == 1
+    told = run_here(capsys, "chat", odd, *words, "--prompt", "One", "--json")
+    assert "only in turns" in json.loads(told.out.splitlines()[-1])["replaced"]
+    told = run_here(capsys, "chat", model, *words, "--prompt", "One", "--json")
+    assert "replaced" not in json.loads(told.out.splitlines()[-1])
+
+
 def test_every_token_that_was_told_survives_a_kill(home: Home, model: Path) -> None:
     with home.start(model, "--threads", "1", "--ctx", "1024", "--prompt", "Hello", "--seed", "2") as process:
         events = wait_for(process, "token", 15)
@@ -199,6 +220,13 @@ def test_old_turns_are_left_out_once_and_said_once(home: Home, model: Path) -> N
     (notice,) = of(events, "notice")
     assert "oldest turns" in notice["message"]
     assert len(home.path(of(events, "conversation")[0]["id"])) == 16
+    conversation = of(events, "conversation")[0]["id"]
+    assert ["context is full" in message.note for message in home.path(conversation)].count(True) == 1
+    words = (model, "--threads", "1", "--ctx", "256", "--max-tokens", "8", "--temperature", "0")
+    again = home.events(*words, "--conversation", conversation, "--prompt", "i")
+    assert not of(again, "notice")
+    (done,) = of(again, "done")
+    assert done["prompt_tokens"] - done["cached_tokens"] < 40
     full = home.events(
         model, "--threads", "1", "--ctx", "256", "--overflow", "stop", lines=lines[:61] + "x" * 400 + "\n"
     )
@@ -212,6 +240,40 @@ def test_presets_give_a_system_prompt_and_settings(home: Home, model: Path) -> N
         model, "--threads", "1", "--ctx", "256", "--preset", "Yes", "--system", "Agree.", "--prompt", "Is it so?"
     )
     assert (people.returncode, people.stdout) == (0, "yes\n")
+
+
+def test_a_question_that_is_not_asked_ends_with_an_error_where_it_is_the_only_one(
+    home: Home, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, home.environment[name])
+    answer = run_here(
+        capsys, "chat", model, "--threads", "1", "--ctx", "256", "--prompt", "x" * 400, "--overflow", "stop", "--json"
+    )
+    last = json.loads(answer.out.splitlines()[-1])
+    assert (answer.code, last["event"], last["kind"]) == (2, "failed", "argument")
+    assert "longer than the context" in last["message"]
+
+
+def test_a_kept_conversation_gets_another_system_prompt_and_preset_for_good(
+    home: Home, model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("XDG_DATA_HOME", "XDG_CACHE_HOME"):
+        monkeypatch.setenv(name, home.environment[name])
+    home.data.mkdir(parents=True)
+    write_presets(home.data / "presets.json", [Preset(name="Yes", settings={"grammar": 'root ::= "yes"'})])
+    words = ("chat", model, "--threads", "1", "--ctx", "256", "--max-tokens", "4", "--json")
+    first = run_here(capsys, *words, "--prompt", "One")
+    conversation = next(line for line in map(json.loads, first.out.splitlines()) if line["event"] == "conversation")
+    changed = (*words, "--conversation", conversation["id"], "--system", "Be brief.", "--preset", "Yes")
+    asked = json.loads(run_here(capsys, *changed, "--prompt", "Two").out.splitlines()[-1])["prompt_tokens"]
+    with closing(ChatStore(home.data / "chats.sqlite3")) as store:
+        kept = store.conversation(conversation["id"])
+    assert kept is not None
+    assert (kept.system, kept.preset) == ("Be brief.", "Yes")
+    again = run_here(capsys, *words, "--conversation", conversation["id"], "--prompt", "Three")
+    assert home.path(conversation["id"])[-1].content == "yes"
+    assert json.loads(again.out.splitlines()[-1])["prompt_tokens"] > asked
 
 
 def test_a_file_goes_with_the_first_question(home: Home, model: Path, tmp_path: Path) -> None:

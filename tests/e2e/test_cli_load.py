@@ -6,6 +6,7 @@ import json
 import math
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 import gguf
 import pytest
 
+from app.paths import chats_path
+from engine.chats.store import ChatStore
 from engine.demo.writer import write_demo_model
 from engine.units import MIB
 from tests.support.command_line import Event, RunningCommand, all_gone, run_cli, run_here, start_cli
@@ -247,6 +250,13 @@ def test_a_load_with_retries_steps_back_and_tells_each_attempt(lab: Lab, tmp_pat
     assert attempts[0]["layout"] == "layers 0-15 on RPC0"
     assert "RPC0" in attempts[1]["reason"]
     assert by_id(load.events[-1]["devices"])["RPC2"]["weights_bytes"] > 0
+
+    chat = run_cli("chat", *words[1:], "--retry", "3", "--prompt", "Hi", "--max-tokens", "1", "--json")
+    last = [event for event in chat.events if event["event"] == "attempt"][-1]
+    conversation = next(event for event in chat.events if event["event"] == "conversation")
+    with closing(ChatStore(chats_path())) as store:
+        written = store.tree(conversation["id"]).path[-1].layout
+    assert written == last["layout"] != attempts[0]["layout"]
 
     people = run_cli(*words, "--retry")
     assert people.code == 0

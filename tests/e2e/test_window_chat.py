@@ -8,7 +8,7 @@ from tests.support.desktop import Desktop, Window, open_window
 from tests.support.models import write_tiny_llama
 from tests.support.window_steps import ask_model, load
 
-CHATS = "chat_view.conversations.list_widget"
+CHATS = "chat_view.conversations"
 
 
 def answer_of(window: Window) -> str:
@@ -34,10 +34,10 @@ def test_what_was_on_the_screen_survives_a_kill_and_can_be_gone_on_with(desktop:
         assert answer_of(window).startswith(shown)
         assert "ended in the middle" in window.ask("last_note")
         window.desktop.key("ctrl+3")
-        window.wait_for("the list", lambda: window.ask("text", f"{CHATS}.count") == "1")
+        window.wait_for("the list", lambda: window.ask("text", f"{CHATS}.list_model.rowCount") == "1")
         window.desktop.key("ctrl+n")
         window.wait_for("a new one", lambda: window.ask("text", "chat.messages") == "()")
-        x, y, width, _ = window.ask("rect", CHATS)
+        x, y, width, _ = window.ask("rect", f"{CHATS}.list_view")
         window.desktop.click(x + width // 2, y + 10)
         window.wait_for("the one before", lambda: "tell me more" in window.ask("text", "chat.messages"))
         window.desktop.key("ctrl+1")

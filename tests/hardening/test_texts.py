@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.cli.dispatch import run
-from app.logs import MAX_ENTRY, start_logging
+from app.log_file import MAX_ENTRY
+from app.logs import start_logging
 from engine.devices.rig_file import parse_rig
 from engine.errors import ArgumentError, EngineError, RigError
 from engine.gguf.quoting import clean

@@ -18,7 +18,7 @@ _LETTER = re.compile(r"(?<!&)&(?=[^&\s])")
 """The mark of the letter that chooses an entry of a menu."""
 _PATTERNS = re.compile(r"\(\*[^)]*\)")
 
-NO_TEXTS = ("app/cli", "app/gui.py", "app/logs.py", "app/program.py", "app/run_marks.py")
+NO_TEXTS = ("app/cli", "app/gui.py", "app/log_file.py", "app/logs.py", "app/program.py", "app/run_marks.py")
 """What speaks English always: command line, log, reports to send."""
 ENGLISH = (
     "app/bug_report.py: Layerdeck {}, Python {}, PySide6 {}, {}",

@@ -1,7 +1,7 @@
 /* Preload: a disk with a fault, for files whose path contains FAULTY_DISK_FOLDER. FAULTY_DISK_FAULT says which:
  * "full" (no room after FAULTY_DISK_AFTER bytes), "short" (a write takes one byte less than half), "slow" (a write takes
  * half a millisecond), "readonly" (nothing can be made or opened for writing), "sync" (fsync fails), "rename" (rename fails),
- * "gone" (every write fails).
+ * "gone" (every write fails). FAULTY_DISK_WHILE: the fault is there as long as this file is.
  *
  * Build: cc -O1 -shared -fPIC faulty_disk.c -o libfaulty_disk.so -ldl;  use: LD_PRELOAD=./libfaulty_disk.so
  */
@@ -21,6 +21,8 @@ static size_t written;
 
 static int has(const char * fault) {
     const char * wanted = getenv("FAULTY_DISK_FAULT");
+    const char * as_long_as = getenv("FAULTY_DISK_WHILE");
+    if (as_long_as != NULL && access(as_long_as, F_OK) != 0) return 0;
     return wanted != NULL && strcmp(wanted, fault) == 0;
 }
 
@@ -43,22 +45,46 @@ static int refuse(int error) {
     return -1;
 }
 
+/* How much of a write may be done now; 0 with errno where nothing may. */
+static size_t room_for(size_t size) {
+    if (has("gone")) return refuse(EIO), 0;
+    if (has("slow")) usleep(500);
+    if (has("short") && size > 1) return size / 2;
+    if (has("full")) {
+        const char * after = getenv("FAULTY_DISK_AFTER");
+        size_t room = after == NULL ? 0 : strtoull(after, NULL, 10);
+        if (written >= room) return refuse(ENOSPC), 0;
+        if (size > room - written) return room - written;
+    }
+    return size;
+}
+
 ssize_t write(int file, const void * data, size_t size) {
     static ssize_t (*next)(int, const void *, size_t);
     if (next == NULL) next = (ssize_t (*)(int, const void *, size_t)) dlsym(RTLD_NEXT, "write");
     if (size == 0 || !is_our_file(file)) return next(file, data, size);
-    if (has("gone")) return refuse(EIO);
-    if (has("slow")) usleep(500);
-    if (has("short") && size > 1) size = size / 2;
-    if (has("full")) {
-        const char * after = getenv("FAULTY_DISK_AFTER");
-        size_t room = after == NULL ? 0 : strtoull(after, NULL, 10);
-        if (written >= room) return refuse(ENOSPC);
-        if (size > room - written) size = room - written;
-    }
-    ssize_t done = next(file, data, size);
+    size = room_for(size);
+    ssize_t done = size == 0 ? -1 : next(file, data, size);
     if (done > 0) written += (size_t) done;
     return done;
+}
+
+static ssize_t write_at(const char * name, int file, const void * data, size_t size, off_t at) {
+    ssize_t (*next)(int, const void *, size_t, off_t) =
+        (ssize_t (*)(int, const void *, size_t, off_t)) dlsym(RTLD_NEXT, name);
+    if (size == 0 || !is_our_file(file)) return next(file, data, size, at);
+    size = room_for(size);
+    ssize_t done = size == 0 ? -1 : next(file, data, size, at);
+    if (done > 0) written += (size_t) done;
+    return done;
+}
+
+ssize_t pwrite(int file, const void * data, size_t size, off_t at) {
+    return write_at("pwrite", file, data, size, at);
+}
+
+ssize_t pwrite64(int file, const void * data, size_t size, off_t at) {
+    return write_at("pwrite64", file, data, size, at);
 }
 
 int fsync(int file) {

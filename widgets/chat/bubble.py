@@ -13,13 +13,18 @@ from widgets.chat.image_strip import ImageStrip
 from widgets.chat.message_head import HEAD_HEIGHT_PX, MessageHead, copy_text
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.chat.thinking import ThinkingBox
+from widgets.chat.waiting_dots import WaitingDots
+from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label, set_role
 from widgets.markdown.typesetter import Typesetter
 from widgets.markdown.view import MarkdownView
 
 INSET_PX = 10
 GAP_PX = 6
+LEAST_SPEAKER_PX = 84
+"""Of the name of who asked, which gives way to what can be done beside it."""
 BELOW_PX = 10
+BUTTON_INSET_PX = 10
 
 
 class Bubble(QWidget):
@@ -37,12 +42,15 @@ class Bubble(QWidget):
         self.message = message
         self._typesetter = typesetter
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
+        self._speaker = ElidedLabel("", "dim", self)
         self.head = MessageHead(self)
         self.thinking = ThinkingBox(typesetter, self)
         self.view = MarkdownView(typesetter, self)
         self.images = ImageStrip(gallery, self)
+        self.dots = WaitingDots(typesetter, self)
         self.edit_box: EditBox | None = None
         self._is_pointed_at = False
+        self._is_last = False
         self._files = plain_label("", "dim", wrap=True)
         self._files.setParent(self)
         self._note = plain_label("", "dim", wrap=True)
@@ -79,7 +87,11 @@ class Bubble(QWidget):
         self.message = message
         self.setAccessibleName(tr("Message of {speaker}", speaker=message.speaker))
         self.view.setAccessibleName(tr("Words of {speaker}", speaker=message.speaker))
+        self._speaker.setText(
+            tr("{speaker} · pinned", speaker=message.speaker) if message.is_pinned else message.speaker
+        )
         self.head.show_message(message)
+        self.show_actions()
         self.thinking.show_note(message.thinking_note, is_open=message.is_open and not message.text)
         self._files.setText(tr("With {files}", files=message.files) if message.files else "")
         self.images.show_images(message.images)
@@ -101,7 +113,13 @@ class Bubble(QWidget):
     def fit(self, width: int) -> int:
         """Place everything for this width and return the height."""
         top = 0
-        self.head.setGeometry(INSET_PX, top, width - 2 * INSET_PX, HEAD_HEIGHT_PX)
+        inner = width - 2 * INSET_PX
+        is_answer = self.message.role == "assistant"
+        named = self._speaker.sizeHint().width()
+        if not is_answer:
+            named = min(named, max(inner - self.head.wanted_width() - GAP_PX, LEAST_SPEAKER_PX))
+            self.head.setGeometry(INSET_PX + named + GAP_PX, top, inner - named - GAP_PX, HEAD_HEIGHT_PX)
+        self._speaker.setGeometry(INSET_PX, top, min(named, inner), HEAD_HEIGHT_PX)
         top += HEAD_HEIGHT_PX
         has_thinking = bool(self.thinking.text)
         self.thinking.setVisible(has_thinking)
@@ -119,13 +137,24 @@ class Bubble(QWidget):
             height = self.edit_box.sizeHint().height()
             self.edit_box.setGeometry(INSET_PX, top, width - 2 * INSET_PX, height)
             top += height + GAP_PX
+        is_awaited = self.message.is_open and not self.text and not has_thinking
+        self.dots.setVisible(is_awaited)
+        if is_awaited:
+            self.dots.move(INSET_PX, top)
+            top += self.dots.height() + GAP_PX
         shows_view = self.edit_box is None and bool(self.text)
         self.view.setVisible(shows_view)
         if shows_view:
-            height = self.view.fit(width - 2 * INSET_PX)
-            self.view.move(INSET_PX, top)
+            # Its words begin where the name above and the note below do.
+            margin = round(self.view.document().documentMargin())
+            height = self.view.fit(width - 2 * INSET_PX + 2 * margin)
+            self.view.move(INSET_PX - margin, top)
             top += height + GAP_PX
         top += self._fit_label(self._note, top, width)
+        if is_answer:
+            # A button's words begin where all others do.
+            self.head.setGeometry(INSET_PX - BUTTON_INSET_PX, top, inner + BUTTON_INSET_PX, HEAD_HEIGHT_PX)
+            top += HEAD_HEIGHT_PX
         self.resize(width, top + BELOW_PX)
         return top + BELOW_PX
 
@@ -188,17 +217,24 @@ class Bubble(QWidget):
         }
         arrows = {Qt.Key.Key_Left: self.head.older_button, Qt.Key.Key_Right: self.head.newer_button}
         key = Qt.Key(event.key())
-        button = arrows.get(key) or self.head.buttons.get(kinds.get(key, ""))
-        if button is None or button.isHidden() or not button.isEnabled():
+        button = arrows.get(key)
+        if button is not None and not button.isHidden() and button.isEnabled():
+            button.click()
+        elif not self.head.choose(kinds.get(key, "")):
             super().keyPressEvent(event)
-            return
-        button.click()
 
     def show_actions(self) -> None:
-        """Offer what can be done while the pointer or the keyboard is here."""
+        """Offer what can be done while the pointer or the keyboard is here, and with what was said last."""
         focused = QApplication.focusWidget()
         has_keyboard = focused is not None and (focused is self or self.isAncestorOf(focused))
-        self.head.set_active(self._is_pointed_at or has_keyboard)
+        is_waiting = self._is_last and not self.message.is_open
+        self.head.set_active(self._is_pointed_at or has_keyboard or is_waiting)
+
+    def set_last(self, is_last: bool) -> None:
+        """Say whether this is what was said last: what can be done with it is seen without looking for it."""
+        if is_last != self._is_last:
+            self._is_last = is_last
+            self.show_actions()
 
     def enterEvent(self, event: QEnterEvent) -> None:
         super().enterEvent(event)

@@ -23,11 +23,11 @@ from widgets.chat.attachment_row import AttachedFile, AttachmentRow
 from widgets.chat.banner import Banner
 from widgets.chat.chat_heading import ChatHeading, flat_button
 from widgets.chat.context_meter import ContextPart
+from widgets.chat.empty_chat import ChatStart, EmptyChat
 from widgets.chat.message_list import MessageList
 from widgets.chat.overflow_banner import OverflowBanner
 from widgets.chat.prompt_edit import PromptEdit, files_of
 from widgets.chat.reading_row import ReadingRow
-from widgets.chat.sample_questions import SampleQuestions
 from widgets.chat.settings_panel import SettingsPanel
 from widgets.chat.shown import MessageAction, ShownMessage
 from widgets.common.palette import Palette
@@ -39,6 +39,7 @@ MODEL_LOST = tr("The model's engine ended. What was said stays here.")
 DRAFT_INTERVAL_MS = 600
 MAX_WIDTH_PX = 868
 MARGIN_PX = 8
+_NEXT_IS_TYPED = ("edit", "regenerate", "continue", "delete", "answer_now")
 
 
 class ChatPane(QWidget):
@@ -53,6 +54,9 @@ class ChatPane(QWidget):
     stop_requested = Signal()
     new_requested = Signal()
     reload_requested = Signal()
+    start_requested = Signal()
+    """What is missing before anybody can answer is to be done: a model opened, or loaded."""
+    check_requested = Signal()
     list_toggled = Signal()
     settings_made = Signal(SettingsPanel)
     draft_changed = Signal(str)
@@ -64,9 +68,10 @@ class ChatPane(QWidget):
     def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self._ready = False
-        self._reason = tr("Load a model to chat.")
+        self._reason = ""
         self._context_full = False
         self._lost = False
+        self._crashed = False
         self._is_answering = False
         self._is_settling = False
         self._is_reading_files = False
@@ -74,16 +79,19 @@ class ChatPane(QWidget):
         self._draft_timer = QTimer(self)
         self._draft_timer.setSingleShot(True)
         self._draft_timer.setInterval(DRAFT_INTERVAL_MS)
-        self._draft_timer.timeout.connect(self.flush_draft)
+        self._draft_timer.timeout.connect(self._tell_draft)
 
         self.message_list = MessageList(typesetter)
         self.settings_panel: SettingsPanel | None = None
         """Made when it is first looked at: it has many parts."""
         self._middle = QStackedWidget()
         self._middle.addWidget(self.message_list)
+        self.empty = EmptyChat()
+        self._middle.addWidget(self.empty)
+        self._start = ChatStart()
         self.prompt_edit = PromptEdit()
         self.attachments = AttachmentRow(self.message_list.gallery)
-        self.sample_questions = SampleQuestions()
+        self.sample_questions = self.empty.sample_questions
         self.attach_button = flat_button(tr("Attach…"), tr("Let files go with the question: text, code, PDF, images"))
         self.send_button = QPushButton(tr("Send"))
         self.stop_button = QPushButton(tr("Stop"))
@@ -93,9 +101,12 @@ class ChatPane(QWidget):
         self._status_label = plain_label("", "dim", wrap=True)
         self.full_banner = Banner(CONTEXT_FULL, tr("New conversation"))
         self.lost_banner = Banner(MODEL_LOST, tr("Reload"))
+        self.start_banner = Banner("", "")
+        self.check_button = self.lost_banner.add_button(tr("Check This Machine…"))
         self.overflow_banner = OverflowBanner()
         self._undo_banner = Banner(tr("A turn was deleted."), tr("Undo"))
         self.setAcceptDrops(True)
+        self.setFocusProxy(self.prompt_edit)
         self._build()
         self._connect()
         self._refresh()
@@ -122,8 +133,14 @@ class ChatPane(QWidget):
         self._is_settling = False
         self._draft_timer.stop()
 
-    def flush_draft(self) -> None:
-        """Tell what is typed now."""
+    def flush(self) -> None:
+        """Tell all that is typed, here and among the settings, and not told yet."""
+        if self._draft_timer.isActive():
+            self._tell_draft()
+        if self.settings_panel is not None:
+            self.settings_panel.flush()
+
+    def _tell_draft(self) -> None:
         self._draft_timer.stop()
         self.draft_changed.emit(self.prompt_edit.toPlainText())
 
@@ -155,6 +172,13 @@ class ChatPane(QWidget):
         self._reason = reason
         self._refresh()
 
+    def show_start(self, start: ChatStart) -> None:
+        """Say who answers here, or what is to be done before somebody does."""
+        self._start = start
+        self.empty.show_start(start)
+        self.start_banner.show_words(start.sentence, start.button)
+        self._refresh()
+
     def set_answering(self, answering: bool) -> None:
         """Say whether an answer is being written."""
         self._is_answering = answering
@@ -179,6 +203,11 @@ class ChatPane(QWidget):
     def set_lost(self, lost: bool) -> None:
         """Show or hide the offer to load a model again that went away by itself."""
         self._lost = lost
+        self._refresh()
+
+    def set_crashed(self, crashed: bool) -> None:
+        """Say whether the engine crashed: then finding out what of it works here is offered before another try."""
+        self._crashed = crashed
         self._refresh()
 
     def offer_undo(self, offered: bool) -> None:
@@ -249,7 +278,7 @@ class ChatPane(QWidget):
             return
         self.show_draft("")
         self._send(text)
-        self.flush_draft()
+        self._tell_draft()
 
     def _on_sample_chosen(self, question: str) -> None:
         """Ask it; where nobody can answer yet it waits in the input, unless something is written there."""
@@ -258,24 +287,39 @@ class ChatPane(QWidget):
         elif not self.prompt_edit.toPlainText().strip():
             self.prompt_edit.setPlainText(question)
 
+    def _on_stop(self) -> None:
+        self.prompt_edit.setFocus()
+        self.stop_requested.emit()
+
     def _send(self, text: str) -> None:
         self._is_answering = True
         self.heading.settings_button.setChecked(False)
         self.offer_undo(False)
         self._refresh()
         self.message_list.scroll_to_end()
+        # What was clicked goes; the next question is typed while this one is answered.
+        self.prompt_edit.setFocus()
         self.send_requested.emit(text)
+
+    def _on_acted(self, action: MessageAction) -> None:
+        """Tell of it, and leave the keyboard where people go on: the message that it was at may be gone."""
+        place = self.message_list.place_of(action.message)
+        self.acted.emit(action)
+        if action.kind in _NEXT_IS_TYPED:
+            self.prompt_edit.setFocus()
+        elif action.kind in ("older", "newer"):
+            self.message_list.focus_message(place)
 
     def _on_settings(self, shown: bool) -> None:
         if self.settings_panel is None:
             self.settings_panel = SettingsPanel(TEMPLATES)
             self._middle.addWidget(self.settings_panel)
             self.settings_made.emit(self.settings_panel)
-        self._middle.setCurrentWidget(self.settings_panel if shown else self.message_list)
+        self._show_middle()
 
     def _on_typed(self) -> None:
         self._refresh()
-        if not self._is_settling:
+        if not self._is_settling and not self._draft_timer.isActive():
             self._draft_timer.start()
 
     # ------------------------------------------------------------------ inside
@@ -293,17 +337,30 @@ class ChatPane(QWidget):
         self.send_button.setEnabled(self._can_send() and self._has_words())
         self.full_banner.setVisible(self._context_full and not answering)
         self.lost_banner.setVisible(self._lost and not self._ready)
+        self.check_button.setVisible(self._crashed)
         self.lost_banner.button.setEnabled(not self._reason.endswith("…"))
-        self.sample_questions.show_while(not answering and not self.message_list.has_messages)
-        self._status_label.setText(self._remark if self._ready else self._reason)
+        is_empty = not answering and not self.message_list.has_messages
+        self.start_banner.setVisible(not is_empty and not self._ready and not self._lost and bool(self._start.button))
+        self.sample_questions.show_while(is_empty)
+        # What is said in the middle of an empty chat is not said twice.
+        reason = "" if is_empty and self._start.title else self._reason
+        self._status_label.setText(self._remark if self._ready else reason)
         self._status_label.setVisible(bool(self._status_label.text()))
+        self._show_middle()
+
+    def _show_middle(self) -> None:
+        has_words = self._is_answering or self.message_list.has_messages
+        page: QWidget = self.message_list if has_words else self.empty
+        if self.settings_panel is not None and self.heading.settings_button.isChecked():
+            page = self.settings_panel
+        if page is not self._middle.currentWidget():
+            self._middle.setCurrentWidget(page)
 
     def _build(self) -> None:
         self.send_button.setProperty("role", "primary")
         buttons = QHBoxLayout()
         buttons.addWidget(self.attach_button)
-        buttons.addWidget(self._status_label, 1)
-        buttons.addStretch(0)
+        buttons.addStretch(1)
         buttons.addWidget(self.stop_button)
         buttons.addWidget(self.send_button)
         below = QWidget()
@@ -317,8 +374,9 @@ class ChatPane(QWidget):
             self.full_banner,
             self.overflow_banner,
             self.lost_banner,
-            self.sample_questions,
+            self.start_banner,
             self.attachments,
+            self._status_label,  # on lines of its own: between the buttons there is no room for words
             self.prompt_edit,
         ):
             column.addWidget(widget)
@@ -345,13 +403,16 @@ class ChatPane(QWidget):
         self.attachments.removed.connect(self.file_removed)
         self.sample_questions.chosen.connect(self._on_sample_chosen)
         self.send_button.clicked.connect(self._on_submit)
-        self.stop_button.clicked.connect(self.stop_requested.emit)
+        self.stop_button.clicked.connect(self._on_stop)
         for button in (self.heading.new_button, self.full_banner.button):
             button.clicked.connect(self.new_requested.emit)
         self.heading.list_button.clicked.connect(self.list_toggled.emit)
         self.heading.settings_button.toggled.connect(self._on_settings)
         self.lost_banner.button.clicked.connect(self.reload_requested.emit)
+        for button in (self.start_banner.button, self.empty.button):
+            button.clicked.connect(self.start_requested.emit)
+        self.check_button.clicked.connect(self.check_requested.emit)
         self._undo_banner.button.clicked.connect(self.undo_requested.emit)
-        self.message_list.acted.connect(self.acted)
+        self.message_list.acted.connect(self._on_acted)
         self.message_list.link_opened.connect(self.link_opened)
         self.message_list.save_requested.connect(self.save_requested)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,10 +14,11 @@ from engine.language import tr
 from widgets.common.counts import format_count
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import DARK, Palette
-from widgets.common.text import elide, ui_font
+from widgets.common.text import elide, text_width, ui_font
 from widgets.common.tool_tips import plain_tool_tip
 
 BAR_PX = 4
+MIN_WIDTH_PX = 60
 FULL_SHARE = 0.95
 RESERVE_PATTERN = Qt.BrushStyle.Dense4Pattern
 
@@ -88,11 +90,12 @@ class ContextMeter(QWidget):
         self.update()
 
     def sizeHint(self) -> QSize:
-        return QSize(96, 26)
+        """Room for the numbers."""
+        return QSize(max(math.ceil(text_width(self._text, self._font)) + 2, MIN_WIDTH_PX), 26)
 
     def minimumSizeHint(self) -> QSize:
         """Room for the numbers of a short conversation."""
-        return QSize(60, 26)
+        return QSize(MIN_WIDTH_PX, 26)
 
     def paintEvent(self, _event: QPaintEvent) -> None:
         if not self._total:

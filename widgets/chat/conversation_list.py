@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
-from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QKeyEvent
+from PySide6.QtCore import QEvent, QModelIndex, QObject, QPoint, Qt, QTimer, Signal
+from PySide6.QtGui import QKeyEvent, QMouseEvent, QShowEvent
 from PySide6.QtWidgets import (
     QFrame,
     QHBoxLayout,
     QLineEdit,
-    QListWidget,
-    QListWidgetItem,
+    QListView,
     QMenu,
     QPushButton,
     QVBoxLayout,
@@ -21,52 +19,19 @@ from PySide6.QtWidgets import (
 )
 
 from engine.language import tr
+from widgets.chat.chat_list_model import ChatListModel
+from widgets.chat.chat_rows import ChatRows, sign_place
+from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit, folders_of
 from widgets.common.roles import plain_label
-from widgets.common.tool_tips import plain_tool_tip
 
 SEARCH_DELAY_MS = 180
-ID_ROLE = Qt.ItemDataRole.UserRole
-MESSAGE_ROLE = Qt.ItemDataRole.UserRole + 1
-
-
-@dataclass(frozen=True, slots=True)
-class ListedChat:
-    """A conversation in the list; `folder` empty: in none."""
-
-    id: str
-    title: str
-    folder: str = ""
-    pinned: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ListedHit:
-    """A place that a search found; `message` empty: the title."""
-
-    chat: str
-    message: str
-    title: str
-    snippet: str
-
-
-@dataclass(frozen=True, slots=True)
-class ChatPlace:
-    """Where to go: a conversation, and a message in it or none."""
-
-    chat: str
-    message: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ChatChange:
-    """A new title or folder for a conversation."""
-
-    chat: str
-    text: str
 
 
 class ConversationList(QWidget):
     """Shows what it is given; keys: Enter opens, F2 renames, Delete deletes."""
+
+    came_into_sight = Signal()
+    """People see the list from now on; nobody needs to keep it up to date before."""
 
     opened = Signal(ChatPlace)
     new_requested = Signal()
@@ -85,19 +50,23 @@ class ConversationList(QWidget):
         self._chats: tuple[ListedChat, ...] = ()
         self._hits: tuple[ListedHit, ...] | None = None
         self._current = ""
-        self._is_filling = False
         self.new_button = QPushButton(tr("New conversation"))
         self.search_edit = QLineEdit()
         self.search_edit.setPlaceholderText(tr("Search conversations…"))
         self.search_edit.setAccessibleName(tr("Search all conversations"))
         self.search_edit.setClearButtonEnabled(True)
-        self.list_widget = QListWidget()
-        self.list_widget.setAccessibleName(tr("Conversations"))
-        self.list_widget.setProperty("role", "chats")
-        self.list_widget.setUniformItemSizes(False)
-        self.list_widget.setTextElideMode(Qt.TextElideMode.ElideRight)
-        self.list_widget.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
-        self.list_widget.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
+        self.list_model = ChatListModel(self)
+        self.list_view = QListView()
+        self.list_view.setModel(self.list_model)
+        self.list_view.setAccessibleName(tr("Conversations"))
+        self.list_view.setProperty("role", "chats")
+        self.list_view.setUniformItemSizes(True)
+        self.list_view.setTextElideMode(Qt.TextElideMode.ElideRight)
+        self.list_view.setHorizontalScrollBarPolicy(Qt.ScrollBarPolicy.ScrollBarAlwaysOff)
+        self.list_view.setItemDelegate(ChatRows(self.list_view))
+        self.list_view.setMouseTracking(True)
+        self.list_view.viewport().installEventFilter(self)
+        self.list_view.setContextMenuPolicy(Qt.ContextMenuPolicy.CustomContextMenu)
         self.undo_button = QPushButton(tr("Undo"))
         self._undo_label = plain_label("", wrap=True)
         self._undo_bar = QFrame()
@@ -112,7 +81,7 @@ class ConversationList(QWidget):
         layout.setSpacing(8)
         for widget in (self.new_button, self.search_edit):
             layout.addWidget(widget)
-        layout.addWidget(self.list_widget, 1)
+        layout.addWidget(self.list_view, 1)
         layout.addWidget(self._undo_bar)
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
@@ -121,10 +90,10 @@ class ConversationList(QWidget):
         self.new_button.clicked.connect(self.new_requested.emit)
         self.undo_button.clicked.connect(self.undo_requested.emit)
         self.search_edit.textChanged.connect(self._on_search_typed)
-        self.list_widget.itemClicked.connect(self._on_item)
-        self.list_widget.itemActivated.connect(self._on_item)
-        self.list_widget.itemChanged.connect(self._on_item_changed)
-        self.list_widget.customContextMenuRequested.connect(self._on_menu)
+        self.list_view.clicked.connect(self._on_row)
+        self.list_view.activated.connect(self._on_row)
+        self.list_model.renamed.connect(self.renamed)
+        self.list_view.customContextMenuRequested.connect(self._on_menu)
 
     # ------------------------------------------------------------------ values
 
@@ -152,67 +121,53 @@ class ConversationList(QWidget):
 
     def folders(self) -> list[str]:
         """Return the names of folders."""
-        return sorted({chat.folder for chat in self._chats if chat.folder}, key=str.casefold)
+        return folders_of(self._chats)
 
     # ------------------------------------------------------------------ the list
 
     def _fill(self) -> None:
-        self._is_filling = True
-        self.list_widget.clear()
-        if self._hits is not None:
-            for hit in self._hits:
-                self._add(hit.chat, f"{hit.title}\n{hit.snippet}" if hit.message else hit.title, hit.message)
-            if not self._hits:
-                self._add_heading(tr("Nothing was found."))
+        # A place that was found has a line of what is said there below its title.
+        self.list_view.setUniformItemSizes(self._hits is None)
+        if self._hits is None:
+            self.list_model.set_chats(self._chats)
         else:
-            loose = [chat for chat in self._chats if not chat.folder]
-            for chat in loose:
-                self._add_chat(chat)
-            for folder in self.folders():
-                self._add_heading(folder)
-                for chat in self._chats:
-                    if chat.folder == folder:
-                        self._add_chat(chat)
-        self._is_filling = False
+            self.list_model.set_hits(self._hits)
         self._mark()
 
-    def _add_chat(self, chat: ListedChat) -> None:
-        item = self._add(chat.id, chat.title)
-        item.setFlags(item.flags() | Qt.ItemFlag.ItemIsEditable)
-        if chat.pinned:
-            font = item.font()
-            font.setBold(True)
-            item.setFont(font)
-            item.setToolTip(plain_tool_tip(tr("{title}\npinned", title=chat.title)))
-
-    def _add(self, chat: str, text: str, message: str = "") -> QListWidgetItem:
-        item = QListWidgetItem(text, self.list_widget)
-        item.setData(ID_ROLE, chat)
-        item.setData(MESSAGE_ROLE, message)
-        item.setToolTip(plain_tool_tip(text))
-        return item
-
-    def _add_heading(self, text: str) -> None:
-        item = QListWidgetItem(text, self.list_widget)
-        item.setFlags(Qt.ItemFlag.NoItemFlags)
-
     def _mark(self) -> None:
-        for row in range(self.list_widget.count()):
-            item = self.list_widget.item(row)
-            if item.data(ID_ROLE) == self._current and not item.data(MESSAGE_ROLE):
-                self.list_widget.setCurrentItem(item)
-                return
-        self.list_widget.setCurrentRow(-1)
+        row = self.list_model.row_of(self._current)
+        self.list_view.setCurrentIndex(QModelIndex() if row is None else self.list_model.index(row))
 
     # ------------------------------------------------------------------ what people do
 
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self.came_into_sight.emit()
+
     def keyPressEvent(self, event: QKeyEvent) -> None:
         """Delete deletes the conversation that is marked."""
-        item = self.list_widget.currentItem()
-        if event.key() == Qt.Key.Key_Delete and self.list_widget.hasFocus() and item is not None:
-            self.delete_requested.emit(item.data(ID_ROLE))
+        place = self.list_model.place_at(self.list_view.currentIndex())
+        if event.key() == Qt.Key.Key_Delete and self.list_view.hasFocus() and place is not None:
+            self.delete_requested.emit(place.chat)
             return
         super().keyPressEvent(event)
+
+    def eventFilter(self, watched: QObject, event: QEvent) -> bool:
+        """A click on the sign of a row opens its menu and not the conversation."""
+        kinds = (QEvent.Type.MouseButtonPress, QEvent.Type.MouseButtonRelease)
+        if isinstance(event, QMouseEvent) and event.type() in kinds and event.button() == Qt.MouseButton.LeftButton:
+            position = event.position().toPoint()
+            if self._is_on_sign(position):
+                if event.type() is QEvent.Type.MouseButtonRelease:
+                    self._on_menu(position)
+                return True
+        return super().eventFilter(watched, event)
+
+    def _is_on_sign(self, position: QPoint) -> bool:
+        index = self.list_view.indexAt(position)
+        if not index.flags() & Qt.ItemFlag.ItemIsEditable:
+            return False
+        return sign_place(self.list_view.visualRect(index), self.layoutDirection()).contains(position)
 
     def _on_search_typed(self, text: str) -> None:
         if text.strip():
@@ -221,38 +176,35 @@ class ConversationList(QWidget):
             self._timer.stop()
             self.show_hits(None)
 
-    def _on_item(self, item: QListWidgetItem) -> None:
-        chat = item.data(ID_ROLE)
-        if chat:
-            self.opened.emit(ChatPlace(chat, item.data(MESSAGE_ROLE) or ""))
-
-    def _on_item_changed(self, item: QListWidgetItem) -> None:
-        chat = item.data(ID_ROLE)
-        if not self._is_filling and chat:
-            title = " ".join(item.text().split())
-            before = next((each.title for each in self._chats if each.id == chat), "")
-            if title and title != before:
-                self.renamed.emit(ChatChange(chat, title))
-            elif not title:
-                self._fill()
+    def _on_row(self, index: QModelIndex) -> None:
+        place = self.list_model.place_at(index)
+        if place is not None:
+            self.opened.emit(place)
 
     def _on_menu(self, position: QPoint) -> None:
-        item = self.list_widget.itemAt(position)
-        if item is not None and item.data(ID_ROLE):
-            menu = self.menu_for(item)
+        index = self.list_view.indexAt(position)
+        if self.list_model.place_at(index) is not None:
+            menu = self.menu_for(index)
             menu.setAttribute(Qt.WidgetAttribute.WA_DeleteOnClose)
-            menu.popup(self.list_widget.viewport().mapToGlobal(position))
+            menu.popup(self.list_view.viewport().mapToGlobal(position))
+
+    def _edit(self, chat: str) -> None:
+        row = self.list_model.row_of(chat)  # the list may have changed under the menu
+        if row is not None:
+            self.list_view.edit(self.list_model.index(row))
 
     def _move(self, chat: str, folder: str) -> None:
         self.moved.emit(ChatChange(chat, folder))
 
-    def menu_for(self, item: QListWidgetItem) -> QMenu:
+    def menu_for(self, index: QModelIndex) -> QMenu:
         """Return the menu of a conversation; the caller shows it."""
-        chat = next((each for each in self._chats if each.id == item.data(ID_ROLE)), None)
+        place = self.list_model.place_at(index)
+        chat = next((each for each in self._chats if place is not None and each.id == place.chat), None)
         menu = QMenu(self)
         if chat is None:
             return menu
-        menu.addAction(tr("Rename"), lambda: self.list_widget.editItem(item))
+        rename = menu.addAction(tr("Rename"), lambda: self._edit(chat.id))
+        rename.setEnabled(bool(index.flags() & Qt.ItemFlag.ItemIsEditable))
         menu.addAction(tr("Unpin") if chat.pinned else tr("Pin"), lambda: self.pin_toggled.emit(chat.id))
         folders = menu.addMenu(tr("Move to folder"))
         for folder in self.folders():

@@ -21,7 +21,7 @@ NEAR_END_PX = 8
 MAX_WIDTH_PX = 860
 """Longer lines are hard to read."""
 MARGIN_PX = 4
-LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 56
+LINE_PX, CHARACTER_PX, AROUND_PX = 21, 7.5, 68
 """By which the height of a message is guessed that was not laid out yet."""
 KEPT_SCREENS = 1.0
 """Bubbles that are out of sight by more than that are given up."""
@@ -97,6 +97,8 @@ class MessageList(QAbstractScrollArea):
             bubble = self._bubbles.get(message.id)
             if bubble is not None and bubble.message != message:
                 bubble.show_message(message)
+        for name, bubble in self._bubbles.items():
+            bubble.set_last(self._is_last(name))
         self._place()
 
     def update_message(self, message: ShownMessage) -> None:
@@ -132,6 +134,17 @@ class MessageList(QAbstractScrollArea):
             # What was guessed above it is known now.
             self.verticalScrollBar().setValue(self._offsets[place])
             bubble = self._bubbles.get(message)
+            if bubble is not None:
+                bubble.setFocus()
+
+    def place_of(self, message: str) -> int | None:
+        """Return how many messages are above this one; None where it is not shown."""
+        return self._places.get(message)
+
+    def focus_message(self, place: int | None) -> None:
+        """Give the keyboard to the message at this place, where that is in sight."""
+        if place is not None and place < len(self._messages):
+            bubble = self._bubbles.get(self._messages[place].id)
             if bubble is not None:
                 bubble.setFocus()
 
@@ -243,8 +256,12 @@ class MessageList(QAbstractScrollArea):
         bubble.save_requested.connect(self.save_requested)
         bubble.height_changed.connect(self._on_height_changed)
         bubble.installEventFilter(self)
+        bubble.set_last(self._is_last(message.id))
         self._bubbles[message.id] = bubble
         return bubble
+
+    def _is_last(self, message: str) -> bool:
+        return bool(self._messages) and self._messages[-1].id == message and self._messages[-1].role == "assistant"
 
     def _drop(self, message: str) -> None:
         bubble = self._bubbles.pop(message)

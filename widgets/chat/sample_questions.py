@@ -7,13 +7,12 @@ from functools import partial
 from textwrap import fill
 
 from PySide6.QtCore import Signal
-from PySide6.QtWidgets import QPushButton, QWidget
+from PySide6.QtGui import QResizeEvent
+from PySide6.QtWidgets import QPushButton, QSizePolicy, QVBoxLayout, QWidget
 
-from engine.language import tr
-from widgets.common.roles import plain_label
-from widgets.common.wrap_layout import WrapLayout
-
-LINE_CHARACTERS = 30
+AROUND_PX = 28
+"""Of a button, beside its words."""
+MIN_CHARACTERS = 16
 
 
 class SampleQuestions(QWidget):
@@ -24,9 +23,10 @@ class SampleQuestions(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.buttons: tuple[QPushButton, ...] = ()
-        self._layout = WrapLayout(self)
-        self._label = plain_label(tr("Try:"), "dim")
-        self._layout.addWidget(self._label)
+        self._questions: tuple[str, ...] = ()
+        self._layout = QVBoxLayout(self)
+        self._layout.setContentsMargins(0, 0, 0, 0)
+        self._layout.setSpacing(8)
         self.hide()
 
     def set_questions(self, questions: Sequence[str]) -> None:
@@ -34,6 +34,7 @@ class SampleQuestions(QWidget):
         for button in self.buttons:
             self._layout.removeWidget(button)
             button.deleteLater()
+        self._questions = tuple(questions)
         self.buttons = tuple(map(self._make_button, questions))
         self.show_while(True)
 
@@ -41,9 +42,21 @@ class SampleQuestions(QWidget):
         """Show the questions where there are some and the conversation is empty."""
         self.setVisible(is_empty and bool(self.buttons))
 
+    def resizeEvent(self, event: QResizeEvent) -> None:
+        super().resizeEvent(event)
+        for button, question in zip(self.buttons, self._questions, strict=True):
+            button.setText(self._words(question))
+
+    def _words(self, question: str) -> str:
+        """Return it on as many lines as the width asks for; an ampersand in it is no shortcut."""
+        widest = max(self.fontMetrics().averageCharWidth(), 1)
+        characters = max((self.width() - AROUND_PX) // widest, MIN_CHARACTERS)
+        return fill(question, characters).replace("&", "&&")
+
     def _make_button(self, question: str) -> QPushButton:
-        # On several lines, so that a long question asks for no wide window. An ampersand in a text is no shortcut.
-        button = QPushButton(fill(question, LINE_CHARACTERS).replace("&", "&&"))
+        button = QPushButton(self._words(question))
+        # It takes the width that there is: a long question asks for no wide window.
+        button.setSizePolicy(QSizePolicy.Policy.Ignored, QSizePolicy.Policy.Fixed)
         button.clicked.connect(partial(self.chosen.emit, question))
         self._layout.addWidget(button)
         return button

@@ -9,6 +9,8 @@ from PySide6.QtCore import Qt, QTimer, Signal
 from PySide6.QtWidgets import (
     QComboBox,
     QGridLayout,
+    QHBoxLayout,
+    QLabel,
     QPlainTextEdit,
     QPushButton,
     QScrollArea,
@@ -29,6 +31,8 @@ from widgets.common.wrap_layout import WrapLayout
 NO_PRESET = tr("No preset")
 SYSTEM_DELAY_MS = 500
 SYSTEM_LINES = 4
+MAX_WIDTH_PX = 868
+"""As wide as messages and input."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +92,11 @@ class SettingsPanel(QScrollArea):
         self.fields: dict[str, SamplingField] = {}
         self._sources: dict[str, ElidedLabel] = {}
         self._resets: dict[str, QToolButton] = {}
+        self._labels: list[QLabel] = []
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(SYSTEM_DELAY_MS)
-        self._timer.timeout.connect(self.flush)
+        self._timer.timeout.connect(self._tell_system)
         self._is_showing = False
         self._build()
         self.system_edit.textChanged.connect(self._on_system_typed)
@@ -122,7 +127,7 @@ class SettingsPanel(QScrollArea):
         for key, row in rows.items():
             self.fields[key].show_text(row.text)
             self._sources[key].setText(row.source)
-            self._resets[key].setEnabled(row.is_own)
+            self._resets[key].setVisible(row.is_own)
 
     def show_fault(self, sentence: str) -> None:
         """Say what is wrong with what was typed; empty: nothing."""
@@ -130,20 +135,26 @@ class SettingsPanel(QScrollArea):
         self.fault_label.setVisible(bool(sentence))
 
     def flush(self) -> None:
-        """Tell what is typed as the system prompt now."""
+        """Tell what is typed as system prompt and template, and not told yet."""
+        if self._timer.isActive():
+            self._tell_system()
+        self.template_field.flush()
+
+    def _tell_system(self) -> None:
         self._timer.stop()
         self.system_changed.emit(self.system_edit.toPlainText())
 
     def _on_system_typed(self) -> None:
-        if not self._is_showing:
+        if not self._is_showing and not self._timer.isActive():
             self._timer.start()
 
     def _on_preset(self) -> None:
         self.preset_chosen.emit(self.preset_box.currentData())
 
     def _build(self) -> None:
-        content = QWidget()
-        column = QVBoxLayout(content)
+        middle = QWidget()
+        middle.setMaximumWidth(MAX_WIDTH_PX)
+        column = QVBoxLayout(middle)
         column.setContentsMargins(4, 4, 12, 12)
         column.setSpacing(8)
         column.addWidget(plain_label(tr("System prompt"), "strong"))
@@ -173,6 +184,15 @@ class SettingsPanel(QScrollArea):
         column.addWidget(plain_label(tr("Chat template"), "strong"))
         column.addWidget(self.template_field)
         column.addStretch(1)
+        widest = max(label.sizeHint().width() for label in self._labels)
+        for label in self._labels:
+            label.setMinimumWidth(widest)  # so that all groups have the same columns
+        content = QWidget()
+        centred = QHBoxLayout(content)
+        centred.setContentsMargins(0, 0, 0, 0)
+        centred.addStretch(1)
+        centred.addWidget(middle, 1000)
+        centred.addStretch(1)
         self.setWidget(content)
 
     def _add_row(self, grid: QGridLayout, row: int, setting: SamplingSetting) -> None:
@@ -184,7 +204,12 @@ class SettingsPanel(QScrollArea):
         reset.setProperty("role", "quiet")
         reset.setToolTip(tr("Leave this to preset and model"))
         reset.setAccessibleName(tr("Leave {label} to preset and model", label=setting.label))
+        keep = reset.sizePolicy()
+        keep.setRetainSizeWhenHidden(True)
+        reset.setSizePolicy(keep)
+        reset.hide()
         label = plain_label(setting.label)
+        self._labels.append(label)
         label.setToolTip(plain_tool_tip(f"{setting.help}\n{setting.kind.allowed}"))
         field.committed.connect(lambda text: self.value_changed.emit(SettingChange(key, text)))
         reset.clicked.connect(lambda: self.value_changed.emit(SettingChange(key, None)))

@@ -37,7 +37,7 @@ class TemplateField(QWidget):
         self._timer = QTimer(self)
         self._timer.setSingleShot(True)
         self._timer.setInterval(EDIT_DELAY_MS)
-        self._timer.timeout.connect(lambda: self.template_changed.emit(self.text_edit.toPlainText()))
+        self._timer.timeout.connect(self._tell)
         column = QVBoxLayout(self)
         column.setContentsMargins(0, 0, 0, 0)
         column.setSpacing(4)
@@ -58,6 +58,15 @@ class TemplateField(QWidget):
         self._is_showing = False
         self.text_edit.setVisible(self.choice_box.currentText() != OF_MODEL)
 
+    def flush(self) -> None:
+        """Tell what is typed and not told yet."""
+        if self._timer.isActive():
+            self._tell()
+
+    def _tell(self) -> None:
+        self._timer.stop()
+        self.template_changed.emit(self.text_edit.toPlainText())
+
     def _on_chosen(self) -> None:
         name = self.choice_box.currentText()
         text = "" if name == OF_MODEL else self._known.get(name, self.text_edit.toPlainText())
@@ -66,5 +75,5 @@ class TemplateField(QWidget):
         self.template_changed.emit(text)
 
     def _on_typed(self) -> None:
-        if not self._is_showing:
+        if not self._is_showing and not self._timer.isActive():
             self._timer.start()

@@ -37,7 +37,7 @@ class SettingsBar(QFrame):
         self.split_chooser = SplitModeChooser()
         self.context_editor = ContextEditor(self)
         self.load_buttons = LoadButtons()
-        settings = WrapLayout(spacing=10)
+        settings = WrapLayout(spacing=8)
         for widget in (self.model_button, self.split_chooser, *self.context_editor.groups):
             settings.addWidget(widget)
         self._row = layout = QHBoxLayout(self)

@@ -171,7 +171,7 @@ class DeviceCard(QFrame):
         numbers.addWidget(self._used_label, 0, Qt.AlignmentFlag.AlignBaseline)
         numbers.addWidget(self._total_label, 1, Qt.AlignmentFlag.AlignBaseline)
         layout = QVBoxLayout(self)
-        layout.setContentsMargins(12, 8, 12, 8)
+        layout.setContentsMargins(10, 8, 10, 8)  # what is used of the whole is not cut in the least width
         layout.setSpacing(4)
         layout.addLayout(heading)
         layout.addLayout(numbers)

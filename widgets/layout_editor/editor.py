@@ -48,6 +48,7 @@ class LayoutEditor(QFrame):
         self.setProperty("role", "panel")
         self._preview: Preview | None = None
         self._loaded: LoadedLayout | None = None
+        self._title = plain_label(tr("Layout"), "title")
         self._state = ElidedLabel(role="dim")
         self._speed = plain_label(role="strong")
         self._summary = ElidedLabel(role="dim")
@@ -76,7 +77,7 @@ class LayoutEditor(QFrame):
     def _lay_out(self) -> None:
         header = QHBoxLayout()
         header.setSpacing(8)
-        header.addWidget(plain_label(tr("Layout"), "title"))
+        header.addWidget(self._title)
         header.addWidget(self._state, 1)
         header.addWidget(self._speed)
         header.addWidget(self._summary)
@@ -117,6 +118,7 @@ class LayoutEditor(QFrame):
         self._preview = preview
         self._view.set_preview(preview)
         self._pages.setCurrentWidget(self._empty if preview is None else self._view)
+        self._title.setVisible(preview is not None)  # what is there meanwhile has a title of its own, or needs none
         self._legend.setVisible(preview is not None)
         if preview is not None:
             self._legend.set_parts(

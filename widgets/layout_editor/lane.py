@@ -133,8 +133,8 @@ class LaneItem(QGraphicsItem):
         for key, path in self._solid:
             painter.fillPath(path, colour(strip_colour(key, palette)))
         for shown, (left, right), name, word in (
-            (content.has_embedding, track.embedding, palette.weights, "embed"),
-            (content.has_output, track.output, palette.compute, "output"),
+            (content.has_embedding, track.embedding, palette.weights, tr("embed")),
+            (content.has_output, track.output, palette.compute, tr("output")),
         ):
             if shown:
                 self._paint_end(painter, QRectF(left, top + 3, right - left, height - 6), name, word)

@@ -74,7 +74,7 @@ def pill_text(drag: Drag | None) -> str:
         ]
         return "  |  ".join(texts)
     if isinstance(drag, LaneDrag) and drag.begun:
-        what = "output" if drag.span is None else layers_text(*drag.span)
+        what = tr("output") if drag.span is None else layers_text(*drag.span)
         return f"{what} → {drag.devices[drag.lane]}"
     return ""
 

@@ -120,8 +120,10 @@ class EntryDetails(QScrollArea):
         words, colour = fit_of(model, each)
         self.fit_badge.setText(words or tr("not planned yet"))
         set_role(self.fit_badge, _BADGES.get(colour, "badge-dim"))
-        self.fit_label.setText("" if each.fault else fit_sentence(model.fit_of(each)))
-        self.fit_label.setVisible(not each.fault)
+        fit = model.fit_of(each)
+        # What is not planned yet is in the badge already.
+        self.fit_label.setText("" if each.fault or fit is None else fit_sentence(fit))
+        self.fit_label.setVisible(bool(self.fit_label.text()))
         self.fault_label.setText(tr("This file {fault}.", fault=each.fault) if each.fault else "")
         self.fault_label.setVisible(bool(each.fault))
         self.open_button.setEnabled(not each.copy.is_missing and not each.copy.missing)

@@ -11,6 +11,7 @@ from engine.library.fit import Fit, fit_words, place_words, speed_words
 from engine.library.listed import Listed
 from engine.texts import capitalised
 from engine.units import format_bytes
+from widgets.common.counts import format_count
 
 _GOOD, _FAIR, _BAD, _DIM = "good", "experts", "bad", "dim"
 _COLOURS = {"devices": _GOOD, "split": _FAIR, "cpu": _GOOD, "disk": _BAD, "no": _BAD, "unknown": _DIM}
@@ -118,7 +119,7 @@ def fact_rows(model: Listed) -> tuple[tuple[str, str], ...]:
         (tr("Experts"), experts),
         (
             tr("Trained context"),
-            tr("{n_ctx_train:,} tokens", n_ctx_train=facts.n_ctx_train) if facts.n_ctx_train else "",
+            tr("{count} tokens", count=format_count(facts.n_ctx_train)) if facts.n_ctx_train else "",
         ),
         (tr("Name in the header"), facts.name if facts.name != model.entry.title else ""),
         (tr("Licence"), facts.license),
@@ -136,7 +137,7 @@ def fit_sentence(fit: Fit | None) -> str:
     speed = speed_words(fit)
     parts = [
         place_words(fit),
-        tr("context {n_ctx:,} tokens", n_ctx=fit.n_ctx),
+        tr("context {n_ctx} tokens", n_ctx=format_count(fit.n_ctx)),
         speed,
         tr("strategy {strategy}", strategy=fit.strategy),
     ]

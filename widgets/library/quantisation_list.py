@@ -63,8 +63,8 @@ class QuantisationList(QTreeWidget):
             for each in self._quantisations:
                 words, colour = fit_of(model, each)
                 fit = model.fit_of(each)
-                speed = "" if fit is None or each.fault else speed_words(fit).removesuffix(" tokens/s")
-                item = QTreeWidgetItem([each.label or "unknown", format_bytes(each.size_bytes), words, speed])
+                speed = "" if fit is None or each.fault else speed_words(fit).removesuffix(tr(" tokens/s"))
+                item = QTreeWidgetItem([each.label or tr("unknown"), format_bytes(each.size_bytes), words, speed])
                 item.setSizeHint(0, QSize(0, ROW_HEIGHT))
                 item.setToolTip(3, tr("Tokens per second, slowest to fastest"))
                 self._colours.append(colour)

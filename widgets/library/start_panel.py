@@ -18,7 +18,6 @@ class StartPanel(QWidget):
     def __init__(self, parent: QWidget | None = None) -> None:
         super().__init__(parent)
         self.try_demo_button = QPushButton(tr("Try the demo model\non a lab rig"))
-        self.try_demo_button.setProperty("role", "primary")
         self.try_demo_button.setToolTip(
             tr("Writes a small model and starts three local workers that stand for devices. Nothing is downloaded.")
         )

@@ -9,10 +9,13 @@ from PySide6.QtWidgets import QFrame, QHBoxLayout, QPushButton, QScrollArea, QVB
 
 from engine.language import tr
 from widgets.common.roles import plain_label
+from widgets.common.wrap_layout import WrapLayout
 
 NOTHING_SENT = tr("No account, no telemetry. Nothing is asked of the network unless you ask for it.")
 _TALKS = tr("A small model that is here already, on workers that stand for three cards.")
 _BABBLES = tr("A made-up model shows how layers are placed; it babbles. The library offers small ones that answer.")
+MAX_WIDTH_PX = 560
+"""Longer lines are hard to read."""
 
 
 class WelcomePanel(QScrollArea):
@@ -60,15 +63,15 @@ class WelcomePanel(QScrollArea):
         self._places.setText(text)
 
     def _build(self) -> None:
-        buttons = QHBoxLayout()
-        buttons.setSpacing(8)
+        buttons = WrapLayout(spacing=8)
         for button in (self.talk_button, self.open_button, self.library_button):
             buttons.addWidget(button)
-        buttons.addStretch(1)
-        content = QWidget()
-        column = QVBoxLayout(content)
+        words = QWidget()
+        words.setMaximumWidth(MAX_WIDTH_PX)
+        column = QVBoxLayout(words)
         column.setContentsMargins(0, 0, 8, 0)
-        column.setSpacing(8)
+        column.setSpacing(10)
+        column.addStretch(2)
         column.addWidget(plain_label(tr("Welcome to Layerdeck"), "title"))
         column.addWidget(self._machine)
         column.addLayout(buttons)
@@ -76,5 +79,11 @@ class WelcomePanel(QScrollArea):
         column.addSpacing(4)
         column.addWidget(self._places)
         column.addWidget(plain_label(NOTHING_SENT, "dim", wrap=True))
-        column.addStretch(1)
+        column.addStretch(3)
+        content = QWidget()
+        around = QHBoxLayout(content)
+        around.setContentsMargins(0, 0, 0, 0)
+        around.addStretch(1)
+        around.addWidget(words, 1000)
+        around.addStretch(1)
         self.setWidget(content)

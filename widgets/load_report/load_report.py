@@ -59,6 +59,7 @@ class LoadReport(QWidget):
         self._progress.setAccessibleName(tr("Load progress"))
         self.copy_button = QToolButton()
         self.check_button = QPushButton(tr("Check This Machine…"))
+        self._scroll = QScrollArea()
         self._column = QVBoxLayout()
         self._build()
         self.show_idle()
@@ -160,6 +161,9 @@ class LoadReport(QWidget):
         set_role(self._sentence, "dim" if outcome is None else "")
         self._badge.setVisible(outcome is not None)
         self.copy_button.setEnabled(outcome is not None)
+        self.copy_button.setVisible(outcome is not None)
+        # Nothing is there for the keyboard while there is nothing to scroll.
+        self._scroll.setFocusPolicy(Qt.FocusPolicy.NoFocus if outcome is None else Qt.FocusPolicy.StrongFocus)
         detail = "" if outcome is None else outcome.detail
         self._detail.setText(detail)
         self._detail.setVisible(bool(detail))
@@ -223,7 +227,7 @@ class LoadReport(QWidget):
         self._column.addWidget(self._rows_title)
         self._column.addWidget(self._attempts_label)
         self._column.addStretch(1)
-        scroll = QScrollArea()
+        scroll = self._scroll
         scroll.setWidgetResizable(True)
         scroll.setAccessibleName(tr("Details of the last load"))
         scroll.setFrameShape(QScrollArea.Shape.NoFrame)

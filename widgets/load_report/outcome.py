@@ -124,7 +124,7 @@ def crashed_outcome(event: Crashed) -> Outcome:
         badge=tr("CRASHED"),
         tone="bad",
         sentence=event.message,
-        detail=tr("Nothing is loaded now; load again to go on."),
+        detail=tr("Nothing is loaded now. A check finds out what of the engine works here; the rest is left out then."),
     )
 
 

@@ -207,9 +207,25 @@ def _append(runs: list[Run], run: Run) -> None:
 
 
 def _address_beside(link: str, words: str) -> list[Run]:
-    """Say where a link leads whose words do not: the host, or the whole of an address without one."""
-    host = urlsplit(link).hostname or link.removeprefix("mailto:")
-    return [] if not host or host in words.lower() else [Run(f" ({host})", dim=True)]
+    """Say where a link leads unless its words are an address there: the host, or the whole of an address without one.
+
+    A host somewhere in the words says nothing: "https://bank.example/?evil.example" reads as another one, and so does
+    what stands before an @.
+    """
+    host = _host(link)
+    if host:
+        told = "" if "@" in words or " " in words else _host(words if "://" in words else f"//{words}")
+        return [] if told == host else [Run(f" ({host})", dim=True)]
+    place = link.removeprefix("mailto:")
+    return [] if place.lower() == words.removeprefix("mailto:").lower() else [Run(f" ({place})", dim=True)]
+
+
+def _host(address: str) -> str:
+    """Return the host of an address in lower case; empty where it has none."""
+    try:
+        return urlsplit(address).hostname or ""
+    except ValueError:
+        return ""
 
 
 def _picture_words(token: Token) -> list[Run]:

@@ -153,7 +153,7 @@ class FormulaObject(QPyTextObject):
             return QSizeF(min(box.width() + 2, room), box.height())
         scale = min(1.0, room / formula.width)
         above = formula.height - formula.depth
-        # The middle of the place is on the line of the text.
+        # The middle of the place is on the line of the text, when it is drawn.
         return QSizeF(formula.width * scale, 2 * max(above, formula.depth) * scale)
 
     def drawObject(
@@ -172,6 +172,8 @@ class FormulaObject(QPyTextObject):
             painter.drawText(rect, Qt.TextFlag.TextWrapAnywhere.value, key.source)
             return
         scale = min(1.0, rect.width() / formula.width)
-        top = rect.center().y() - (formula.height - formula.depth) * scale
+        # Qt puts the middle a quarter of a small letter above that line.
+        line = rect.center().y() + QFontMetricsF(text_format.toCharFormat().font()).xHeight() / 4
+        top = line - (formula.height - formula.depth) * scale
         picture = QRectF(rect.left(), top, formula.width * scale, formula.height * scale)
         self._formulas.renderer(key, formula).render(painter, picture)

@@ -23,7 +23,7 @@ from widgets.markdown.code_head import CodeHead
 from widgets.markdown.document import CodePlace, Decorations
 from widgets.markdown.live import LiveMarkdown
 from widgets.markdown.parse import is_safe_link
-from widgets.markdown.styles import CODE_HEAD_PX, CODE_INSET_PX, INDENT_PX, QUOTE_PX
+from widgets.markdown.styles import CODE_FOOT_PX, CODE_HEAD_PX, CODE_INSET_PX, EDGE, INDENT_PX, QUOTE_PX
 from widgets.markdown.typesetter import Typesetter
 
 MAX_CODE_HEADS = 60
@@ -127,7 +127,9 @@ class MarkdownView(QTextEdit):
         top, bottom = layout.blockBoundingRect(first), layout.blockBoundingRect(last)
         left = first.blockFormat().leftMargin() - CODE_INSET_PX + document.documentMargin()
         width = self.viewport().width() - left - document.documentMargin()
-        return QRectF(left, top.top(), width, bottom.bottom() - top.top())
+        # Qt tells the height that the line below code would have had by its font.
+        below = bottom.top() + CODE_FOOT_PX if last.blockFormat().hasProperty(EDGE) else bottom.bottom()
+        return QRectF(left, top.top(), width, below - top.top())
 
     def _place_heads(self) -> None:
         for head, place in zip(self.code_heads, self._painted.code, strict=False):

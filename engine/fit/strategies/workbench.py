@@ -79,7 +79,9 @@ class Workbench:
         self.overpinned = frozenset(() if is_free else self.shortfalls(on_cpu))
 
     def _may_hold(self, device: Device) -> bool:
-        if device.kind == "accel" or weight_fault(device, self.memory.model) is not None:
+        # Any of them may come to have the output layer, where nobody says which.
+        with_output = self.output in (None, device.id)
+        if device.kind == "accel" or weight_fault(device, self.memory.model, with_output=with_output) is not None:
             return False
         return self.usable[device.id] > 0 and device.id not in self.constraints.off
 

@@ -135,8 +135,11 @@ class ComputeForecast:
         """Return whether the output's matrix is on the host."""
         outer = self._tables.outer
         matrix = outer.get("output") or outer["token_embd"]
-        memory = HOST if placement.output_device == CPU_ID else placement.output_device
-        return homes(self._tables.moved(placement.overrides), {})(matrix, memory) == HOST
+        device = placement.output_device
+        traits = None if device == CPU_ID else placement.traits.get(device)
+        left_out = {device: self._tables.left_out[self._tables.sort_of(traits.size_rule.kernels)]} if traits else {}
+        memory = HOST if device == CPU_ID else device
+        return homes(self._tables.moved(placement.overrides), left_out)(matrix, memory) == HOST
 
     def _leaves_out(self, placement: Placement) -> bool:
         """Return whether a device has no kernel for some weights."""

@@ -13,7 +13,7 @@ from engine.worker.loaded_context import LoadedContext
 from engine.worker.media import MediaPrompt
 from engine.worker.media_reader import MediaReader
 from engine.worker.outcome import EndOfRequest, failure
-from engine.worker.prompt import read_prompt
+from engine.worker.prompt import NOT_REPLACED, Replaced, read_prompt
 from engine.worker.sampling import SamplerChain, settings_of
 from engine.worker.slots import Slots
 from engine.worker.stop_texts import StopTexts
@@ -51,7 +51,7 @@ class Generation(SequenceTask):
         prompt: MediaPrompt,
         *,
         marks: Sequence[int] = (),
-        replaced: str = "",
+        replaced: Replaced = NOT_REPLACED,
     ) -> None:
         super().__init__(request.id, tokens, MediaReader(session, prompt), marks)
         self._slots = slots
@@ -153,6 +153,7 @@ class Generation(SequenceTask):
             generation_seconds=now - begun,
             context_used=0 if self.slot is None else self._cells(self.slot.tokens),
             stop_reason=reason,
-            replaced=self._replaced,
+            replaced=self._replaced.sentence,
+            replaced_for_log=self._replaced.for_log,
             checkpoint_bytes=self._slots.checkpoint_bytes,
         )

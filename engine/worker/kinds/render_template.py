@@ -30,7 +30,7 @@ def answer(session: LoadedContext, request: RenderTemplate) -> Rendered:
     return Rendered(
         request=request.id,
         text=text,
-        replaced=replaced,
+        replaced=replaced.sentence,
         tokens=tuple(tokens),
         pieces=tuple(
             _word_of(prompt.parts[token].file) if token < 0 else piece_text(session, token) for token in tokens

@@ -8,14 +8,16 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import psutil
 import pytest
 from PySide6.QtGui import QTextCursor
-from PySide6.QtWidgets import QApplication, QWidget
+from PySide6.QtWidgets import QApplication, QLabel, QWidget
 from pytestqt.qtbot import QtBot
 
 from app.background import Background
 from app.chats.archive import ChatArchive
 from app.chats.attacher import Attacher
+from app.chats.shown_messages import answer_note, shown_message
 from app.models.context_counter import ContextCounter
 from app.models.conversation import Conversation
 from app.models.loading import ModelState
@@ -23,17 +25,23 @@ from app.notices import Notices
 from app.paths import chats_path
 from app.settings import Settings
 from app.theme import Theme
+from app.window.chat_presenter import ChatPresenter
 from app.window.prompt_presenter import PromptPresenter
 from app.wiring import Desk, make_desk
 from engine.chats.asking import chat_messages
 from engine.chats.context import ContextUse
+from engine.chats.conversation import Conversation as Chat
 from engine.chats.message import Message
+from engine.chats.tree import tree_of
 from engine.devices.device import CPU_ID
 from engine.layout.layout import single_device
 from engine.plan.edit import Edit
 from engine.protocol.messages import Tokenise
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_tiny_llama
+from widgets.chat.chat_pane import ChatPane
+from widgets.chat.shown import ActionKind, MessageAction
+from widgets.markdown.typesetter import Typesetter
 
 DEADLINE_MS = 120_000
 N_LAYERS = 2
@@ -179,6 +187,40 @@ def test_versions_branches_edits_and_deletions(bench: Bench) -> None:
     assert bench.reopened(conversation.chat.id) == bench.path
 
 
+@pytest.mark.parametrize("kind", ["regenerate", "continue", "edit", "pin"])
+def test_a_deletion_can_be_taken_back_until_something_else_becomes_of_the_messages(
+    bench: Bench, qtbot: QtBot, kind: ActionKind
+) -> None:
+    bench.load()
+    pane = ChatPane(bench.desk.typesetter)
+    qtbot.addWidget(pane)
+    presenter = ChatPresenter(bench.desk.models.current, pane)
+    tree = tree_of(
+        [
+            Message(id="q1", role="user", content="one"),
+            Message(id="a1", role="assistant", content="eins", parent="q1"),
+            Message(id="q2", role="user", content="two", parent="a1"),
+            Message(id="old", role="assistant", content="zwei", parent="q2"),
+            Message(id="new", role="assistant", content="zwo", parent="q2"),
+        ],
+        "new",
+    )
+    bench.conversation.open(Chat(id="c", title="Numbers", settings=SHORT), tree)
+    pane.acted.emit(MessageAction("delete", "q1"))
+    pane.acted.emit(MessageAction("older", "new"))
+    pane.undo_requested.emit()
+    assert [message.id for message in bench.path] == ["q1", "a1", "q2", "new"]
+    pane.acted.emit(MessageAction("delete", "q1"))
+    pane.acted.emit(MessageAction(kind, "q2" if kind == "edit" else "new", "three"))
+    after = bench.answered()
+    path, messages = bench.path, set(bench.conversation.tree.messages)
+    pane.undo_requested.emit()
+    assert bench.path == path
+    assert after.id in bench.conversation.tree.messages
+    assert set(bench.conversation.tree.messages) == messages
+    assert presenter is not None
+
+
 def test_an_answer_goes_on_where_it_ended(bench: Bench) -> None:
     bench.load()
     answer = bench.say("tell me")
@@ -188,6 +230,63 @@ def test_an_answer_goes_on_where_it_ended(bench: Bench) -> None:
     assert longer.content.startswith(answer.content)
     assert len(longer.content) > len(answer.content)
     assert bench.reopened(bench.conversation.chat.id) == bench.path
+
+
+def test_a_thought_that_was_stopped_goes_on_between_its_own_marks_and_all_of_it_counts(bench: Bench) -> None:
+    bench.load(n_ctx=1024)
+    conversation = bench.conversation
+
+    def expect(grammar: str) -> None:
+        settings = {**SHORT, "max_tokens": 40, "grammar": grammar}
+        template = "{{ messages[0].content }} [THINK]x[/THINK] "
+        conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=settings, template=template))
+
+    expect('root ::= "[THINK]" [a-z]+')
+    stopped = bench.say("hello")
+    assert (stopped.content, stopped.stop_reason) == ("", "length")
+    assert stopped.reasoning
+    assert shown_message(conversation.tree, stopped, None).can_continue
+    expect('root ::= [a-z]{5} "[/THINK]yes"')
+    conversation.go_on(stopped.id)
+    assert conversation.answering.answer is not None
+    assert conversation.answering.answer.begun == f"[THINK]\n{stopped.reasoning}"
+    whole = bench.answered()
+    assert whole.content == "yes"
+    assert whole.reasoning.startswith(stopped.reasoning)
+    before, after = stopped.timings, whole.timings
+    assert before is not None
+    assert after is not None
+    assert after.generated_tokens > before.generated_tokens == 40
+    assert (after.prompt_tokens, after.first_token_seconds) == (before.prompt_tokens, before.first_token_seconds)
+    assert after.generation_seconds is not None
+    assert before.generation_seconds is not None
+    assert after.generation_seconds > before.generation_seconds
+    assert after.thinking_seconds is not None
+    assert before.thinking_seconds is not None
+    assert after.thinking_seconds > before.thinking_seconds
+    assert bench.reopened(conversation.chat.id) == bench.path
+
+
+def test_an_answer_that_comes_at_once_after_a_thought_says_how_long_was_thought(bench: Bench) -> None:
+    bench.load(n_ctx=4096)
+    conversation = bench.conversation
+    settings = {**SHORT, "max_tokens": 2000, "grammar": 'root ::= "<think>" [a-z]+'}
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=settings))
+    conversation.send("hello")
+    bench.wait(lambda: len(bench.path[-1].reasoning) > 20)
+    parts: list[Message] = []
+    conversation.answer_finished.connect(lambda _done: parts.append(bench.path[-1]))
+    conversation.answering.answer_now()
+    settings = {**SHORT, "grammar": 'root ::= "yes"'}
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings=settings))
+    bench.wait(lambda: len(parts) == 2)
+    thought, whole = (part.timings for part in parts)
+    assert parts[-1].content == "yes"
+    assert thought is not None
+    assert whole is not None
+    assert whole.thinking_seconds == thought.thinking_seconds
+    assert thought.thinking_seconds is not None
+    assert whole.generated_tokens > thought.generated_tokens > 20
 
 
 def test_the_list_switches_and_an_answer_goes_on_in_its_own_conversation(bench: Bench) -> None:
@@ -238,17 +337,44 @@ def test_deleting_has_a_way_back_and_search_finds_the_branch(bench: Bench) -> No
 
 def test_a_long_conversation_leaves_out_its_oldest_turns_and_says_so_once(bench: Bench) -> None:
     bench.load(n_ctx=256)
-    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(6)]
+    answers = [bench.say(f"{number} " + "many words " * 6) for number in range(10)]
     assert {answer.state for answer in answers} == {"done"}
     notes = [answer.note for answer in answers]
-    assert sum(map(bool, notes)) >= 1
+    assert sum(map(bool, notes)) == 1
     assert all("context is full" in note for note in notes if note)
-    assert len(bench.path) == 12
+    assert len(bench.path) == 20
+    said = notes.index(max(notes))
+    bench.conversation.regenerate(answers[said].id)
+    assert bench.answered().note == notes[said], "it stands with what is shown"
+    bench.conversation.step_version(bench.path[-1].id, -1)
     bench.conversation.answering.overflow = "stop"
     bench.conversation.send("much too long " * 60)
     failed = bench.answered()
     assert failed.state == "failed"
     assert "256" in failed.note
+
+
+def test_what_a_lost_engine_had_answered_is_kept_with_what_it_took(bench: Bench) -> None:
+    before = {process.pid for process in psutil.Process().children()}
+    bench.load(n_ctx=1 << 14)
+    conversation = bench.conversation
+    conversation.change_chat(msgspec.structs.replace(conversation.chat, settings={"seed": 1}))
+    conversation.send("tell me of everything")
+    bench.wait(lambda: len(bench.painted) > 2)
+    for process in psutil.Process().children():
+        if process.pid not in before:
+            process.kill()
+    bench.wait(lambda: not conversation.is_answering)
+    answer = bench.path[-1]
+    assert (answer.state, bool(answer.content)) == ("interrupted", True)
+    assert answer.note.endswith("Last load says how. What had come is kept.")
+    assert answer.timings is not None
+    assert answer.timings.generated_tokens >= 3
+    assert answer.timings.first_token_seconds is not None
+    note = answer_note(answer)
+    assert note.startswith(answer.note)
+    assert " tokens · " in note
+    assert note.endswith("CPU 0–1")
 
 
 def test_a_question_that_failed_is_asked_again_in_its_place(bench: Bench) -> None:
@@ -361,6 +487,23 @@ def test_a_conversation_is_written_with_its_own_template(bench: Bench) -> None:
     short = bench.answered().timings
     assert short is not None
     assert short.prompt_tokens < long - 40
+
+
+def test_the_log_is_told_of_a_template_that_is_not_used_and_of_nothing_that_was_said(
+    bench: Bench, qtbot: QtBot, caplog: pytest.LogCaptureFixture
+) -> None:
+    pane = ChatPane(Typesetter(lambda work: work(), lambda work: work()))
+    qtbot.addWidget(pane)
+    bench.load()
+    ChatPresenter(bench.desk.models.current, pane, pane)
+    chat = bench.conversation.chat
+    template = "{{ raise_exception('roles: ' ~ messages[-1].content) }}"
+    bench.conversation.change_chat(msgspec.structs.replace(chat, template=template))
+    bench.say("the secret of the quay")
+    assert any("the secret of the quay" in label.text() for label in pane.findChildren(QLabel))
+    bench.say("another secret")
+    assert "secret" not in caplog.text
+    assert caplog.text.count("it refuses this conversation") == 1
 
 
 def test_what_the_model_reads_is_shown_token_by_token(bench: Bench, qtbot: QtBot, qapp: QApplication) -> None:

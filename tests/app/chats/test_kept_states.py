@@ -169,6 +169,28 @@ def test_a_conversation_comes_back_after_another_one_took_its_place(bench: Bench
     assert len(bench.files) == 2
 
 
+def test_what_was_left_out_stays_so_after_a_restart_and_another_conversation(bench: Bench) -> None:
+    bench.load(*CPU_ALONE)
+    answers = [bench.say(LONG_WORDS) for _ in range(5)]
+    assert [bool(answer.note) for answer in answers] == [False] * 4 + [True]
+    chat, left_out = bench.conversation.chat.id, bench.conversation.left_out
+    bench.settle()
+    bench.restart()
+    bench.wait(lambda: not bench.conversation.is_empty)
+    bench.load(*CPU_ALONE)
+    assert bench.conversation.left_out == left_out
+    after_restart = bench.say("Who said so?")
+    bench.desk.shelf.new()
+    bench.say(LONG_WORDS)
+    bench.desk.shelf.open(chat)
+    bench.wait(lambda: bench.conversation.chat.id == chat)
+    after_another = bench.say("And then?")
+    for answer in (after_restart, after_another):
+        assert read_tokens(answer) < 40
+        assert not answer.note
+    assert bench.conversation.left_out == left_out
+
+
 def test_a_question_is_answered_while_a_state_is_written(bench: Bench) -> None:
     bench.load(*CPU_ALONE)
     bench.say(LONG_WORDS)

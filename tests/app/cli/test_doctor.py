@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from app.packs import find_all_devices
+from engine.devices.device import Rig
 from engine.doctor.examination import Step
 from engine.doctor.machine import Machine
 from engine.doctor.report import Check
 from tests.support.command_line import run_here
+from tests.support.previews import make_gpu
 
 GOOD = Check(name="load", device="CPU", detail="loads and answers", figures={"tokens_per_second": 12.5})
 BAD = Check(name="weights", device="CPU", ok=False, detail="It dies.")
@@ -30,6 +33,12 @@ def use_steps(monkeypatch: pytest.MonkeyPatch, *checks: Check, interrupt: bool =
     steps = [Step("made up", "Looking", look), Step("second", "Looking again", lambda: [GOOD])]
     monkeypatch.setattr(Machine, "steps", lambda _machine: steps)
     monkeypatch.setattr(Machine, "engine_steps", lambda _machine: steps[:1])
+
+
+def find_card(verdicts: Path, rpc_endpoints: Sequence[str] = (), **others: object) -> Rig:
+    """Search as the program does, on a machine that has a card besides."""
+    found = find_all_devices(verdicts, rpc_endpoints, **others)  # type: ignore[arg-type]
+    return Rig((make_gpu("CUDA0", 8), *found.devices), found.host)
 
 
 def test_the_document_is_printed_and_written(
@@ -79,14 +88,29 @@ def test_an_interrupt_keeps_what_was_found(monkeypatch: pytest.MonkeyPatch, caps
 def test_a_worker_that_does_not_answer_is_told_and_the_rest_examined(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(Machine, "engine_steps", lambda _machine: [])
     monkeypatch.setattr(Machine, "_devices", ())
     monkeypatch.setattr(Machine, "_speeds", lambda _machine: [])
+    monkeypatch.setattr("app.cli.machine.find_all_devices", find_card)
     answer = run_here(capsys, "doctor", "--rpc", "127.0.0.1:1", "--json")
-    (wrong,) = [check for check in answer.document["checks"] if check["ok"] is False]
-    assert wrong["name"] == "devices"
-    assert "127.0.0.1:1" in wrong["detail"]
-    assert [check["device"] for check in answer.document["checks"] if check["name"] == "device"] == ["CPU"]
+    checks = answer.document["checks"]
+    (wrong,) = [check for check in checks if check["name"] == "devices"]
+    assert wrong["ok"] is False
+    assert "127.0.0.1" not in answer.out, "who is asked is nobody's business"
+    assert "asked-0" in wrong["detail"]
+    assert [check["device"] for check in checks if check["name"] == "device"] == ["CUDA0", "CPU"]
+
+
+def test_the_engines_check_alone_tells_of_a_worker_that_does_not_answer_as_well(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Machine, "_devices", ())
+    answer = run_here(capsys, "doctor", "--engine", "--rpc", "127.0.0.1:1", "--json")
+    assert answer.code == 5
+    assert [check["name"] for check in answer.document["checks"]] == ["devices"]
+    assert "asked-0" in answer.document["checks"][0]["detail"]
+    answer = run_here(capsys, "doctor", "--engine", "--peer", "maria's attic", "--json")
+    assert [check["name"] for check in answer.document["checks"]] == ["devices"]
+    assert "maria" not in answer.out
 
 
 def test_a_file_that_cannot_be_written_is_refused(

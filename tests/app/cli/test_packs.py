@@ -10,8 +10,10 @@ from pathlib import Path
 import pytest
 
 from app.cli import exit_codes
-from app.paths import packs_path
+from app.paths import pack_book_path, packs_path
 from engine.engine_build import engine_version
+from engine.packs.book import NO_PACKS, PACKS_VARIABLE
+from engine.packs.store import PackStore
 from tests.support.command_line import run_here
 from tests.support.packs import IS_NO_BACKEND, compiled, no_packs, write_pack
 
@@ -52,6 +54,24 @@ def test_a_pack_comes_is_switched_and_goes(capsys: pytest.CaptureFixture[str], t
     assert (code, "Switched off" in out) == (exit_codes.OK, True)
     assert told(capsys, "remove", "tiny")[0] == exit_codes.OK
     assert list(packs_path().iterdir()) == []
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_pack_that_came_by_itself_is_checked_before_devices_are_looked_for(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = write_pack(tmp_path / "tiny.tar.gz", "tiny", compiled(IS_NO_BACKEND, tmp_path))
+    PackStore(packs_path()).install(archive, engine_version())
+    monkeypatch.setenv(PACKS_VARIABLE, NO_PACKS)
+    assert "engine packs" not in run_here(capsys, "devices").err
+    monkeypatch.setenv(PACKS_VARIABLE, str(pack_book_path()))
+    first = run_here(capsys, "devices")
+    assert first.code == exit_codes.OK
+    assert first.err.splitlines() == [
+        "Checking engine packs that are new to this engine: tiny",
+        "tiny is not used. Its library is no backend that this engine can use.",
+    ]
+    assert run_here(capsys, "devices").err == ""
 
 
 @pytest.mark.parametrize(

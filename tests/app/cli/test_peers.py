@@ -43,7 +43,11 @@ def test_a_load_through_the_tunnel_from_the_first_code_to_the_last_pairing(
     path = write_tiny_llama(tmp_path / "tiny.gguf")
     port = free_port()
     endpoint = f"127.0.0.1:{port}"
-    with start_cli("rig", "serve", "--secure", "--port", str(port), "--name", "attic", "--keep", "0") as server:
+    words = ("rig", "serve", "--secure", "--announce", "--port", str(port), "--name", "attic", "--keep", "0")
+    with start_cli(*words) as server:
+        announced = said(server, re.compile("It announces itself (.*)")).group(1)
+        assert announced.startswith("to programs of this computer alone, as 127.0.0.1 is reached from nowhere else.")
+        assert "--host" in announced
         code = said(server, CODE).group(1)
         wrong = run_here(capsys, "rig", "pair", endpoint, "AAAA-AAAA", "--json")
         assert (wrong.code, wrong.error["kind"]) == (2, "argument")

@@ -7,6 +7,7 @@ from dataclasses import replace
 from app.rig.device_list import DeviceList, list_of_file
 from app.rig.limit_book import LimitBook
 from engine.devices.device import Device, Rig, make_host
+from engine.rigs.check_book import CheckBook
 from engine.units import GIB, MIB
 
 HOST = make_host("host", 16 * GIB)
@@ -18,7 +19,7 @@ SHOWN = DeviceList(Rig((CARD, WORKER), HOST))
 def test_a_search_replaces_what_is_local_and_keeps_workers_and_limits() -> None:
     limited = SHOWN.with_limits("CUDA0", GIB, 2 * GIB).with_limits("CPU", None, 3 * GIB)
     other = replace(CARD, id="CUDA1", pci_bus_id="0000:02:00.0")
-    found = limited.with_search(Rig((replace(CARD, free_bytes=5 * GIB), other), HOST), LimitBook())
+    found = limited.with_search(Rig((replace(CARD, free_bytes=5 * GIB), other), HOST), LimitBook(), CheckBook())
     assert found.rig.ids == ("CUDA0", "CUDA1", "RPC0", "CPU")
     card, second, _ = found.rig.devices
     assert (card.free_bytes, card.cap_bytes, card.margin_bytes) == (5 * GIB, GIB, 2 * GIB)
@@ -30,7 +31,7 @@ def test_limits_of_an_earlier_run_come_before_those_of_a_rig_file() -> None:
     book = LimitBook()
     book.keep(replace(CARD, cap_bytes=GIB))
     from_file = list_of_file(Rig((replace(CARD, cap_bytes=3 * GIB),), HOST), Rig((), HOST))
-    found = from_file.with_search(Rig((CARD,), HOST), book)
+    found = from_file.with_search(Rig((CARD,), HOST), book, CheckBook())
     assert found.rig.devices[0].cap_bytes == GIB
     assert not found.from_file
 

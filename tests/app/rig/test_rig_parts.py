@@ -16,8 +16,10 @@ from app.rig.device_list import DeviceList
 from app.rig.limit_book import LimitBook
 from app.settings import Settings
 from app.wiring import RigParts
-from engine.devices.device import CPU_ID, Device, Rig, make_host
+from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import read_rig, write_rig
+from engine.rigs.check_book import CheckBook, write_check_book
+from engine.rigs.engine_checks import Case, Checked, Trial
 from engine.rigs.lab import LabRig
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB
@@ -139,6 +141,34 @@ def test_a_remote_worker_is_added_once_with_its_limits(parts: RigParts, told: li
         assert parts.live.rig.devices == ()
         parts.search.add_remote(worker.endpoint)
         wait(lambda: [device.cap_bytes for device in parts.live.rig.devices] == [8 * MIB])
+
+
+def test_a_worker_is_judged_by_the_engines_checks_when_it_is_added_and_with_every_search(
+    parts: RigParts, wait: Wait, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks = tmp_path / "checks.json"
+    monkeypatch.setattr("app.rig.device_search.engine_checks_path", lambda: checks)
+
+    def keep(*, ok: bool) -> None:
+        trial = Trial(Path("model"))
+        case = Case("weights", "Q8_0", (worker.id,), trial, trial)
+        found = [Checked(case, ok, "" if ok else "It dies.")]
+        write_check_book(checks, CheckBook().with_results(found_rig, {}, found))
+
+    def shown() -> list[tuple[bool, tuple[Fault, ...]]]:
+        return [(device.is_checked, device.faults) for device in parts.live.devices.rig.devices if device.is_rpc]
+
+    with LabRig([16 * MIB]) as elsewhere:
+        (worker,) = elsewhere.rig.devices
+        # As a search finds it, its name is its address.
+        worker = replace(worker, name=str(worker.endpoint))
+        found_rig = Rig((worker,), HOST)
+        keep(ok=False)
+        parts.search.add_remote(str(worker.endpoint))
+        wait(lambda: shown() == [(True, (Fault("weights", "It dies.", "Q8_0"),))])
+        keep(ok=True)
+        parts.search.refresh()
+        wait(lambda: shown() == [(True, ())])
 
 
 def test_what_is_no_endpoint_is_told(parts: RigParts, told: list[Notice]) -> None:

@@ -26,6 +26,7 @@ from app.window.versions import Facts
 from app.wiring import WindowParts, make_window
 from engine.demo.speaking import SAMPLE_QUESTIONS
 from engine.devices.rig_file import encode_rig
+from engine.session.events import Cancelled
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
@@ -283,6 +284,7 @@ def test_a_small_screen_cuts_nothing(window: WindowParts, qtbot: QtBot) -> None:
 
 def test_the_tab_key_goes_as_people_read(window: WindowParts) -> None:
     main = window.main
+    window.views.current.report.show_cancelled(Cancelled(stage="fit"))  # before a load there is nothing to stop at
     main.settings_bar.model_button.setFocus()
     areas = (main.settings_bar, main.model_panel, main.device_strip, main.editor, main.chat_view, main.reports)
     seen: list[QWidget] = []

@@ -22,7 +22,8 @@ from app.window.packs_dialog import NOTHING, PacksDialog
 from app.window.packs_presenter import PacksPresenter
 from engine.engine_build import engine_build, engine_version
 from engine.packs.book import PackBook, Verdict, file_states, read_book, write_book
-from engine.packs.store import PackStore
+from engine.packs.store import Pack, PackStore
+from engine.rigs.pack_keeper import PackKeeper
 from tests.support.packs import no_packs, write_pack
 from tests.support.patience import DEADLINE_MS
 
@@ -47,7 +48,7 @@ def dialog(qtbot: QtBot, searches: list[str], monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(search, "refresh", lambda: searches.append("again"))
     notices.given.connect(lambda notice: searches.append(notice.text))
     shelf = PackShelf(search, background, notices, window)
-    presenter = PacksPresenter(shelf, window)
+    presenter = PacksPresenter(shelf, window, lambda: searches.append("the machine is checked"))
     presenter.show()
     opened = presenter.dialog
     assert opened is not None
@@ -110,6 +111,29 @@ def test_packs_are_shown_switched_and_removed(
     qtbot.waitUntil(lambda: rows(dialog) == [good], timeout=DEADLINE_MS)
     assert dialog.text == "All packs work."
     assert searches == ["again", "again"]
+
+
+def test_after_a_good_installation_the_check_of_everything_else_is_offered(
+    qtbot: QtBot, dialog: PacksDialog, searches: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def judged(_keeper: PackKeeper, pack: Pack) -> Verdict:
+        library = f"libggml-{pack.name}.so"
+        devices = ("Vulkan0",) if pack.name == "good" else ()
+        states = file_states(pack.folder, [library])
+        return Verdict(pack.name, str(pack.folder), engine_build(), library, states, ok=True, devices=devices)
+
+    monkeypatch.setattr(PackKeeper, "_judged", judged)
+    for name, offered in (("good", True), ("other", False)):
+        archive = write_pack(tmp_path / f"{name}.tar.gz", name)
+        monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_, archive=archive: archive)
+        click(dialog, "install")
+        qtbot.waitUntil(lambda name=name: any(name in row for row in rows(dialog)), timeout=DEADLINE_MS)
+        assert dialog.machine_button.isVisible() == offered
+        assert dialog.text.startswith("good works with one type of weights." if offered else "All packs work.")
+        if offered:
+            searches.clear()
+            click(dialog, "machine")
+            assert searches == ["the machine is checked"]
 
 
 def test_a_file_that_is_no_pack_is_told_and_changes_nothing(

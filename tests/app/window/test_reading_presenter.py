@@ -49,14 +49,24 @@ def shown(window: WindowParts) -> Callable[[], bool]:
     return lambda: window.main.status_line.text().startswith("Reading the question: ")
 
 
-def test_it_is_told_until_the_first_word(window: WindowParts, qtbot: QtBot) -> None:
+def test_it_is_told_until_the_first_word(window: WindowParts, qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("app.models.reading_pace.KNOWN_AFTER_S", 0.0)
     seen: list[str] = []
+    in_chat: list[str] = []
     model = window.desk.models.current
-    model.loading.bridge.reading.connect(lambda _event: seen.append(window.main.status_line.text()))
+    chat = window.views.current.chat
+
+    def note() -> None:
+        seen.append(window.main.status_line.text())
+        in_chat.append(chat.reading.label.text())
+
+    model.loading.bridge.reading.connect(note)
     model.conversation.send(QUESTION)
     qtbot.waitUntil(lambda: bool(seen), timeout=DEADLINE_MS)
     qtbot.waitUntil(lambda: not shown(window)(), timeout=DEADLINE_MS)
     assert any(text.startswith("Reading the question: ") and " of " in text for text in seen)
+    for texts in (seen, in_chat):
+        assert any(" s left" in text for text in texts)
     model.loading.stop_answer()
     qtbot.waitUntil(lambda: model.loading.state is ModelState.READY, timeout=DEADLINE_MS)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from engine.chats.answer import AnswerInProgress
@@ -65,12 +66,23 @@ def test_each_piece_is_on_disk_before_it_is_shown_and_the_whole_at_the_end(store
 
 
 def test_an_answer_goes_on_with_what_is_there(store: ChatStore) -> None:
-    before = Message(id="a", role="assistant", content="Be", reasoning="hm", parent="q", state="writing")
+    earlier = Timings(
+        prompt_tokens=7,
+        generated_tokens=3,
+        generation_seconds=1.5,
+        first_token_seconds=0.5,
+        thinking_seconds=2.0,
+    )
+    before = Message(
+        id="a", role="assistant", content="Be", reasoning="hm", parent="q", state="writing", timings=earlier
+    )
     answer, _ = begin(store, before, begun_answer("hm", "Be", THINK))
     answer.add("cause.")
     assert answer.message.content == "Because."
-    whole, kept = answer.end("stopped")
+    timings = Timings(prompt_tokens=9, cached_tokens=8, generated_tokens=4, generation_seconds=0.5)
+    whole, kept = answer.end("stopped", timings=timings)
     kept.result(DEADLINE_S)
+    assert whole.timings == msgspec.structs.replace(earlier, generated_tokens=7, generation_seconds=2.0)
     assert (whole.reasoning, whole.content, whole.state) == ("hm", "Because.", "stopped")
 
 

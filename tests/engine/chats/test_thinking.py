@@ -58,6 +58,9 @@ def test_what_was_begun_goes_on_where_it_was() -> None:
 def test_marks_are_found_in_a_template() -> None:
     assert marks_of("{{ m }}[THINK]x[/THINK]") == Marks("[THINK]", "[/THINK]")
     assert marks_of("plain") is None
+    assert marks_of("<|user|>{{ m }}<|end|><|assistant|>") is None, "ends of messages are not ends of thoughts"
+    channels = Marks("<|channel|>analysis<|message|>", "<|end|>")
+    assert marks_of("<|start|>assistant<|channel|>analysis<|message|>{{ m }}<|end|>") == channels
 
 
 def test_a_long_thought_takes_no_long_time_in_small_pieces() -> None:

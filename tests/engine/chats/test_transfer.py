@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.chats.exports import as_html, as_json, as_markdown
-from engine.chats.imports import parse_conversations, read_conversations
+from engine.chats.imports import MAX_LABEL_CHARACTERS, parse_conversations, read_conversations
 from engine.chats.llama_ui import as_jsonl
-from engine.chats.message import Attachment, Message
+from engine.chats.message import Attachment, Message, Role
 from engine.chats.tree import MessageTree, add, tree_of
 from engine.errors import ChatError
 from engine.sounds.reader import MAX_LENGTH_MS
@@ -126,11 +126,39 @@ def test_images_that_none_can_be_are_refused() -> None:
 def test_llama_cpps_lines_keep_the_tree_and_the_system_prompt() -> None:
     data = as_jsonl([(CHAT, kept_tree()), (CHAT, kept_tree())])
     first, second = parse_conversations(data, source="x.jsonl")
-    assert next(message.role for message in first.tree.messages.values()) == "system"
-    assert [line[1:] for line in shape(first.tree)[1:]] == [line[1:] for line in shape(kept_tree())]
+    assert first.conversation.system == CHAT.system
+    assert shape(first.tree) == shape(kept_tree())
     assert first.tree.path[-1].content == "What else?"
     assert second.conversation.title == CHAT.title
     assert not set(first.tree.messages) & set(second.tree.messages)
+
+
+@pytest.mark.parametrize("roles", [["system"], ["system", "user"], ["user", "system"], ["user"]])
+def test_only_a_system_prompt_that_all_hangs_on_is_the_conversations(roles: list[Role]) -> None:
+    messages = [Message(id=str(place), role=role, content=role) for place, role in enumerate(roles)]
+    messages.append(Message(id="last", role="user", content="And?", parent="0"))
+    bare = msgspec.structs.replace(CHAT, system="")
+    (found,) = parse_conversations(as_jsonl([(bare, tree_of(messages, "last"))]), source="x.jsonl")
+    is_alone = roles == ["system"]
+    assert found.conversation.system == ("system" if is_alone else "")
+    assert [each.role for each in found.tree.messages.values()] == (["user"] if is_alone else [*roles, "user"])
+    assert [each.content for each in found.tree.path] == (["And?"] if is_alone else [roles[0], "And?"])
+
+
+def test_labels_from_elsewhere_steer_nothing_and_fill_no_screen() -> None:
+    odd, long = "A\u202etxt.exe\x1b[31m", "x" * 100_000
+    message = Message(
+        id="q", role="assistant", content="", model=long, layout=odd, note=odd, stop_reason=long, model_identity=odd
+    )
+    chat = msgspec.structs.replace(CHAT, title=odd, folder=long, preset=odd)
+    (found,) = parse_conversations(as_json([(chat, tree_of([message], "q"))]), source="c.json")
+    (lines,) = parse_conversations(as_jsonl([(chat, tree_of([message], "q"))]), source="c.jsonl")
+    (kept,) = found.tree.messages.values()
+    chat = found.conversation
+    assert chat.title == lines.conversation.title == "A\\u202etxt.exe\\x1b[31m"
+    assert chat.preset == kept.layout == kept.note == kept.model_identity == chat.title
+    assert len(chat.folder) == len(kept.model) == len(kept.stop_reason) == MAX_LABEL_CHARACTERS
+    assert len(lines.tree.path[0].model) == MAX_LABEL_CHARACTERS
 
 
 def test_lines_have_the_form_that_llama_cpp_reads() -> None:

@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from engine.cancellation import CancelToken
+from engine.confinement import landlock_version
 from engine.devices.device import Device, Rig, make_host
+from engine.doctor import installed
 from engine.doctor.cards import Card, card_checks, cards_on_bus
 from engine.doctor.examination import Progress, Step, examine
 from engine.doctor.installed import pack_checks
@@ -48,16 +50,33 @@ def test_a_step_that_fails_costs_that_step_only() -> None:
 
 
 def test_a_pack_that_does_not_work_is_told_and_one_switched_off_is_in_order() -> None:
-    def pack(name: str, state: PackState, reason: str = "") -> ListedPack:
-        return ListedPack(name, "Vulkan", "0.3.36", "packs", 8 * MIB, state, reason, (), "a driver", ours=True)
-
-    packs = [pack("vulkan", "used"), pack("cuda", "off"), pack("hip", "broken", "The driver is missing."),
-             pack("other", "unchecked")]  # fmt: skip
+    packs = [
+        listed_pack("vulkan", "Vulkan", "used"),
+        listed_pack("cuda", "CUDA", "off"),
+        listed_pack("hip", "HIP", "broken", "The driver is missing."),
+        listed_pack("other", "Vulkan", "unchecked"),
+    ]
     found = list(pack_checks(packs))
     assert [(each.name, each.ok) for each in found] == [("engine pack", ok) for ok in (True, True, False, None)]
     assert "hip" in found[2].detail
     assert "The driver is missing" in found[2].detail
     assert found[0].figures["size_bytes"] == 8 * MIB
+
+
+@pytest.mark.parametrize(("version", "limited", "ok"), [(4, True, True), (0, True, None), (4, False, None)])
+def test_it_says_what_children_give_up_here(
+    monkeypatch: pytest.MonkeyPatch, version: int, limited: bool, ok: bool | None
+) -> None:
+    monkeypatch.setattr(installed, "landlock_version", lambda: version)
+    monkeypatch.setattr(installed, "limits_memory", lambda: limited)
+    found = next(each for each in installed.installed_checks() if each.name == "confinement")
+    assert (found.ok, found.figures) == (ok, {"landlock_version": version, "memory_limits": limited})
+    assert ("Landlock version 4" in found.detail, "not limited" in found.detail) == (version == 4, not limited)
+
+
+def test_this_system_is_told_as_it_is() -> None:
+    found = next(each for each in installed.installed_checks() if each.name == "confinement")
+    assert found.figures["landlock_version"] == landlock_version()
 
 
 def test_a_cancel_keeps_what_was_found() -> None:
@@ -137,6 +156,36 @@ def test_an_unused_card_says_why(maker: str, driver: str, backends: tuple[str, .
     assert (used.ok, used.device, used.detail) == (True, "0000:01:00", f"{maker} 2204")
 
 
+def listed_pack(name: str, backend: str, state: PackState, reason: str = "") -> ListedPack:
+    return ListedPack(name, backend, "0.3.36", "packs", 8 * MIB, state, reason, (), "a driver", ours=True)
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "said"),
+    [
+        ("used", "No device for it was found.", "driver and toolkit may not belong together"),
+        ("broken", "It dies (SIGSEGV).", "the engine pack cuda is there for it. Not used. It dies (SIGSEGV)."),
+        ("off", "", "the engine pack cuda is there for it. Switched off."),
+    ],
+)
+def test_a_card_is_told_what_keeps_its_pack_from_it(state: PackState, reason: str, said: str) -> None:
+    card = Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia")
+    packs = [listed_pack("hip", "HIP", "used"), listed_pack("cuda", "CUDA", state, reason)]
+    (check,) = card_checks([card], [], ("CPU", "RPC"), packs)
+    assert check.ok is False
+    assert said in check.detail
+    assert "built without" not in check.detail
+
+
+def test_a_card_that_is_not_used_beside_another_one_is_nothing_wrong() -> None:
+    card = Card(PciId(0, 1, 0), "NVIDIA", "2204", "nvidia")
+    inside = Card(PciId(0, 0, 2), "Intel", "4680", "i915")
+    found = list(card_checks([inside, card], [card.slot], ("CPU", "CUDA")))
+    assert [check.ok for check in found] == [None, True]
+    assert "built without Vulkan and SYCL" in found[0].detail
+    assert [check.ok for check in card_checks([inside, card], [], ("CPU", "CUDA"))] == [False, False]
+
+
 def test_a_search_that_fails_leaves_the_host() -> None:
     def find() -> Rig:
         raise UnreachableError("192.0.2.1:1 does not answer.")
@@ -144,6 +193,25 @@ def test_a_search_that_fails_leaves_the_host() -> None:
     rig, problem = find_rig(find)
     assert rig.devices == ()
     assert problem == "192.0.2.1:1 does not answer."
+    assert find_rig(find, find) == (rig, problem)
+
+
+def test_a_second_search_finds_what_the_first_could_not_tell() -> None:
+    def find() -> Rig:
+        raise UnreachableError("192.0.2.1:1 does not answer.")
+
+    card = Device("CUDA0", "card", "CUDA", "gpu", GIB)
+    here = Rig((card,), make_host("processor", GIB))
+    assert find_rig(find, lambda: here) == (here, "192.0.2.1:1 does not answer.")
+    assert find_rig(lambda: here, find) == (here, "")
+
+
+def test_machines_that_were_asked_for_in_vain_are_not_named() -> None:
+    asked = ("attic-of-maria.local:50052", " maria's laptop ")
+    names = personal_names(Rig((), make_host("processor", GIB)), Path("/home/maria"), asked)
+    said = "attic-of-maria.local:50052 refused: attic-of-maria.local is unknown. maria's laptop is not paired."
+    report = without_names(Report((Check(name="devices", detail=said),)), names)
+    assert report.checks[0].detail == "asked-0 refused: machine-of-asked-0 is unknown. asked-1 is not paired."
 
 
 def test_one_check_for_all_types_of_a_feature() -> None:

@@ -10,7 +10,8 @@ import pytest
 from engine.devices.device import CPU_ID, Device, Fault, Rig, make_host
 from engine.devices.rig_file import encode_rig, parse_rig
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.gguf.model_file import ModelFile
+from engine.fit.strategies.constraints import Constraints
+from engine.gguf.model_file import ModelFile, TensorInfo
 from engine.gguf.reader import read_model
 from engine.layout.layout import Layout, Run, single_device
 from engine.plan.edit import Edit
@@ -56,6 +57,53 @@ def test_automatic_layouts_leave_such_a_device_alone(model: ModelFile) -> None:
         assert "CUDA0" not in found.layout.devices, name
         assert found.fits, name
     assert "CUDA0" in auto_layout("fewest", model, rig_with(), CONTEXT).layout.devices
+
+
+def with_finer_output(model: ModelFile, name: str, weight_type: str) -> ModelFile:
+    """Return `model` with another type of its output matrix, which is the tensor called `name`."""
+
+    def finer(tensors: tuple[TensorInfo, ...]) -> tuple[TensorInfo, ...]:
+        kept = (each for each in tensors if name == "output.weight" or each.name != "output.weight")
+        return tuple(replace(each, type_name=weight_type) if each.name == name else each for each in kept)
+
+    return replace(model, tensors=finer(model.tensors), global_tensors=finer(model.global_tensors))
+
+
+@pytest.mark.parametrize("name", ["output.weight", "token_embd.weight"])
+def test_weights_of_the_output_count_where_the_output_is(model: ModelFile, name: str) -> None:
+    finer = with_finer_output(model, name, "Q8_0")
+    rig = rig_with(Fault("weights", "It dies.", "Q8_0"))
+    (violation,) = plan_on(finer, rig).violations
+    assert "Q8_0 weights on CUDA0: It dies." in violation.message
+    elsewhere = replace(single_device(finer.n_layers, "CUDA0"), output_device="CUDA1")
+    assert make_plan(finer, rig, Edit(elsewhere, CONTEXT)).violations == ()
+    assert plan_on(model, rig).violations == ()
+
+
+def test_every_member_of_a_split_has_a_part_of_the_output(model: ModelFile) -> None:
+    finer = with_finer_output(model, "output.weight", "Q8_0")
+    shares = (("CUDA0", 1.0), ("CUDA1", 1.0))
+    layout = Layout(4, (Run("CUDA0", 0, 1), Run("CUDA1", 2, 3)), "CUDA1", "tensor", shares)
+    plan = make_plan(finer, rig_with(Fault("weights", "It dies.", "Q8_0")), Edit(layout, CONTEXT))
+    assert [each.rule for each in plan.violations] == ["engine_fault"]
+
+
+def test_automatic_layouts_put_no_output_where_its_weights_are_broken(model: ModelFile) -> None:
+    finer = with_finer_output(model, "output.weight", "Q8_0")
+    rig = rig_with(Fault("weights", "It dies.", "Q8_0"))
+    for name in STRATEGIES:
+        found = auto_layout(name, finer, rig, CONTEXT)
+        assert found.layout.output_device != "CUDA0", name
+        assert found.fits, name
+    beside = auto_layout("fewest", finer, rig, CONTEXT, Constraints(off=frozenset({"CUDA1"}), output=CPU_ID))
+    assert "CUDA0" in beside.layout.devices, "its layers are of another type"
+
+
+@pytest.mark.parametrize("written", ["q4_0", "Q4_0"])
+def test_a_type_may_be_written_in_small_letters(model: ModelFile, written: str) -> None:
+    rig = rig_with(Fault("weights", "It dies.", written), Fault("flash_attention", "It dies.", written.swapcase()))
+    assert [each.rule for each in plan_on(model, rig).violations] == ["engine_fault"]
+    assert plan_on(model, rig, type_k="q4_0").settings.flash_attn == "off"
 
 
 def test_flash_attention_is_off_where_it_is_broken_and_refused_where_it_is_asked_for(model: ModelFile) -> None:

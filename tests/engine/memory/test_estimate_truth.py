@@ -22,8 +22,10 @@ SHARE, LOW_BYTES, HIGH_BYTES = 0.03, MIB, 8 * MIB
 VULKAN_NAMES = (
     "bailingmoe3-moe", "deepseek2-moe", "deepseek32-moe", "deepseek4-moe", "dots3note-moe", "ernie4_5-moe-moe",
     "falcon-dense", "falcon-h1-dense", "gemma3-dense", "gemma3n-dense", "gemma4-moe", "glm-dsa-moe", "glm5-next-moe",
-    "gpt-oss-moe", "hy_v4-moe", "kimi-k3-moe", "kimi-linear-moe", "llama-dense", "mamba2-dense", "mistral4-moe",
-    "mpt-dense", "phi3-dense", "plamo2-dense", "qwen3moe-moe", "qwen3next-moe", "rwkv6-dense", "t5-dense",
+    "gpt-oss-moe", "hy_v3-moe", "hy_v4-moe", "kimi-k3-moe", "kimi-linear-moe", "laguna-moe", "llama-dense",
+    "llama-huge", "llama-tied-wide", "llama-wide", "mamba2-dense", "mimo2-moe", "mimo2-scaled", "minimax-m3-moe",
+    "mistral4-moe", "mpt-dense", "muse-glimmer-dense", "phi3-dense", "plamo2-dense", "qwen35moe-moe", "qwen3moe-moe",
+    "qwen3next-moe", "qwen4exp-moe", "rwkv6-dense", "spark2_5-dense", "t5-dense",
 )  # fmt: skip
 STATEFUL = {name for name, record in ARCHITECTURES.items() if record.graph and record.graph.recurrence is not None}
 

@@ -110,6 +110,21 @@ def test_a_child_that_dies_is_told_with_its_signal(models: Models) -> None:
     assert dead.reason == "It dies (SIGSEGV) with F16 weights in the CPU's own order."
 
 
+def test_a_child_that_says_nothing_for_long_says_nothing_of_the_engine(
+    models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checker = Checker(Rig((), host_device()))
+    plain = Trial(models["F16"])
+    assert checker.run([Case("weights", "F16", (CPU_ID,), plain, plain)])[0].ok
+    # Less than any child needs to begin.
+    monkeypatch.setattr("engine.rigs.engine_checks.TIMEOUT_S", 0.001)
+    copies = Case("extra_buffers", "F16", (CPU_ID,), replace(plain, extra_buffers=True), plain)
+    (slow,) = checker.run([copies])
+    assert (slow.ok, slow.is_known, slow.is_stalled) == (False, False, True)
+    assert slow.reason == "It does not go on with F16 weights in the CPU's own order."
+    assert CheckBook().with_results(checker.rig, {}, [slow]).devices == {}
+
+
 def test_a_lost_worker_says_nothing_of_the_engine(models: Models) -> None:
     with LabRig([64 * MIB]) as lab:
         pid = lab.pid("RPC0")
@@ -153,6 +168,20 @@ def test_the_book_keeps_what_was_found_and_lays_it_over_a_rig(tmp_path: Path) ->
     later = read_check_book(path).with_results(RIG, {}, [checked("extra_buffers", of="Q4_1", ok=True)])
     assert later.apply(RIG, {}).host.faults == ()
     assert later.apply(RIG, {}).devices == judged.devices
+
+
+def test_what_was_found_of_a_split_is_taken_back_by_a_later_check() -> None:
+    def book(*, ok: bool) -> CheckBook:
+        return CheckBook().with_results(RIG, {}, [checked("tensor_split", ok=ok, devices=("Vulkan0", "Vulkan1"))])
+
+    judged = book(ok=False).apply(RIG, {})
+    (again,) = shared_cases(judged, {"F16": Path("model")})
+    assert again.devices == ("Vulkan0", "Vulkan1")
+    sound = book(ok=True).apply(judged, {})
+    assert [(each.capabilities.tensor_split, each.faults) for each in sound.devices] == [(True, ())] * 2
+    unable = Rig(tuple(replace(each, capabilities=Capabilities(tensor_split=False)) for each in CARDS), RIG.host)
+    assert list(shared_cases(unable, {"F16": Path("model")})) == []
+    assert book(ok=True).apply(unable, {}).devices[0].capabilities.tensor_split is False
 
 
 def test_what_was_found_holds_for_its_driver_its_device_and_its_build(

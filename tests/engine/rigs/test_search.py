@@ -27,9 +27,9 @@ def test_the_devices_of_a_worker_are_found_by_themselves_or_beside_this_machines
     with LabRig([16 * MIB]) as lab:
         endpoint = lab.rig.devices[0].endpoint
         assert endpoint is not None
-        assert [device.endpoint for device in find_workers(endpoint)] == [endpoint]
+        assert [device.endpoint for device in find_workers(endpoint, tmp_path / "checks.json")] == [endpoint]
         found = find_devices(tmp_path / "none.json", (endpoint,))
     assert endpoint in {device.endpoint for device in found.devices}
     assert found.ids[-1] == CPU_ID
     with pytest.raises(UnreachableError):
-        find_workers(endpoint)
+        find_workers(endpoint, tmp_path / "checks.json")

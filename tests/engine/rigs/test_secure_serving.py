@@ -90,7 +90,7 @@ def reached(served: Served, folder: Path) -> Iterator[Rig]:
     laptop.book.add(pairing)
     with Tunnels(laptop.folder / "identity.pem", laptop.book) as tunnels:
         via = tunnels.route(pairing.endpoint, pairing.fingerprint)
-        (device,) = find_peer(Peer(pairing.endpoint, pairing.fingerprint, pairing.name, via))
+        (device,) = find_peer(Peer(pairing.endpoint, pairing.fingerprint, pairing.name, via), folder / "checks.json")
         assert (device.name, device.endpoint, device.via) == ("attic", served.endpoint, via)
         yield Rig((device,), host_device())
 

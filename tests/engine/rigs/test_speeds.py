@@ -10,10 +10,13 @@ import pytest
 from engine.cancellation import CancelToken
 from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import EngineError
+from engine.process.one_shot import ask_child
+from engine.protocol.messages import DeviceRef, DeviceSpeed, MeasureSpeed
 from engine.rigs.host import host_device
 from engine.rigs.lab import LabRig
 from engine.rigs.speeds import measure_speeds
 from engine.units import GIB, MIB
+from tests.support.patience import DEADLINE_S
 
 SMALL = make_host("host", 16 * GIB, 256 * MIB)
 """A host with so little free memory that the test is quick."""
@@ -34,6 +37,16 @@ def test_host_and_lab_workers_are_measured() -> None:
         assert all(1e8 < each < 1e15 for each in speed.products.values())
     assert measured.speeds[CPU_ID].round_trip_s < measured.speeds[lab.rig.devices[0].id].round_trip_s
     assert [problem.split(":")[0].split(" ")[0] for problem in measured.problems] == [held.id, "gone"]
+
+
+def test_types_are_left_out_where_the_time_for_them_is_over() -> None:
+    request = MeasureSpeed(
+        device=DeviceRef(id=CPU_ID, backend="CPU"), size_bytes=4 * MIB, n_threads=1, enough_s=0, types={"Q8_0": 8}
+    )
+    speed = ask_child(request, DeviceSpeed, timeout_s=DEADLINE_S)
+    assert speed.read_bytes_per_second > 1e8
+    assert speed.op_s is not None
+    assert speed.by_type == speed.products == {}
 
 
 def test_a_device_that_is_gone_is_told_beside_the_others() -> None:

@@ -96,6 +96,22 @@ def test_what_templates_may_not_do_is_an_error_with_a_reason(kept: TemplateProce
             render(kept, template)
 
 
+QUOTING = (
+    ("{{ raise_exception('roles: ' ~ messages[-1].content) }}", "it refuses this conversation"),
+    ("{{ {}[messages[-1].content].x }}", "UndefinedError"),
+    ("{{ ''.__class__.__mro__ }}", "SecurityError"),
+    ("{{ 9 ** 99 }}", "it raises to a power"),
+)
+
+
+@pytest.mark.usefixtures("patient")
+@pytest.mark.parametrize(("template", "reason"), QUOTING, ids=[reason for _, reason in QUOTING])
+def test_what_the_log_is_told_quotes_no_conversation(kept: TemplateProcess, template: str, reason: str) -> None:
+    with pytest.raises(TemplateError) as refused:
+        render(kept, template)
+    assert refused.value.for_log == reason
+
+
 SHARED = "{% set n = namespace(v=[1]) %}{% for i in range(40) %}{% set n.v = [n.v, n.v] %}{% endfor %}"
 
 

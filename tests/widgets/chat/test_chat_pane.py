@@ -11,10 +11,12 @@ from PySide6.QtTest import QTest
 from pytestqt.qtbot import QtBot
 
 from engine.settings.sampling_table import SAMPLING
+from tests.support.patience import DEADLINE_MS
 from tests.widgets.chat.conftest import exchange
 from widgets.chat.attachment_row import AttachedFile
 from widgets.chat.chat_pane import ChatPane
 from widgets.chat.context_meter import ContextPart
+from widgets.chat.empty_chat import ChatStart
 from widgets.chat.prompt_edit import files_of
 from widgets.chat.settings_panel import SettingChange, SettingRow
 from widgets.chat.template_field import OF_MODEL, OTHER
@@ -71,6 +73,46 @@ def test_text_stays_while_there_is_no_model(qtbot: QtBot, pane: ChatPane) -> Non
     assert pane.status_text == ""
 
 
+def test_what_is_missing_is_offered_in_the_middle_and_above_the_input_once_something_was_said(
+    qtbot: QtBot, pane: ChatPane
+) -> None:
+    start = ChatStart("Demo", "It answers once it is loaded.", "Load", "Demo is not loaded.")
+    pane.set_ready(False)
+    pane.show_start(start)
+    assert pane.empty.title_label.isVisible()
+    assert not pane.start_banner.isVisible()
+    with qtbot.waitSignal(pane.start_requested):
+        QTest.mouseClick(pane.empty.button, Qt.MouseButton.LeftButton)
+
+    pane.show_messages(exchange())
+    assert not pane.empty.isVisible()
+    assert pane.start_banner.label.text() == "Demo is not loaded."
+    with qtbot.waitSignal(pane.start_requested):
+        QTest.mouseClick(pane.start_banner.button, Qt.MouseButton.LeftButton)
+
+    pane.set_lost(True)
+    assert not pane.start_banner.isVisible(), "that it was lost is said already"
+    pane.set_lost(False)
+    pane.show_start(ChatStart("Demo"))
+    pane.set_ready(True)
+    assert not pane.start_banner.isVisible()
+    pane.show_messages([])
+    assert pane.empty.title_label.isVisible()
+    assert not pane.empty.button.isVisible()
+
+
+def test_the_heading_leaves_the_title_room(pane: ChatPane) -> None:
+    pane.resize(900, 560)
+    words = pane.heading.settings_button.text()
+    assert pane.heading.minimumSizeHint().width() < 280, "words do not keep a panel wide"
+    pane.resize(280, 560)
+    assert pane.heading.settings_button.text() != words
+    assert pane.heading.settings_button.accessibleName()
+    assert pane.heading.width() <= pane.width()
+    pane.resize(900, 560)
+    assert pane.heading.settings_button.text() == words
+
+
 def test_nothing_more_is_sent_while_an_answer_comes(qtbot: QtBot, pane: ChatPane) -> None:
     ask(pane, "one")
     with qtbot.assertNotEmitted(pane.send_requested):
@@ -86,13 +128,40 @@ def test_a_question_comes_back_unless_something_else_is_typed(pane: ChatPane) ->
     assert pane.prompt_edit.toPlainText() == "second"
 
 
-def test_drafts_are_told_when_typing_rests_and_shown_without_being_told(qtbot: QtBot, pane: ChatPane) -> None:
-    with qtbot.waitSignal(pane.draft_changed) as told:
-        QTest.keyClicks(pane.prompt_edit, "half a")
-    assert told.args == ["half a"]
+def test_drafts_are_told_and_shown_without_being_told(qtbot: QtBot, pane: ChatPane) -> None:
+    told: list[str] = []
+    pane.draft_changed.connect(told.append)
+    QTest.keyClicks(pane.prompt_edit, "half a")
+    qtbot.waitUntil(lambda: told[-1:] == ["half a"], timeout=DEADLINE_MS)
     with qtbot.assertNotEmitted(pane.draft_changed, wait=0):
         pane.show_draft("of another one")
+        pane.flush()
     assert pane.prompt_edit.toPlainText() == "of another one"
+    pane.prompt_edit.insertPlainText(", now")
+    pane.flush()
+    assert told[-1] == "of another one, now"
+
+
+@pytest.mark.parametrize("place", ["draft", "system", "template"])
+def test_who_types_without_a_pause_is_kept_up_with(qtbot: QtBot, pane: ChatPane, place: str) -> None:
+    pane.heading.settings_button.click()
+    panel = pane.settings_panel
+    assert panel is not None
+    field = panel.template_field
+    told: list[str] = []
+    edit, signal = {
+        "draft": (pane.prompt_edit, pane.draft_changed),
+        "system": (panel.system_edit, panel.system_changed),
+        "template": (field.text_edit, field.template_changed),
+    }[place]
+    signal.connect(told.append)
+
+    def type_on() -> bool:
+        edit.insertPlainText("a")
+        return bool(told)
+
+    qtbot.waitUntil(type_on, timeout=DEADLINE_MS)
+    assert told[0].strip("a") == ""
 
 
 def test_a_full_context_says_what_to_do(qtbot: QtBot, pane: ChatPane) -> None:
@@ -119,6 +188,20 @@ def test_the_context_meter(pane: ChatPane, parts: list[ContextPart] | None, tota
     pane.show_context(parts, total)
     assert pane.context_text.replace("\N{NARROW NO-BREAK SPACE}", " ") == shown
     assert pane.context_meter.isVisible() is (total is not None)
+
+
+def test_after_a_crash_a_check_is_offered_beside_the_reload(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.set_ready(False)
+    pane.set_lost(True)
+    assert pane.lost_banner.isVisible()
+    assert not pane.check_button.isVisible(), "a worker may have gone: that is nothing to check for"
+    pane.set_crashed(True)
+    with qtbot.waitSignal(pane.check_requested):
+        QTest.mouseClick(pane.check_button, Qt.MouseButton.LeftButton)
+    with qtbot.waitSignal(pane.reload_requested):
+        QTest.mouseClick(pane.lost_banner.button, Qt.MouseButton.LeftButton)
+    pane.set_lost(False)
+    assert not pane.check_button.isVisible()
 
 
 def test_the_arrow_up_edits_the_last_question(qtbot: QtBot, pane: ChatPane) -> None:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import pytest
-from PySide6.QtCore import Qt
+from PySide6.QtCore import QModelIndex, QPersistentModelIndex, Qt
 from PySide6.QtTest import QTest
-from PySide6.QtWidgets import QLineEdit
+from PySide6.QtWidgets import QApplication, QLineEdit, QMenu
+from pytestqt.modeltest import ModelTester
 from pytestqt.qtbot import QtBot
 
-from widgets.chat.conversation_list import ChatChange, ChatPlace, ConversationList, ListedChat, ListedHit
+from widgets.chat.chat_list_model import ChatListModel
+from widgets.chat.chat_rows import sign_place
+from widgets.chat.conversation_list import ConversationList
+from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit
 
 CHATS = (
     ListedChat("p", "pinned one", pinned=True),
@@ -29,12 +33,13 @@ def chats(qtbot: QtBot) -> ConversationList:
 
 
 def texts(chats: ConversationList) -> list[str]:
-    return [chats.list_widget.item(row).text() for row in range(chats.list_widget.count())]
+    model = chats.list_model
+    return [model.index(row).data() for row in range(model.rowCount())]
 
 
 def click(chats: ConversationList, row: int) -> None:
-    view = chats.list_widget
-    place = view.visualItemRect(view.item(row)).center()
+    view = chats.list_view
+    place = view.visualRect(chats.list_model.index(row)).center()
     QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place)
 
 
@@ -52,7 +57,7 @@ def test_a_click_opens_and_a_heading_does_nothing(qtbot: QtBot, chats: Conversat
 
 def test_a_title_is_changed_in_place(qtbot: QtBot, chats: ConversationList) -> None:
     chats.show_current("a")
-    view = chats.list_widget
+    view = chats.list_view
     view.setFocus()
     QTest.keyClick(view, Qt.Key.Key_F2)
     editor = view.findChild(QLineEdit)
@@ -65,9 +70,9 @@ def test_a_title_is_changed_in_place(qtbot: QtBot, chats: ConversationList) -> N
 
 def test_delete_asks_and_can_be_undone(qtbot: QtBot, chats: ConversationList) -> None:
     chats.show_current("a")
-    chats.list_widget.setFocus()
+    chats.list_view.setFocus()
     with qtbot.waitSignal(chats.delete_requested) as asked:
-        QTest.keyClick(chats.list_widget, Qt.Key.Key_Delete)
+        QTest.keyClick(chats.list_view, Qt.Key.Key_Delete)
     assert asked.args == ["a"]
     assert not chats.undo_button.isVisible()
     chats.offer_undo("first & last")
@@ -78,7 +83,7 @@ def test_delete_asks_and_can_be_undone(qtbot: QtBot, chats: ConversationList) ->
 
 
 def test_the_menu_moves_and_pins(qtbot: QtBot, chats: ConversationList) -> None:
-    menu = chats.menu_for(chats.list_widget.item(1))
+    menu = chats.menu_for(chats.list_model.index(1))
     actions = {action.text(): action for action in menu.actions()}
     with qtbot.waitSignal(chats.pin_toggled) as pinned:
         actions["Pin"].trigger()
@@ -90,6 +95,24 @@ def test_the_menu_moves_and_pins(qtbot: QtBot, chats: ConversationList) -> None:
         moves["Work"].trigger()
     assert moved.args == [ChatChange("a", "Work")]
     menu.close()
+
+
+@pytest.mark.qt_log_ignore("plugin does not support", extend=True)  # no window manager takes popups to the front
+def test_the_sign_on_a_row_opens_its_menu_and_not_the_conversation(qtbot: QtBot, chats: ConversationList) -> None:
+    view = chats.list_view
+
+    def click_sign(row: int) -> None:
+        place = sign_place(view.visualRect(chats.list_model.index(row)), chats.layoutDirection())
+        QTest.mouseClick(view.viewport(), Qt.MouseButton.LeftButton, pos=place.center())
+
+    with qtbot.assertNotEmitted(chats.opened):
+        click_sign(1)
+    menu = QApplication.activePopupWidget()
+    assert isinstance(menu, QMenu)
+    assert {"Rename", "Pin", "Delete"} <= {action.text() for action in menu.actions()}
+    menu.close()
+    click_sign(2)
+    assert QApplication.activePopupWidget() is None, "a heading"
 
 
 def test_a_search_shows_places_and_ends_when_it_is_cleared(qtbot: QtBot, chats: ConversationList) -> None:
@@ -105,3 +128,63 @@ def test_a_search_shows_places_and_ends_when_it_is_cleared(qtbot: QtBot, chats: 
     assert texts(chats) == ["Nothing was found."]
     chats.search_edit.clear()
     assert len(texts(chats)) == 6
+
+
+def test_the_list_model_keeps_the_rules(qtmodeltester: ModelTester) -> None:
+    model = ChatListModel()
+    for chats in ((), CHATS, CHATS[:2], (*CHATS[:1], ListedChat("a", "renamed"))):
+        model.set_chats(chats)
+        qtmodeltester.check(model)  # type: ignore[no-untyped-call]
+    model.set_hits([ListedHit("a", "m1", "first", "…the needle is…"), ListedHit("b", "", "needles", "needles")])
+    qtmodeltester.check(model)  # type: ignore[no-untyped-call]
+    model.set_hits([])
+    qtmodeltester.check(model)  # type: ignore[no-untyped-call]
+
+
+def test_of_many_conversations_only_those_in_sight_are_worded(qtbot: QtBot, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[int] = set()
+    data = ChatListModel.data
+
+    def noting(
+        model: ChatListModel, index: QModelIndex | QPersistentModelIndex, role: int = Qt.ItemDataRole.DisplayRole
+    ) -> object:
+        asked.add(index.row())
+        return data(model, index, role)
+
+    monkeypatch.setattr(ChatListModel, "data", noting)
+    chats = ConversationList()
+    qtbot.addWidget(chats)
+    chats.resize(240, 400)
+    chats.show_chats([ListedChat(f"c{number}", f"chat {number}") for number in range(10_000)])
+    chats.show_current("c9000")
+    chats.show()
+    qtbot.waitExposed(chats)
+    chats.grab()
+    assert 9000 in asked
+    assert len(asked) < 100
+
+
+def test_a_title_that_is_being_written_outlives_a_change_elsewhere(qtbot: QtBot, chats: ConversationList) -> None:
+    chats.show_current("a")
+    chats.list_view.setFocus()
+    QTest.keyClick(chats.list_view, Qt.Key.Key_F2)
+    editor = chats.list_view.findChild(QLineEdit)
+    assert editor is not None
+    editor.setText("half a ti")
+    chats.show_chats((*CHATS[:3], ListedChat("c", "renamed meanwhile", folder="Home")))
+    assert texts(chats)[3] == "renamed meanwhile"
+    assert chats.list_view.findChild(QLineEdit) is editor
+    assert editor.text() == "half a ti"
+    with qtbot.waitSignal(chats.renamed) as renamed:
+        QTest.keyClicks(editor, "tle")
+        QTest.keyClick(editor, Qt.Key.Key_Return)
+    assert renamed.args == [ChatChange("a", "half a title")]
+
+
+def test_pinned_ones_are_bold_and_say_so_and_titles_are_no_markup(chats: ConversationList) -> None:
+    pinned, plain, heading = (chats.list_model.index(row) for row in (0, 1, 2))
+    assert pinned.data(Qt.ItemDataRole.FontRole).bold()
+    assert pinned.data(Qt.ItemDataRole.ToolTipRole) == "<qt>pinned one<br>pinned</qt>"
+    assert plain.data(Qt.ItemDataRole.FontRole) is None
+    assert plain.data(Qt.ItemDataRole.ToolTipRole) == "<qt>first &amp; last</qt>"
+    assert heading.flags() == Qt.ItemFlag.NoItemFlags

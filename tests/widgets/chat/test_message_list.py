@@ -14,7 +14,7 @@ from pytestqt.qtbot import QtBot
 from tests.widgets.chat.conftest import exchange, long_conversation
 from widgets.chat.bubble import Bubble
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.shown import ShownMessage
+from widgets.chat.shown import MessageAction, ShownMessage
 
 
 def bubble_of(pane: ChatPane, message: str) -> Bubble:
@@ -91,27 +91,77 @@ def test_the_reader_stays_when_what_is_above_turns_out_higher(pane: ChatPane) ->
         assert place.y() == before + 30 or bar.value() == 0
 
 
+def shown_actions(pane: ChatPane, message: str) -> set[str]:
+    return {kind for kind, button in bubble_of(pane, message).head.buttons.items() if button.isVisible()}
+
+
 def test_actions_are_there_for_pointer_and_keyboard(qtbot: QtBot, pane: ChatPane) -> None:
-    pane.show_messages(exchange())
+    pane.show_messages([*exchange(), *exchange(number=1)])
     answer = bubble_of(pane, "a0")
-    assert not answer.head.buttons["copy"].isVisible()
+    assert not shown_actions(pane, "a0")
     point_at(answer)
-    assert {kind for kind, button in answer.head.buttons.items() if button.isVisible()} == {
-        "copy",
-        "regenerate",
-        "branch",
-        "delete",
-    }
+    assert shown_actions(pane, "a0") == {"copy", "regenerate", "branch", "delete"}
     QTest.mouseClick(answer.head.buttons["copy"], Qt.MouseButton.LeftButton)
     assert QGuiApplication.clipboard().text() == "because"
     QApplication.sendEvent(answer, QEvent(QEvent.Type.Leave))
     pane.prompt_edit.setFocus()
-    assert not answer.head.buttons["copy"].isVisible()
-    answer.setFocus()
+    assert not shown_actions(pane, "a0")
     for key, kind in ((Qt.Key.Key_R, "regenerate"), (Qt.Key.Key_B, "branch"), (Qt.Key.Key_Delete, "delete")):
+        answer.setFocus()
         with qtbot.waitSignal(pane.acted) as acted:
             QTest.keyClick(answer, key)
         assert (acted.args[0].kind, acted.args[0].message) == (kind, "a0")
+
+
+def test_what_can_be_done_with_the_last_answer_is_seen_below_it(pane: ChatPane) -> None:
+    question, answer = exchange()
+    pane.show_messages([question, replace(answer, is_open=True)])
+    assert not shown_actions(pane, "a0")
+    pane.show_messages([question, answer])
+    assert shown_actions(pane, "a0") == {"copy", "regenerate", "branch", "delete"}
+    bubble = bubble_of(pane, "a0")
+    assert bubble.head.y() > bubble.view.y() + bubble.view.height()
+    assert not shown_actions(pane, "q0")
+    pane.show_messages([question, answer, *exchange(number=1)])
+    assert not shown_actions(pane, "a0")
+
+
+def test_a_copy_is_told_for_a_while(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.show_messages(exchange())
+    button = bubble_of(pane, "a0").head.buttons["copy"]
+    before = button.text()
+    QTest.mouseClick(button, Qt.MouseButton.LeftButton)
+    assert button.text() == "Copied"
+    qtbot.waitUntil(lambda: button.text() == before)
+
+
+def test_actions_without_room_are_in_a_menu_and_keep_their_keys(qtbot: QtBot, pane: ChatPane) -> None:
+    pane.resize(200, 560)
+    pane.show_messages(exchange())
+    answer = bubble_of(pane, "a0")
+    shown = shown_actions(pane, "a0")
+    assert "copy" in shown
+    assert "delete" not in shown
+    assert answer.head.more_button.geometry().right() <= answer.head.width()
+    rest = answer.head.more_menu().actions()
+    assert len(shown) + len(rest) == len({"copy", "regenerate", "branch", "delete"})
+    with qtbot.waitSignal(pane.acted) as acted:
+        rest[-1].trigger()
+    assert acted.args[0].kind == "delete"
+    answer.setFocus()
+    with qtbot.waitSignal(pane.acted) as acted:
+        QTest.keyClick(answer, Qt.Key.Key_Delete)
+    assert acted.args[0].kind == "delete"
+
+
+def test_dots_stand_for_an_answer_whose_first_word_has_not_come(pane: ChatPane) -> None:
+    question, answer = exchange()
+    pane.show_messages([question, replace(answer, text="", is_open=True)])
+    dots = bubble_of(pane, "a0").dots
+    assert dots.isVisible()
+    pane.message_list.append("a0", "Be")
+    pane.show_messages([question, replace(answer, text="Be", is_open=True)])
+    assert not dots.isVisible()
 
 
 def test_versions_have_arrows(qtbot: QtBot, pane: ChatPane) -> None:
@@ -124,6 +174,22 @@ def test_versions_have_arrows(qtbot: QtBot, pane: ChatPane) -> None:
         assert acted.args[0].kind == kind
     pane.show_messages([question, replace(answer, version=3, versions=3)])
     assert not head.newer_button.isEnabled()
+
+
+def test_the_keyboard_goes_on_where_people_do(qtbot: QtBot, pane: ChatPane) -> None:
+    question, answer = exchange()
+    answer = replace(answer, version=2, versions=2)
+    pane.show_messages([question, answer])
+    older = replace(answer, id="a1", version=1)
+
+    def act(action: MessageAction) -> None:
+        pane.show_messages([question, older if action.kind == "older" else replace(answer, id="a2", is_open=True)])
+
+    pane.acted.connect(act)
+    QTest.mouseClick(bubble_of(pane, "a0").head.older_button, Qt.MouseButton.LeftButton)
+    assert bubble_of(pane, "a1").hasFocus()
+    QTest.keyClick(bubble_of(pane, "a1"), Qt.Key.Key_R)
+    assert pane.prompt_edit.hasFocus()
 
 
 def test_escape_leaves_a_question_as_it_was(qtbot: QtBot, pane: ChatPane) -> None:

@@ -29,6 +29,7 @@ def test_a_click_asks_and_the_questions_go_until_the_chat_is_empty_again(qtbot: 
     assert sent.args == [QUESTIONS[0]]
     assert pane.prompt_edit.toPlainText() == "half a thought"
     assert not pane.sample_questions.isVisible()
+    assert pane.prompt_edit.hasFocus(), "the button is gone"
     pane.show_messages(exchange(QUESTIONS[0]))
     pane.set_answering(False)
     assert not pane.sample_questions.isVisible()
@@ -57,3 +58,12 @@ def test_a_template_that_was_replaced_is_told_until_the_next_answer(pane: ChatPa
     assert pane.status_text.startswith("The model's chat template")
     pane.show_remark("")
     assert pane.status_text == ""
+
+
+def test_long_questions_take_lines_and_no_width(qtbot: QtBot, pane: ChatPane) -> None:
+    long = "What is there to be said about the memory of a computer that has several cards?"
+    pane.set_sample_questions([long])
+    button = pane.sample_questions.buttons[0]
+    qtbot.waitUntil(lambda: button.isVisible() and button.width() < pane.width())
+    assert "\n" in button.text()
+    assert button.text().replace("\n", " ") == long

@@ -157,9 +157,30 @@ def test_html_and_pictures_are_words() -> None:
     assert "http://192.0.2.1/cat.png" in line
 
 
-def test_an_address_that_is_not_what_it_says_is_told() -> None:
-    assert words("[https://good.example](https://bad.example/x)") == ["https://good.example (bad.example)"]
-    assert words("https://good.example/x") == ["https://good.example/x"]
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("[https://good.example](https://bad.example/x)", "https://good.example (bad.example)"),
+        ("[https://good.example/login?bad.example](https://bad.example)", "https://good.example/login?bad.example ("),
+        ("[good.example](https://good.example.bad.example)", "good.example (good.example.bad.example)"),
+        ("[read more at bad.example](https://bad.example)", "read more at bad.example (bad.example)"),
+        ("[good.example](https://good.example@bad.example/)", "good.example (bad.example)"),
+        ("https://good.example@bad.example/", "https://good.example@bad.example/ (bad.example)"),
+        ("[more](mailto:a@b.example)", "more (a@b.example)"),
+        ("[x](https://[b)", "x ("),
+    ],
+    ids=["other", "in-the-query", "as-a-part", "among-words", "before-at", "itself-before-at", "mail", "broken"],
+)
+def test_an_address_that_is_not_what_it_says_is_told(text: str, shown: str) -> None:
+    (line,) = words(text)
+    assert line.startswith(shown)
+
+
+@pytest.mark.parametrize(
+    "text", ["https://good.example/x", "<https://GOOD.example>", "www.good.example", "a@b.example"]
+)
+def test_an_address_that_is_what_it_says_stands_once(text: str) -> None:
+    assert words(text) == [text.strip("<>")]
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def projections(sketch: Sketch, source: Tensor, *, flat: bool = False) -> tuple[
         (numbers.head_v, numbers.n_head_kv),
     )
     if sketch.has("attn_qkv"):
-        joined = sketch.linear("attn_qkv", source)
+        joined = sketch.projection("attn_qkv", source)
         if sketch.numbers.clamps_kqv and not flat:
             joined = graph.like("clamp", joined)
         row, element = joined.nb[1], joined.nb[0]
@@ -48,7 +48,7 @@ def projections(sketch: Sketch, source: Tensor, *, flat: bool = False) -> tuple[
         return parts[0], parts[1], parts[2]
     parts = []
     for name, shape in zip(("attn_q", "attn_k", "attn_v"), shapes, strict=True):
-        part = sketch.linear(name, source)
+        part = sketch.projection(name, source)
         if sketch.numbers.clamps_kqv and not flat:
             part = graph.like("clamp", part)
         parts.append(part if flat else graph.reshape(part, *shape, n_tokens))

@@ -168,7 +168,7 @@ def read_numbers(
         scales_embeddings=_is_set(model, "embedding_scale"),
         scales_experts=model.hyper_parameter("expert_weights_scale") not in (None, 0.0, 1.0),
         normalises_experts=bool(model.hyper_parameter("expert_weights_norm")),
-        bends_experts=model.hyper_parameter("expert_gating_func") == _SIGMOID,
+        bends_experts=_bends_experts(model, graph),
         scales_residuals=_is_set(model, "residual_scale"),
         residual_period=number(model, "attn_res.block_size", 0, least=0),
         hashes=_hashes(model),
@@ -206,6 +206,13 @@ def _hashes(model: ModelFile) -> int:
     """Return how many rows of the table of hashed sequences a token gets."""
     longest = number(model, "ple.ngram_size", 0, least=0)
     return max(0, longest - 1) * number(model, "ple.heads_per_ngram", 0, least=0)
+
+
+def _bends_experts(model: ModelFile, graph: GraphRecord) -> bool:
+    told = model.hyper_parameter("expert_gating_func")
+    if graph.odds == "sigmoid" or (graph.odds == "told_or_sigmoid" and not told):
+        return True
+    return told == _SIGMOID
 
 
 def _is_set(model: ModelFile, key: str) -> bool:

@@ -179,11 +179,22 @@ class Sketch:
 
     def linear(self, stem: str, source: Tensor) -> Tensor:
         """Multiply with a weight, add its bias and scale where the layer has them and the engine looks for them."""
+        found = self._scaled(stem, source)
+        bias = self.maybe(f"{stem}.bias") if self.style.output_bias or stem != "attn_output" else None
+        return found if bias is None else self.graph.add(found, bias)
+
+    def projection(self, stem: str, source: Tensor) -> Tensor:
+        """Return queries, keys or values before they are told apart by heads."""
+        if self.style.projections == "full":
+            return self.linear(stem, source)
+        bare = self.style.projections == "bare"
+        return self.graph.mul_mat(self.weight(stem), source) if bare else self._scaled(stem, source)
+
+    def _scaled(self, stem: str, source: Tensor) -> Tensor:
         found = self.graph.mul_mat(self.weight(stem), source)
         if _part(stem) in self.numbers.scaled and self.has(f"{stem}.scale"):
             found = self.graph.mul(found, self.weight(f"{stem}.scale"))
-        bias = self.maybe(f"{stem}.bias") if self.style.output_bias or stem != "attn_output" else None
-        return found if bias is None else self.graph.add(found, bias)
+        return found
 
     def fuses(self, op: str) -> bool:
         """Return whether `op` is one operation wherever it occurs."""

@@ -87,7 +87,8 @@ def _choose(sketch: Sketch, blocks: _Blocks, current: Tensor) -> Tensor:
 def _mean_keys(sketch: Sketch, blocks: _Blocks, cache: Tensor) -> Tensor:
     """Return the mean key of each block, normalised and turned by the block's position."""
     graph, (head, cells, streams, _) = sketch.graph, cache.ne
-    seen = graph.view(cache, (head, cells, streams), cache.nb)
+    seen = graph.view(cache, (head, 1, cells, streams), (0, cache.nb[1], *cache.nb[1:3]))
+    seen = graph.view(seen, (head, cells, streams), seen.nb[1:])
     members = graph.reshape(graph.get_rows(seen, blocks.cells), head, blocks.size, blocks.count, streams)
     total = None
     for _ in range(blocks.size):

@@ -73,7 +73,7 @@ def _blocks(sketch: Sketch, masks: Masks) -> Blocks:
 
 
 def _asks(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:
-    """Return what the indexer looks for, and its keys in the cache."""
+    """Return what the indexer looks for, and its keys in the cache as (head, 1, cells, sequences)."""
     graph, numbers, masks = sketch.graph, sketch.numbers.indexer, sketch.inputs.indexer
     assert masks is not None
     n_tokens = current.ne[1]
@@ -84,7 +84,8 @@ def _asks(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor]:
     q, k = sketch.rope(q, sketch.inputs.positions), sketch.rope(k, sketch.inputs.positions)
     cache = stored_keys(sketch, numbers.head, sketch.batch.n_cells)
     graph.expand(store_keys(sketch, cache, k, masks.k_rows))
-    return q, cache
+    cells, streams = cache.ne[1:3]
+    return q, graph.view(cache, (numbers.head, 1, cells, streams), (0, cache.nb[1], *cache.nb[1:3]))
 
 
 def _one_stream(
@@ -107,7 +108,7 @@ def _single_tokens(
     """Return what one token of each sequence finds in gathered blocks."""
     graph, numbers, (head, groups, n_cells, streams) = sketch.graph, sketch.numbers.indexer, keys.ne
     n_positions, n_blocks = blocks.visible.ne[0], blocks.forced.ne[0]
-    known = graph.get_rows(graph.view(cache, (numbers.head, n_cells, streams), cache.nb), blocks.cells)
+    known = graph.get_rows(graph.view(cache, (numbers.head, n_cells, streams), cache.nb[1:]), blocks.cells)
     known = graph.reshape(known, numbers.head, n_positions, 1, streams)
     scores = graph.mul_mat(known, graph.reshape(asks, numbers.head, numbers.n_heads, 1, streams))
     scores = graph.add_to(scores, graph.reshape(blocks.visible, n_positions, 1, 1, streams))
@@ -153,7 +154,7 @@ def _attended(sketch: Sketch, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> 
 def _chosen_blocks(sketch: Sketch, blocks: Blocks, forced: Tensor, asks: Tensor, cache: Tensor) -> Tensor:
     """Return the blocks with the best scores."""
     graph, (n_blocks, _, n_tokens, _), n_positions = sketch.graph, forced.ne, blocks.visible.ne[0]
-    rows = graph.view(cache, (cache.ne[0], cache.ne[1]), cache.nb)
+    rows = graph.view(cache, (cache.ne[0], cache.ne[2]), cache.nb[1:])
     known = graph.get_rows(rows, graph.view(blocks.cells, (n_positions,)))
     asks = graph.view(asks, (*asks.ne[:2], n_tokens), asks.nb)
     scores = graph.mul_mat(known, graph.reshape(asks, asks.ne[0], asks.ne[1] * n_tokens))

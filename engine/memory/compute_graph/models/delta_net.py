@@ -39,6 +39,7 @@ def joint_delta_net(sketch: Sketch, current: Tensor) -> Tensor:
     joined = graph.reshape(sketch.linear("ssm_ba", current), 2 * each, size.n_groups, tokens, sequences)
     half = (each, size.n_groups, tokens, sequences)
     beta = graph.unary(graph.cont(graph.view(joined, half, joined.nb)))
+    beta = graph.reshape(beta, 1, size.dt_rank, tokens, sequences)
     alpha = graph.cont(graph.view(joined, half, joined.nb), size.dt_rank, tokens, sequences)
     repeats = size.n_groups != size.dt_rank
     return _updated(sketch, States(sketch), mixed, z, beta, alpha, repeats=repeats)
@@ -87,7 +88,6 @@ def _updated(
     wide = size.inner + 2 * size.n_groups * size.state
     alpha = graph.unary(graph.add(alpha, sketch.weight("ssm_dt.bias")))
     decay = graph.reshape(graph.mul(alpha, sketch.weight("ssm_a")), 1, heads, tokens, sequences)
-    beta = graph.reshape(beta, 1, heads, tokens, sequences)
     rolling = graph.reshape(states.read(states.rolling), size.conv - 1, wide, sequences)
     window = graph.concat(rolling, graph.transpose(mixed), 0)
     kept = graph.view(window, (size.conv - 1, wide, sequences), window.nb)
@@ -128,9 +128,9 @@ def gated_attention_to(sketch: Sketch, masks: Masks, current: Tensor) -> Tensor:
     """Return the same, to what `masks` lets tokens see."""
     graph, numbers = sketch.graph, sketch.layer.numbers
     n_tokens, heads, head = current.ne[1], numbers.n_head, numbers.head_k
-    joined = sketch.linear("attn_q", graph.expand(current))
-    k = sketch.linear("attn_k", current)
-    v = sketch.linear("attn_v", current)
+    joined = sketch.projection("attn_q", graph.expand(current))
+    k = sketch.projection("attn_k", current)
+    v = sketch.projection("attn_v", current)
     half, nb = (head, heads, n_tokens), (0, 8 * head, 8 * head * heads)
     q = sketch.norm(graph.view(joined, half, nb), "attn_q_norm")
     k = sketch.norm(graph.reshape(k, head, numbers.n_head_kv, n_tokens), "attn_k_norm")

@@ -30,7 +30,8 @@ def experts(
     logits = sketch.linear("ffn_gate_inp", source) if logits is None else logits
     bends = numbers.bends_experts or weigh_first
     odds = logits if late_softmax else graph.unary(logits) if bends else graph.like("soft_max", logits)
-    choice = graph.add(odds, sketch.weight("exp_probs_b.bias")) if sketch.has("exp_probs_b.bias") else odds
+    bias = sketch.maybe("exp_probs_b.bias") or sketch.maybe("exp_probs_b")
+    choice = odds if bias is None else graph.add(odds, bias)
     if weigh_first:
         choice = logits
     if numbers.n_expert_groups > 1:

@@ -20,10 +20,20 @@ def attention(sketch: Sketch, current: Tensor) -> Tensor:
         sketch, masks, q, k, v, sliding=sketch.inputs.sliding is not None, sinks=sketch.maybe("attn_sinks"), out=out
     )
     if gate is not None:
-        found = sketch.linear("attn_output", graph.mul(found, graph.unary(gate)))
+        found = sketch.linear("attn_output", _gated(sketch, found, graph.unary(gate)))
     elif out is None:
         found = sketch.linear("attn_output", sketch.norm(found, "attn_sub_norm"))
-    return found
+    return graph.scale(found) if sketch.style.scaled_attention else found
+
+
+def _gated(sketch: Sketch, found: Tensor, gate: Tensor) -> Tensor:
+    """Return what attention found, times a gate of each element, or of each head."""
+    graph, numbers, (width, n_tokens) = sketch.graph, sketch.layer.numbers, found.ne[:2]
+    if gate.ne[0] == width:
+        return graph.mul(found, gate)
+    by_head = graph.reshape(found, numbers.head_v, numbers.n_head, n_tokens)
+    product = graph.mul(by_head, graph.reshape(gate, 1, numbers.n_head, n_tokens))
+    return graph.reshape(product, width, n_tokens)
 
 
 def turned_projections(sketch: Sketch, current: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -94,7 +104,8 @@ def feed_forward(sketch: Sketch, current: Tensor, logits: Tensor | None = None, 
         gate = None
         if sketch.has("ffn_gate_inp_shexp"):
             gate = graph.mul_mat(sketch.weight("ffn_gate_inp_shexp", current.ne[0], 1), current)
-            gate = graph.like("div", graph.unary(gate), gate)
+            activated = graph.unary(gate)
+            gate = graph.like("div", activated, gate) if style.divided_gate else activated
         shared = sketch.feed_forward(current, "_shexp", activations=style.activations)
         if gate is not None:
             shared = graph.mul(shared, gate)

@@ -1,0 +1,114 @@
+"""The Qt model of the list of conversations: 10,000 rows cost what the visible ones cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from PySide6.QtCore import QAbstractListModel, QModelIndex, QObject, QPersistentModelIndex, Qt, Signal
+from PySide6.QtGui import QFont
+
+from engine.language import tr
+from widgets.chat.listed_chats import ChatChange, ChatPlace, ListedChat, ListedHit, folders_of
+from widgets.common.tool_tips import plain_tool_tip
+
+AnyIndex = QModelIndex | QPersistentModelIndex
+Row = ListedChat | ListedHit | str
+"""A heading is a text."""
+
+
+class ChatListModel(QAbstractListModel):
+    """Conversations, those in folders below the others, or what a search found."""
+
+    renamed = Signal(ChatChange)
+    """Somebody gave a conversation another title."""
+
+    def __init__(self, parent: QObject | None = None) -> None:
+        super().__init__(parent)
+        self._rows: list[Row] = []
+        self._row_of: dict[str, int] = {}
+
+    def set_chats(self, chats: Sequence[ListedChat]) -> None:
+        """Show conversations, in this order within their folders."""
+        in_folders: dict[str, list[Row]] = {}
+        for chat in chats:
+            in_folders.setdefault(chat.folder, []).append(chat)
+        rows = in_folders.get("", [])
+        for folder in folders_of(tuple(chats)):
+            rows += [folder, *in_folders[folder]]
+        self._set_rows(rows, {row.id: place for place, row in enumerate(rows) if isinstance(row, ListedChat)})
+
+    def set_hits(self, hits: Sequence[ListedHit]) -> None:
+        """Show what a search found."""
+        rows: list[Row] = [*hits] or [tr("Nothing was found.")]
+        self._set_rows(rows, {hit.chat: place for place, hit in enumerate(hits) if not hit.message})
+
+    def row_of(self, chat: str) -> int | None:
+        """Return the row of a conversation as a whole."""
+        return self._row_of.get(chat)
+
+    def place_at(self, index: AnyIndex) -> ChatPlace | None:
+        """Return where this row leads; None: it is a heading."""
+        match self._row(index):
+            case ListedChat(id=chat):
+                return ChatPlace(chat)
+            case ListedHit(chat=chat, message=message):
+                return ChatPlace(chat, message)
+        return None
+
+    def rowCount(self, parent: AnyIndex = QModelIndex()) -> int:  # noqa: B008 - Qt's signature
+        return 0 if parent.isValid() else len(self._rows)
+
+    def flags(self, index: AnyIndex) -> Qt.ItemFlag:
+        row = self._row(index)
+        if row is None or isinstance(row, str):
+            return Qt.ItemFlag.NoItemFlags
+        flags = Qt.ItemFlag.ItemIsEnabled | Qt.ItemFlag.ItemIsSelectable | Qt.ItemFlag.ItemNeverHasChildren
+        return flags | Qt.ItemFlag.ItemIsEditable if isinstance(row, ListedChat) else flags
+
+    def data(self, index: AnyIndex, role: int = Qt.ItemDataRole.DisplayRole) -> object:
+        row = self._row(index)
+        if row is None:
+            return None
+        match role:
+            case Qt.ItemDataRole.DisplayRole | Qt.ItemDataRole.EditRole:
+                return _text(row)
+            case Qt.ItemDataRole.ToolTipRole if not isinstance(row, str):
+                is_pinned = isinstance(row, ListedChat) and row.pinned
+                return plain_tool_tip(tr("{title}\npinned", title=row.title) if is_pinned else _text(row))
+            case Qt.ItemDataRole.FontRole if isinstance(row, ListedChat) and row.pinned:
+                font = QFont()
+                font.setBold(True)
+                return font
+        return None
+
+    def setData(self, index: AnyIndex, value: object, role: int = Qt.ItemDataRole.EditRole) -> bool:
+        """Take a new title; the list shows it when it is given back as the conversation's."""
+        row, title = self._row(index), " ".join(str(value).split())
+        if role != Qt.ItemDataRole.EditRole or not isinstance(row, ListedChat) or title in ("", row.title):
+            return False
+        self.renamed.emit(ChatChange(row.id, title))
+        return True
+
+    def _row(self, index: AnyIndex) -> Row | None:
+        return self._rows[index.row()] if index.isValid() and index.row() < len(self._rows) else None
+
+    def _set_rows(self, rows: list[Row], row_of: dict[str, int]) -> None:
+        if row_of == self._row_of and len(rows) == len(self._rows) and row_of:
+            # The same conversations in the same places: marks and an editor stay.
+            changed = [place for place, row in enumerate(rows) if row != self._rows[place]]
+            self._rows = rows
+            if changed:
+                self.dataChanged.emit(self.index(changed[0]), self.index(changed[-1]))
+            return
+        self.beginResetModel()
+        self._rows, self._row_of = rows, row_of
+        self.endResetModel()
+
+
+def _text(row: Row) -> str:
+    match row:
+        case ListedHit(title=title, snippet=snippet, message=message) if message:
+            return f"{title}\n{snippet}"
+        case ListedChat(title=title) | ListedHit(title=title):
+            return title
+    return str(row)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import sqlite3
 import subprocess
 import tempfile
 import time
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from PIL import Image, ImageChops, ImageGrab
 
 from engine.demo.speaking import FILE_NAME, SAMPLE_QUESTIONS
 from resources.bundle.contents import program_files
@@ -21,6 +23,7 @@ from resources.bundle.recipe import is_of_the_system
 from tests.support.desktop import Desktop, open_desktop
 from tests.support.models import write_tiny_llama
 from tests.support.patience import DEADLINE_S
+from widgets.common.palette import LIGHT
 
 pytestmark = pytest.mark.bundle
 
@@ -127,11 +130,85 @@ def test_the_window_opens_and_a_second_start_hands_its_file_over(
         model = write_tiny_llama(tmp_path / "handed-over.gguf", n_layers=2)
         second = subprocess.run([*program, str(model)], env=environment, timeout=DEADLINE_S, check=False)
         assert second.returncode == 0
-        settings = Path(environment["HOME"]) / ".config"
-        wait_until(lambda: any(model.name in read(path) for path in settings.rglob("*") if path.is_file()), first)
+        wait_until(lambda: was_opened(model, environment), first)
+        # As a double click in a file browser has it, after "Add to menu".
+        words = environment | {"PATH": os.environ["PATH"]}
+        subprocess.run([str(bundle / "add-to-menu")], env=words, check=True, stdout=subprocess.DEVNULL)
+        entry = Path(environment["HOME"]) / ".local" / "share" / "applications" / "layerdeck.desktop"
+        other = write_tiny_llama(tmp_path / "double click.gguf", n_layers=2)
+        subprocess.run(["gio", "launch", str(entry), str(other)], env=words, timeout=DEADLINE_S, check=True)
+        wait_until(lambda: was_opened(other, environment), first)
     finally:
         first.terminate()
         assert first.wait(DEADLINE_S) == 0
+
+
+def test_the_first_page_leads_to_an_answer_and_a_kill_leaves_nothing(
+    bundle: Path, environment: dict[str, str], desktop: Desktop
+) -> None:
+    environment |= {"DISPLAY": desktop.environment["DISPLAY"]}
+    window = psutil.Popen(
+        [str(bundle / "layerdeck"), "--theme", "light"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    children: list[psutil.Process] = []
+    try:
+        data = Path(environment["HOME"]) / ".local" / "share" / "layerdeck"
+        wait_until(lambda: any((data / "running").glob("*.json")), window)
+        # The only button of this colour between the panels: "Talk to a small model".
+        click_coloured(desktop, LIGHT.accent, (0.2, 0.3, 0.75, 0.6), window)
+        # The badge of the last load, the line to write in, and below it "Send", coloured when it can be used.
+        wait_until(lambda: coloured(desktop, LIGHT.good, (0.18, 0.8, 0.5, 0.9)) is not None, window)
+        desktop.click(1120, 700)
+        desktop.type_text(SAMPLE_QUESTIONS[0])
+        click_coloured(desktop, LIGHT.accent, (0.8, 0.91, 1.0, 1.0), window)
+        wait_until(lambda: "photosynthesis" in answers(data / "chats.sqlite3"), window)
+        children = window.children(recursive=True)
+        assert len(children) >= 3, "an engine, and workers of the lab"
+    finally:
+        window.kill()
+        window.wait()
+    _, alive = psutil.wait_procs(children, timeout=DEADLINE_S)
+    assert not alive
+
+
+def coloured(
+    desktop: Desktop, colour: str, part: tuple[float, float, float, float]
+) -> tuple[int, int, int, int] | None:
+    """Return the frame of what has a colour within a part (shares of width and height) of the screen."""
+    screen = ImageGrab.grab(xdisplay=desktop.environment["DISPLAY"]).convert("RGB")
+    left, top = round(part[0] * screen.width), round(part[1] * screen.height)
+    shown = screen.crop((left, top, round(part[2] * screen.width), round(part[3] * screen.height)))
+    bands = ImageChops.difference(shown, Image.new("RGB", shown.size, colour)).split()
+    differs = ImageChops.lighter(ImageChops.lighter(bands[0], bands[1]), bands[2])
+    frame = differs.point(lambda value: 255 if value == 0 else 0).getbbox()
+    return None if frame is None else (frame[0] + left, frame[1] + top, frame[2] + left, frame[3] + top)
+
+
+def click_coloured(
+    desktop: Desktop, colour: str, part: tuple[float, float, float, float], window: psutil.Popen
+) -> None:
+    """Click the middle of what has a colour, as soon as something has it."""
+    wait_until(lambda: coloured(desktop, colour, part) is not None, window)
+    frame = coloured(desktop, colour, part)
+    assert frame is not None
+    desktop.click((frame[0] + frame[2]) // 2, (frame[1] + frame[3]) // 2)
+
+
+def answers(path: Path) -> str:
+    """Return what models have said in the conversations that are kept at `path`."""
+    if not path.exists():
+        return ""
+    with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as kept:
+        return "".join(row[0] for row in kept.execute("SELECT content FROM message WHERE role = 'assistant'"))
+
+
+def was_opened(model: Path, environment: Mapping[str, str]) -> bool:
+    """Say whether a window has noted `model` among what was opened last."""
+    settings = Path(environment["HOME"]) / ".config"
+    return any(model.name in read(path) for path in settings.rglob("*") if path.is_file())
 
 
 def wait_until(condition: Callable[[], bool], process: psutil.Popen) -> None:

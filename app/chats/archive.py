@@ -132,11 +132,11 @@ class ChatArchive(QObject):
             return
 
         def work() -> tuple[Chat, MessageTree]:
+            store.settled().result()
             kept = store.conversation(chat)
             if kept is None:
                 raise ChatError(tr("This conversation is not there any more."))
-            store.settled().result()
-            return store.conversation(chat) or kept, store.tree(chat)
+            return kept, store.tree(chat)
 
         def deliver(found: tuple[Chat, MessageTree]) -> None:
             on_read(*found)

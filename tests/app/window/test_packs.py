@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -127,13 +128,17 @@ def test_after_a_good_installation_the_check_of_everything_else_is_offered(
         archive = write_pack(tmp_path / f"{name}.tar.gz", name)
         monkeypatch.setattr("app.window.dialogs.ask_open", lambda *_, archive=archive: archive)
         click(dialog, "install")
-        qtbot.waitUntil(lambda name=name: any(name in row for row in rows(dialog)), timeout=DEADLINE_MS)
+        qtbot.waitUntil(partial(is_listed, dialog, name), timeout=DEADLINE_MS)
         assert dialog.machine_button.isVisible() == offered
         assert dialog.text.startswith("good works with one type of weights." if offered else "All packs work.")
         if offered:
             searches.clear()
             click(dialog, "machine")
             assert searches == ["the machine is checked"]
+
+
+def is_listed(dialog: PacksDialog, name: str) -> bool:
+    return any(name in row for row in rows(dialog))
 
 
 def test_a_file_that_is_no_pack_is_told_and_changes_nothing(

@@ -291,7 +291,7 @@ def _role(process: psutil.Process) -> str:
 
 def verdict(readings: list[Reading], options: Options) -> tuple[int, list[str]]:
     """Return by how much memory grew after the first part, and what is wrong."""
-    from app.logs import KEPT_LOGS, MAX_LOG_BYTES
+    from app.log_file import KEPT_LOGS, MAX_LOG_BYTES
 
     settled = [each for each in readings if options.is_settled(each.second, each.rounds)] or readings[-1:]
     first, last = settled[0], settled[-1]

@@ -10,7 +10,6 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
-from engine.gguf.quoting import quote
 from engine.language import tr
 
 _FOLDERS = ("XDG_CONFIG_HOME", "XDG_DATA_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR")
@@ -30,15 +29,21 @@ def settle_places(environment: MutableMapping[str, str]) -> str:
     if not _is_possible(home):
         environment["HOME"] = _home_of_user()
         if home:
-            wrong.append(tr("HOME={home} ({used} is used)", home=quote(home), used=environment["HOME"]))
+            wrong.append(tr("HOME={home} ({used} is used)", home=_quoted(home), used=environment["HOME"]))
     for name in _FOLDERS:
         folder = environment.get(name, "")
         if not _is_possible(folder):
             environment.pop(name, None)
             if folder:
-                wrong.append(f"{name}={quote(folder)}")
+                wrong.append(f"{name}={_quoted(folder)}")
     names = ", ".join(wrong)
     return tr("Left aside, as no absolute path, or too long: {names}.", names=names) if wrong else ""
+
+
+def _quoted(folder: str) -> str:
+    from engine.gguf.quoting import quote  # every command comes by here, and hardly one has something to quote
+
+    return quote(folder)
 
 
 def _home_of_user() -> str:

@@ -122,8 +122,9 @@ def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> Non
     with serving(folder) as relay:
         first, second = load(memory, relay), load(memory, relay)
         assert first > sum(large)
-        # On a busy machine a second load once sent 1.2 MB more of other things; a large tensor is above the threshold.
-        assert 0 < second < first - sum(large) + THRESHOLD_BYTES, "none of the large ones was sent again"
+        # On a busy machine a load may send 1.2 MB more of other things; a large tensor is above the threshold.
+        least = first - sum(large) + THRESHOLD_BYTES
+        assert 0 < second < least, "none of the large ones was sent again"
         deadline = time.monotonic() + DEADLINE_S
         whole: dict[str, int] = {}
         while sorted(whole.values()) != sorted(large):
@@ -132,4 +133,4 @@ def test_large_weights_are_sent_once(memory: ModelMemory, tmp_path: Path) -> Non
             with suppress(FileNotFoundError):
                 whole = json.loads((folder / "whole.json").read_text())
     with serving(folder) as relay:
-        assert load(memory, relay) == pytest.approx(second, rel=0.05), "another worker goes on with them"
+        assert 0 < load(memory, relay) < least, "another worker goes on with them"

@@ -21,9 +21,11 @@ from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, LoadedModel, Piece
 from engine.session.reports import loaded_event
 from engine.settings.context_settings import ContextSettings
+from engine.worker.quantise import FILE_TYPES
 from tests.engine.vulkan.conftest import LONGEST_S, V0, V1, V2
 from tests.support.conversation import Conversation
 from tests.support.models import write_tiny_llama, write_tiny_moe
+from tests.support.real_model import quantised
 from tests.support.truth import Measured, TruthCase, case_of
 from tests.zoo.pack import pack_case
 from tests.zoo.record import DEFAULTS, choose_cases, describe, layout_cases, measure_cases
@@ -193,6 +195,33 @@ def test_every_layout_answers_as_the_cpu_does(name: str, models: dict[str, Model
         with _loaded(plan) as (child, loaded):
             assert _differences(plan, loaded) == {}, words
             assert _answer(child) == expected, words
+
+
+def _shared_out(*runs: tuple[str, int]) -> Layout:
+    """Return a layout by places and how many layers each has."""
+    return _layout(*(place for place, count in runs for _ in range(count)))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("file_type", [name for name in FILE_TYPES if not name.endswith("_S")])
+def test_a_real_model_of_each_type_is_forecast_to_the_byte(file_type: str, rig: Rig, tmp_path: Path) -> None:
+    memory = ModelMemory(read_model(quantised(tmp_path, file_type)))
+    for layout in (_shared_out((V0, 9), (V1, 10), (V2, 11)), _shared_out((CPU_ID, 5), (V1, 9), (CPU_ID, 4), (V0, 12))):
+        plan = _plan(memory, rig, layout, CONTEXT)
+        with _loaded(plan) as (_, loaded):
+            assert _differences(plan, loaded) == {}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("file_type", ["Q4_0", "Q8_0"])
+def test_a_real_model_answers_alike_on_one_device_and_on_three(file_type: str, rig: Rig, tmp_path: Path) -> None:
+    memory = ModelMemory(read_model(quantised(tmp_path, file_type)))
+    answers = []
+    for layout in (_shared_out((V0, 30)), _shared_out((V0, 9), (V1, 10), (V2, 11))):
+        with _loaded(_plan(memory, rig, layout, CONTEXT)) as (child, _):
+            answers.append(_answer(child))
+    assert len(answers[0].split()) > 3
+    assert answers[0] == answers[1]
 
 
 @pytest.mark.exhaustive

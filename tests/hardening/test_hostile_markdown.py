@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from itertools import repeat
 
 import pytest
 
@@ -37,6 +38,26 @@ def test_a_limit_of_calls_ends_what_goes_on_and_leaves_nothing_behind() -> None:
     with pytest.raises(TooMuchWorkError), call_limit(1000):
         forever()
     assert sys.getprofile() is None
+
+
+def test_a_limit_is_not_lost_in_a_generator_that_is_dropped() -> None:
+    def drop() -> None:
+        numbers = (abs(number) for number in range(3))
+        next(numbers)
+        del numbers
+
+    def forever() -> None:
+        while True:
+            drop()
+
+    for calls in range(100, 120):
+        with pytest.raises(TooMuchWorkError), call_limit(calls):
+            forever()
+
+
+def test_a_generator_without_an_end_is_ended_too() -> None:
+    with pytest.raises(TooMuchWorkError), call_limit(100):
+        sum(abs(0) for _ in repeat(None))
 
 
 MANY_FORMULAS = {

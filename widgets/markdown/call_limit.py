@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,10 +22,11 @@ def call_limit(calls: int) -> Iterator[None]:
     """
     left = calls
 
-    def count(_frame: FrameType, _event: str, _argument: object) -> None:
+    def count(frame: FrameType, _event: str, _argument: object) -> None:
         nonlocal left
         left -= 1
-        if left < 0:
+        # What is raised in a generator that is being dropped is lost, and the limit with it: elsewhere first.
+        if left < (-calls if frame.f_code.co_flags & inspect.CO_GENERATOR else 0):
             raise TooMuchWorkError
 
     before = sys.getprofile()

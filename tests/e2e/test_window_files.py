@@ -21,7 +21,7 @@ from tests.support.window_steps import status
 
 DROP_PLACES = (
     "chat.prompt_edit",
-    "chat.message_list",
+    "chat.empty",
     "model_panel.search_edit",
     "model_panel.list_view",
     "settings_bar.context_editor.n_ctx_box",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from PySide6.QtCore import QBuffer, QMimeData, Qt, Signal
-from PySide6.QtGui import QImage, QKeyEvent, QResizeEvent
+from PySide6.QtCore import QBuffer, QEvent, QMimeData, Qt, Signal
+from PySide6.QtGui import QImage, QKeyEvent, QKeySequence, QResizeEvent
 from PySide6.QtWidgets import QPlainTextEdit, QSizePolicy, QWidget
 
 from engine.language import tr
@@ -69,6 +69,15 @@ class PromptEdit(QPlainTextEdit):
             self.image_given.emit(image)
         else:
             super().insertFromMimeData(source)
+
+    def event(self, event: QEvent) -> bool:
+        """Undo and Redo are the window's where nothing was typed that could be taken back."""
+        if event.type() == QEvent.Type.ShortcutOverride and isinstance(event, QKeyEvent):
+            undoes = event.matches(QKeySequence.StandardKey.Undo) and not self.document().isUndoAvailable()
+            if undoes or (event.matches(QKeySequence.StandardKey.Redo) and not self.document().isRedoAvailable()):
+                event.ignore()
+                return False
+        return super().event(event)
 
     def keyPressEvent(self, event: QKeyEvent) -> None:
         is_return = event.key() in (Qt.Key.Key_Return, Qt.Key.Key_Enter)

@@ -44,7 +44,8 @@ def _load(engine: Bindings, library: PackLibrary) -> PackLoad:
         # ggml would say no more than that it could not; what is open already it opens again for nothing.
         ctypes.CDLL(str(library.path))
     except OSError as error:
-        return PackLoad(name=library.pack, reason=f"Its library cannot be loaded: {error}.")
+        # The application's ctypes has words of its own for it; the system's are the cause of them.
+        return PackLoad(name=library.pack, reason=f"Its library cannot be loaded: {error.__cause__ or error}.")
     registry = engine.load_backend(os.fsencode(library.path))
     if not registry:
         return PackLoad(name=library.pack, reason="Its library is no backend that this engine can use.")

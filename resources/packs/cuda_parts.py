@@ -16,6 +16,7 @@ from resources.setup.places import VENV
 from resources.setup.steps import output_of
 
 _DRIVER = "libcuda.so.1"
+_CALLED = "cuMemCreate"
 
 
 @dataclass(frozen=True)
@@ -91,9 +92,12 @@ def missing_parts(nvcc: str, scratch: Path, compiler: str) -> list[str]:
 
 
 def write_driver_library(folder: Path, compiler: str) -> Path:
-    """Compile a library without content that is called as the driver's: what is linked with it asks for the driver."""
+    """Compile a library that is called as the driver's: what is linked with it asks for the driver.
+
+    It has one function of the driver's that ggml calls, as a linker leaves out libraries that nothing is found in.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     library = folder / "libcuda.so"
-    command = [compiler, "-shared", f"-Wl,-soname,{_DRIVER}", "-o", str(library), "-x", "c", "/dev/null"]
-    subprocess.run(command, check=True, capture_output=True)
+    command = [compiler, "-shared", f"-Wl,-soname,{_DRIVER}", "-o", str(library), "-x", "c", "-"]
+    subprocess.run(command, check=True, capture_output=True, input=f"int {_CALLED}(void) {{ return 1; }}\n".encode())
     return library

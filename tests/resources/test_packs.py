@@ -77,7 +77,9 @@ def test_cublas_is_also_taken_from_nvidias_wheel(tmp_path: Path, monkeypatch: py
     ]
     assert driver.startswith("-DCUDA_cuda_driver_LIBRARY=")
     linked = tmp_path / "linked.so"
-    command = [compiler, "-shared", "-Wl,--no-as-needed", "-o", str(linked), "-x", "c", os.devnull, "-x", "none"]
+    caller = tmp_path / "caller.c"
+    caller.write_text("int cuMemCreate(void), cuMemMap(void); int call(void) { return cuMemCreate() + cuMemMap(); }\n")
+    command = [compiler, "-shared", "-fPIC", "-Wl,--as-needed", "-o", str(linked), str(caller)]
     subprocess.run([*command, driver.partition("=")[2]], check=True)
     assert needed_libraries(linked) == ("libcuda.so.1",)
     (tmp_path / "toolkit" / "lib64" / "stubs").mkdir(parents=True)

@@ -13,7 +13,16 @@ from dataclasses import dataclass
 
 from engine.errors import EngineError
 from engine.tunnel.calling import Admission
-from engine.tunnel.channel import BrokenTalkError, Channel, Purpose, keep_alive, read_preface, serving_context, shut
+from engine.tunnel.channel import (
+    BrokenTalkError,
+    Channel,
+    Purpose,
+    keep_alive,
+    read_preface,
+    serving_context,
+    shut,
+    tls_of,
+)
 from engine.tunnel.codes import OpenCode
 from engine.tunnel.fingerprints import fingerprint_of
 from engine.tunnel.identity import Identity
@@ -179,7 +188,7 @@ class Listener:
             self._serve_session(channel, client)
 
     def _greet(self, caller: _Caller, context: ssl.SSLContext, deadline_s: float) -> tuple[Channel, bytes]:
-        tls = context.wrap_socket(caller.connection, server_side=True, do_handshake_on_connect=False)
+        tls = tls_of(caller.connection, context, server_side=True)
         with self._lock:
             caller.connection = tls
         channel = Channel(tls, deadline_s)

@@ -11,7 +11,7 @@ from typing import TypeVar
 
 from engine.devices.endpoint import GreetingStatus, parse_endpoint
 from engine.errors import EngineError
-from engine.tunnel.channel import BrokenTalkError, Channel, Purpose, calling_context, keep_alive
+from engine.tunnel.channel import BrokenTalkError, Channel, Purpose, calling_context, keep_alive, tls_of
 from engine.tunnel.codes import read_code
 from engine.tunnel.identity import Identity
 from engine.tunnel.pairing import ask_pairing
@@ -120,7 +120,7 @@ def _call(
         keep_alive(connection)
         connection.sendall(purpose.value.encode())
         context = calling_context(identity, certificate)
-        channel = Channel(context.wrap_socket(connection, do_handshake_on_connect=False), deadline_s)
+        channel = Channel(tls_of(connection, context), deadline_s)
         return then(channel, channel.handshake())
     except BaseException as error:
         if channel is None:

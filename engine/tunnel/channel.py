@@ -76,6 +76,16 @@ def _trust(context: ssl.SSLContext, certificates: Iterable[bytes]) -> None:
             context.load_verify_locations(cadata=each)
 
 
+def tls_of(connection: socket.socket, context: ssl.SSLContext, *, server_side: bool = False) -> ssl.SSLSocket:
+    """Return the connection with TLS, before its handshake; `connection` itself is of no use then.
+
+    Raises:
+        OSError: the other side is gone. Of such a connection `ssl` may make one that nobody can close any more.
+    """
+    connection.getpeername()
+    return context.wrap_socket(connection, server_side=server_side, do_handshake_on_connect=False)
+
+
 def keep_alive(connection: socket.socket) -> None:
     """Have the system end a connection whose other machine is gone, and send what is small at once."""
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

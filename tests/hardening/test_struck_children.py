@@ -287,6 +287,7 @@ def test_a_stopped_end_of_a_tunnel_is_not_taken_for_a_busy_worker() -> None:
         assert pid is not None
         assert endpoint is not None
         os.kill(pid, signal.SIGSTOP)
+        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
         found = greet_all(["attic.example:50052"], 0.5, routes={"attic.example:50052": endpoint})
         direct = greet_all([endpoint], 0.5)[endpoint]
     greeting = found["attic.example:50052"]

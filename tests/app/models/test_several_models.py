@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -167,6 +168,11 @@ def test_each_model_keeps_its_conversation_and_its_edit(bench: Bench) -> None:
     assert not desk.is_edited
 
 
+def is_answered(model: OpenModel) -> bool:
+    """The end of an answer is kept before it is shown."""
+    return model.conversation.tree.path[-1].state == "done"
+
+
 def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     bench.start_lab([128 * MIB, 128 * MIB])
     desk = bench.desk
@@ -192,7 +198,7 @@ def test_the_same_file_is_open_twice_with_two_layouts(bench: Bench) -> None:
     ]
     for model in (first, second):
         bench.answer_of(model)
-        assert model.conversation.tree.path[-1].state == "done"
+        bench.wait(partial(is_answered, model))
     # the file itself leads to the first one, and each keeps its edit
     desk.opener.open(first.file.paths[0])  # type: ignore[union-attr]
     bench.wait(lambda: desk.models.current is first)

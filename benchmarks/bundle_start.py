@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from benchmarks._turns import medians_in_turns
 from tests.support.desktop import Desktop, open_desktop
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -35,14 +35,8 @@ def main() -> None:
     if not program.is_file():
         parser.error(f"{program} is not there: `python3 make.py bundle` makes it")
     commands = {"bundle": [str(program)], "checkout": CHECKOUT}
-    times: dict[str, list[float]] = {kind: [] for kind in commands}
     with open_desktop() as desktop:
-        for number in range(options.rounds + 1):
-            for kind, command in commands.items():
-                seconds = start_once(desktop, command)
-                if number:  # the first round fills the file cache
-                    times[kind].append(seconds)
-    medians = {kind: statistics.median(taken) for kind, taken in times.items()}
+        medians = medians_in_turns(commands, lambda kind: start_once(desktop, commands[kind]), options.rounds)
     result = {
         "benchmark": "bundle_start",
         **{f"{kind}_ms": round(seconds * 1000, 1) for kind, seconds in medians.items()},

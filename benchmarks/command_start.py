@@ -6,13 +6,13 @@ Each start is a new process. The kinds take turns, so that a noisy machine hits 
 from __future__ import annotations
 
 import json
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
 
+from benchmarks._turns import medians_in_turns
 from engine.demo.writer import write_demo_model
 
 ROUNDS = 15
@@ -26,13 +26,7 @@ def main() -> None:
         model = Path(folder, "demo.gguf")
         write_demo_model(model)
         commands = {"bare": ["pass"], "help": [CLI, "--help"], "inspect": [CLI, "inspect", str(model)]}
-        times: dict[str, list[float]] = {kind: [] for kind in commands}
-        for number in range(ROUNDS + 1):
-            for kind, words in commands.items():
-                seconds = start_once(words)
-                if number:  # the first round fills the file cache
-                    times[kind].append(seconds)
-    medians = {kind: statistics.median(taken) for kind, taken in times.items()}
+        medians = medians_in_turns(commands, lambda kind: start_once(commands[kind]), ROUNDS)
     result = {
         "benchmark": "command_start",
         **{f"{kind}_ms": round(seconds * 1000, 1) for kind, seconds in medians.items()},

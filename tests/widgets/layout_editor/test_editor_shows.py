@@ -14,7 +14,7 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import CPU_ID, Holding
+from engine.devices.device import CPU_ID
 from engine.layout.rules import Violation
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
@@ -25,6 +25,7 @@ from engine.speed.prompts import PromptForecast
 from engine.speed.route import DeviceTime
 from engine.speed.sending import Sending
 from engine.units import GIB, MIB
+from tests.support.orders import holding
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -158,7 +159,7 @@ def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_edit
     alone = make_preview(make_rig(card), layout, layers)
     editor = make_editor(alone)
     editor.set_loaded(loaded_from(alone))
-    beside = replace(card, free_bytes=18 * GIB, holdings=(Holding("mixture", 5 * GIB),))
+    beside = replace(card, free_bytes=18 * GIB, holdings=(holding("mixture", 5 * GIB),))
     editor.set_preview(make_preview(make_rig(beside), layout, layers))
     shown = editor.shown
     assert shown is not None

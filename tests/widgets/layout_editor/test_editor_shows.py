@@ -19,11 +19,8 @@ from engine.layout.rules import Violation
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import Source
-from engine.speed.prediction import SpeedForecast
-from engine.speed.prompts import PromptForecast
-from engine.speed.route import DeviceTime
-from engine.speed.sending import Sending
+from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.speeds import Sending, Source
 from engine.units import GIB, MIB
 from tests.support.orders import holding
 from tests.support.previews import (
@@ -261,7 +258,7 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     preview = with_speed(dense_preview(), "measured")
     assert preview.speed is not None
     parts = (DeviceTime(CPU_ID, 0.004, 0.0, "answers"),)
-    prompt = PromptForecast(0.004, 2048, parts, "answers", is_learnt=True)
+    prompt = SpeedForecast(0.004, 2048, parts, "answers", is_learnt=True)
     editor = make_editor(replace(preview, speed=replace(preview.speed, prompt=prompt), answered_per_second=24.0))
     assert editor.speed_text == "about 25 tokens/s, 24 measured, prompt 250/s"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)

@@ -500,7 +500,7 @@ def test_reasons_are_whole_sentences_that_can_be_translated() -> None:
     }
     use_language(Language("xx", wanted))
     try:
-        two = found("fewest", "dense 8B", make_rig(make_gpu("CUDA0", 6), make_gpu("CUDA1", 6)))
+        two = found("fewest", "dense 8B", make_rig(make_gpu("CUDA0", 5), make_gpu("CUDA1", 5)))
         three = found("fewest", "dense 8B", make_rig(*(make_gpu(f"CUDA{number}", 3) for number in range(4))))
         pin = Constraints(pins=(Pin(CPU_ID, 0, 0),))
         one = found("fewest", "dense 8B", make_rig(make_gpu("CUDA0", 24)), pin)

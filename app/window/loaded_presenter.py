@@ -70,7 +70,7 @@ class LoadedPresenter(QObject):
         assert held is not None
         held_bytes = held.held_bytes
         detail = f"{format_bytes(sum(held_bytes.values()))} · {', '.join(held_bytes)}" if held_bytes else "…"
-        words = {ModelState.LOADING: "loading", ModelState.STOPPING: "cancelling"}
+        words = {ModelState.LOADING: tr("loading"), ModelState.STOPPING: tr("cancelling")}
         where = [f"{device}: {format_bytes(size_bytes)}" for device, size_bytes in held_bytes.items()]
         return LoadedEntry(
             number=model.number,

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
+from engine.gguf.identity import FileIdentity
 from engine.language import tr
 
 CPU_ID = "CPU"
@@ -46,10 +47,11 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """What a loaded model of ours holds of a device."""
+    """Memory that one of our loaded models holds on a device. `model` is its name, which other models may share."""
 
     model: str
     size_bytes: int
+    key: FileIdentity
 
 
 @dataclass(frozen=True, slots=True)

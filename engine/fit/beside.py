@@ -38,7 +38,7 @@ def rig_beside(
 
 def _device_beside(device: Device, staying: _Others, returned_bytes: int) -> Device:
     holdings = tuple(
-        Holding(model.name, model.held_bytes.get(device.id, 0))
+        Holding(model.name, model.held_bytes.get(device.id, 0), model.key)
         for model in staying
         if model.held_bytes.get(device.id, 0) or device.endpoint in model.endpoints
     )

@@ -10,7 +10,7 @@ import msgspec
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.errors import ArgumentError, CancelledError
 from engine.fit.layer_moves import Move
-from engine.fit.proposal import Proposal, ProposalKind, changes_in_words
+from engine.fit.proposal import Proposal, ProposalKind, changes_in_words, less_words
 from engine.fit.relief import Relief, excess
 from engine.fit.shares import share_words
 from engine.fit.smaller_caches import cache_words, smaller_caches
@@ -19,6 +19,7 @@ from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fastest import predict_layout
+from engine.gguf.identity import FileIdentity
 from engine.language import tr
 from engine.layout.layout import Layout
 from engine.layout.range_words import layer_words
@@ -26,7 +27,6 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import FitReport
 from engine.settings.context_settings import ContextSettings
-from engine.units import format_bytes
 
 CONTEXT_STEP = 256
 """The engine rounds contexts up to multiples of this."""
@@ -185,26 +185,24 @@ class ProposalSearch:
 
     def unloaded_model(self) -> Proposal | None:
         """Return one of our other models that holds enough of every device that was short: the smallest such."""
+        rig = self._plan.rig
         held = {
-            device: {each.model: each.size_bytes for each in found.holdings}
+            device: {each.key: each.size_bytes for each in found.holdings}
             for device in self._missing
-            if (found := self._plan.rig.device(device)) is not None
+            if (found := rig.device(device)) is not None
         }
+        names = {each.key: each.model for device in rig.all_devices for each in device.holdings}
         enough = [
-            name
-            for name in {name for sizes in held.values() for name in sizes}
-            if all(held[device].get(name, 0) >= missing_bytes for device, missing_bytes in self._missing.items())
+            key
+            for key in names
+            if all(held[device].get(key, 0) >= missing_bytes for device, missing_bytes in self._missing.items())
         ]
-        for name in sorted(enough, key=lambda name: (sum(sizes[name] for sizes in held.values()), name)):
-            report = self._plan.on(rig_without(self._plan.rig, name)).report
+        for key in sorted(enough, key=lambda key: (sum(sizes[key] for sizes in held.values()), names[key])):
+            report = self._plan.on(rig_without(rig, key)).report
             if report.fits:
-                freed = ", ".join(
-                    tr("{device} {sizes} less", device=device, sizes=format_bytes(sizes[name]))
-                    for device, sizes in held.items()
-                )
-                return Proposal(
-                    tr("Unload {name}", name=name), self._plan.edit, freed, "unload", report.rows, unload=name
-                )
+                freed = ", ".join(less_words(device, sizes[key]) for device, sizes in held.items())
+                text = tr("Unload {name}", name=names[key])
+                return Proposal(text, self._plan.edit, freed, "unload", report.rows, unload=key)
         return None
 
     def _cache_proposal(self, context: ContextSettings) -> Proposal | None:
@@ -280,12 +278,12 @@ def _length_words(context: ContextSettings) -> str:
     )
 
 
-def rig_without(rig: Rig, model: str) -> Rig:
-    """Return `rig` as it will be when our other model of this name has been unloaded."""
+def rig_without(rig: Rig, key: FileIdentity) -> Rig:
+    """Return `rig` as it will be when our other model with this key has been unloaded."""
 
     def freed(device: Device) -> Device:
-        held_bytes = sum(each.size_bytes for each in device.holdings if each.model == model)
-        holdings = tuple(each for each in device.holdings if each.model != model)
+        held_bytes = sum(each.size_bytes for each in device.holdings if each.key == key)
+        holdings = tuple(each for each in device.holdings if each.key != key)
         if holdings == device.holdings:
             return device
         free_bytes = None if device.free_bytes is None else min(device.free_bytes + held_bytes, device.total_bytes)

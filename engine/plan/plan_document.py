@@ -13,8 +13,7 @@ from engine.plan.plan import Plan
 from engine.plan.report import DeviceRow, FitReport
 from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import SpeedForecast, prompt_words, speed_words
-from engine.speed.prompts import PromptForecast
-from engine.speed.sending import Sending
+from engine.speed.speeds import Sending
 from engine.units import format_bytes
 
 _HEADINGS = (
@@ -63,7 +62,7 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
     """Return what is predicted; null where it would be no more than a guess."""
     document: dict[str, object] = {
         "tokens_per_second": round(speed.tokens_per_second, 2) if speed.is_known else None,
-        "context_tokens": speed.fill_tokens,
+        "context_tokens": speed.n_tokens,
         "source": speed.source,
         "devices": [
             {
@@ -80,7 +79,7 @@ def _speed_document(speed: SpeedForecast) -> dict[str, object]:
     return document
 
 
-def _prompt_document(prompt: PromptForecast) -> dict[str, object]:
+def _prompt_document(prompt: SpeedForecast) -> dict[str, object]:
     return {
         "tokens_per_second": round(prompt.tokens_per_second, 2) if prompt.is_known else None,
         "tokens": prompt.n_tokens,

@@ -103,7 +103,7 @@ class ProposalCheck:
         if self._cancel.cancelled or time.monotonic() > self._until_s:
             return None
         plan = self._plan.with_edit(proposal.edit)
-        if proposal.unload:
+        if proposal.unload is not None:
             plan = plan.on(rig_without(plan.rig, proposal.unload))
         try:
             return self._probes.probed(plan).forecast

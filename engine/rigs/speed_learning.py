@@ -11,7 +11,6 @@ from engine.plan.preview import plan_prompt, plan_speed
 from engine.rigs.speed_test import known_speeds
 from engine.speed.answers import MIN_PROMPT_TOKENS
 from engine.speed.prediction import SpeedForecast
-from engine.speed.prompts import PromptForecast
 from engine.speed.speeds import layout_class
 from engine.speed.work import Work
 
@@ -32,7 +31,7 @@ class BareSpeeds(NamedTuple):
     """What would have been predicted by measurements alone; `prompt` None where nothing is to be learnt of it."""
 
     answer: SpeedForecast
-    prompt: PromptForecast | None
+    prompt: SpeedForecast | None
 
 
 def bare_speed(plan: Plan, book: SpeedBook, answer: TimedAnswer) -> BareSpeeds | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from engine.language import tr
 from engine.plan.decisions.decision import Decision
 from widgets.common.counts import format_count
 
@@ -17,5 +18,5 @@ def decided_text(decision: Decision) -> str:
 def value_text(value: str | int | bool) -> str:
     """Return a decided value as it is shown."""
     if isinstance(value, bool):
-        return "on" if value else "off"
+        return tr("on") if value else tr("off")
     return format_count(value) if isinstance(value, int) and value >= MIN_COUNT else str(value)

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from engine.language import tr
 from engine.plan.preview import Preview
-from engine.speed.prediction import SpeedForecast, prompt_words, rate_text, source_words, speed_words
-from engine.speed.prompts import PromptForecast
-from engine.speed.route import DeviceTime
+from engine.speed.prediction import DeviceTime, SpeedForecast, prompt_words, rate_text, source_words, speed_words
 from engine.units import format_bytes
 
 _TOLD_BESIDE_S, _TOLD_BELOW_S = 1.0, 5.0
@@ -35,7 +33,7 @@ def speed_text(preview: Preview) -> str:
     return ", ".join(filter(None, (predicted, measured, read)))
 
 
-def _prompt_text(prompt: PromptForecast) -> str:
+def _prompt_text(prompt: SpeedForecast) -> str:
     return tr("prompt {rate}/s", rate=rate_text(prompt.tokens_per_second))
 
 

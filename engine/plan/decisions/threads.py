@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from engine.language import tr
+from engine.language import tr, tr_count
 from engine.plan.decisions.decision import Decision
 from engine.plan.decisions.host_facts import HostFacts
 from engine.processor import Processor
@@ -59,4 +59,4 @@ def _chosen(threads: int, processor: Processor) -> str:
 
 
 def _cores(count: int) -> str:
-    return "1 core" if count == 1 else tr("{count} cores", count=count)
+    return tr_count("{count} core", "{count} cores", count)

@@ -142,7 +142,7 @@ def test_unloading_another_model_is_one_click_and_changes_no_layout(
     wait(qtbot, lambda: desk.models.current is not first)
     edit = desk.document.edit
     assert edit is not None
-    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload="wide")
+    proposal = Proposal("Unload wide", edit, "CPU 1 MiB less", "unload", unload=first.key)
     notices: list[Notice] = []
     desk.notices.given.connect(notices.append)
     with monkeypatch.context() as patch:

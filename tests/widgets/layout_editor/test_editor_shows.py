@@ -14,17 +14,15 @@ from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
 
-from engine.devices.device import CPU_ID, Holding
+from engine.devices.device import CPU_ID
 from engine.layout.rules import Violation
 from engine.memory.side_files import Projector, SideFiles
 from engine.plan.preview import Preview
 from engine.settings.context_settings import ContextSettings
-from engine.speed.known_cards import Source
-from engine.speed.prediction import SpeedForecast
-from engine.speed.prompts import PromptForecast
-from engine.speed.route import DeviceTime
-from engine.speed.sending import Sending
+from engine.speed.prediction import DeviceTime, SpeedForecast
+from engine.speed.speeds import Sending, Source
 from engine.units import GIB, MIB
+from tests.support.orders import holding
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -158,7 +156,7 @@ def test_other_loaded_models_are_named_and_take_room_from_a_loaded_one(make_edit
     alone = make_preview(make_rig(card), layout, layers)
     editor = make_editor(alone)
     editor.set_loaded(loaded_from(alone))
-    beside = replace(card, free_bytes=18 * GIB, holdings=(Holding("mixture", 5 * GIB),))
+    beside = replace(card, free_bytes=18 * GIB, holdings=(holding("mixture", 5 * GIB),))
     editor.set_preview(make_preview(make_rig(beside), layout, layers))
     shown = editor.shown
     assert shown is not None
@@ -260,7 +258,7 @@ def test_the_header_tells_the_speed_of_prompts(make_editor: MakeEditor) -> None:
     preview = with_speed(dense_preview(), "measured")
     assert preview.speed is not None
     parts = (DeviceTime(CPU_ID, 0.004, 0.0, "answers"),)
-    prompt = PromptForecast(0.004, 2048, parts, "answers", is_learnt=True)
+    prompt = SpeedForecast(0.004, 2048, parts, "answers", is_learnt=True)
     editor = make_editor(replace(preview, speed=replace(preview.speed, prompt=prompt), answered_per_second=24.0))
     assert editor.speed_text == "about 25 tokens/s, 24 measured, prompt 250/s"
     label = next(each for each in editor.findChildren(QLabel) if each.text() == editor.speed_text)

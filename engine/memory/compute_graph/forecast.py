@@ -9,16 +9,14 @@ from typing import TypeVar
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
-from engine.memory.compute_graph.building.chains import Chains
-from engine.memory.compute_graph.building.graph_tables import GraphTables
-from engine.memory.compute_graph.building.homes import homes
-from engine.memory.compute_graph.building.sketch import Batch
-from engine.memory.compute_graph.devices import backend_devices
+from engine.memory.compute_graph.building.context import Batch
+from engine.memory.compute_graph.building.graph_tables import Chains, GraphTables
+from engine.memory.compute_graph.building.layer import homes
+from engine.memory.compute_graph.devices import as_one_device, backend_devices
 from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.compute_graph.ggml.sections import FarReachError
-from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.walk import Scheduling, Walk
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement

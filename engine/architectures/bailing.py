@@ -14,8 +14,8 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(normalises=None, late_rows="after_norm", positions=0),
-            attention="latent.latent_attention_by_head",
-            recurrence="kda.delta_attention",
+            attention="mla.latent_attention_by_head",
+            recurrence="delta_net.delta_attention",
             scaled=NONE_SCALED,
             gating="limited",
         ),

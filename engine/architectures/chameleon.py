@@ -16,9 +16,9 @@ RECORDS: Records = {
     "chameleon": Architecture(
         graph=GraphRecord(
             _style,
-            layer="chameleon.chameleon_layer",
-            attention="chameleon.head_norm_attention",
-            logits="chameleon.without_images",
+            layer="special.chameleon_layer",
+            attention="special.head_norm_attention",
+            logits="special.without_images",
             turns_by_frequencies=False,
         )
     ),

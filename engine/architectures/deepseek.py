@@ -14,13 +14,13 @@ RECORDS: Records = {
     "deepseek2": Architecture(
         latent=True,
         split=NO_SPLIT,
-        graph=GraphRecord(Style(normalises=None, shapes_queries=True), attention="latent.latent_attention"),
+        graph=GraphRecord(Style(normalises=None, shapes_queries=True), attention="mla.latent_attention"),
     ),
     "deepseek32": Architecture(
         latent=True,
         indexer=Indexer(),
         split=NO_SPLIT,
-        graph=GraphRecord(_FILE_DECIDES, attention="sparse.sparse_attention", scaled=EXPERTS_SCALED),
+        graph=GraphRecord(_FILE_DECIDES, attention="mla.sparse_attention", scaled=EXPERTS_SCALED),
     ),
     "deepseek4": Architecture(
         window=Window(1),
@@ -29,10 +29,10 @@ RECORDS: Records = {
         one_cache_type=True,
         graph=GraphRecord(
             _FILE_DECIDES,
-            layer="hyper_connections.pinned_layer",
-            attention="windowed_sparse.windowed_attention",
-            before="windowed_sparse.open_masked_streams",
-            behind="hyper_connections.weighted_end",
+            layer="residual_streams.pinned_layer",
+            attention="deepseek4.windowed_attention",
+            before="deepseek4.open_masked_streams",
+            behind="residual_streams.weighted_end",
             scaled=NONE_SCALED,
         ),
     ),

@@ -9,7 +9,7 @@ from engine.architectures.record import Architecture, Records, Window, same
 from engine.architectures.style import Style
 
 _BERT = Style(embeds=True, layer_norm=True, input_norm=True, normalises=False)
-_POST_NORM = GraphRecord(_BERT, layer="encoder.post_norm_layer")
+_POST_NORM = GraphRecord(_BERT, layer="transformer.post_norm_layer")
 
 
 def _encoder(graph: GraphRecord | None) -> Architecture:

@@ -25,9 +25,9 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             Style(input_scale=True, late_rows="never"),
-            layer="gemma3n.gemma3n_layer",
-            attention="shared_cache.sharing_attention",
-            behind="gemma3n.merge_versions",
+            layer="gemma.gemma3n_layer",
+            attention="gemma.sharing_attention",
+            behind="gemma.merge_versions",
             every_layer=True,
             n_keeping_largest=10,
         ),
@@ -40,8 +40,8 @@ RECORDS: Records = {
         reads_lazily=True,
         graph=GraphRecord(
             Style(input_scale=True, late_rows="after_norm"),
-            layer="gemma4.gemma4_layer",
-            attention="shared_cache.sharing_attention",
+            layer="gemma.gemma4_layer",
+            attention="gemma.sharing_attention",
             scaled=EXPERTS_SCALED,
         ),
     ),

@@ -20,7 +20,7 @@ RECORDS: Records = {
         indexer=Indexer("listed", default=True, default_long=1 << 20),
         split=NO_SPLIT,
         graph=GraphRecord(
-            _FILE_DECIDES, attention="sparse.sparse_attention", scaled=EXPERTS_SCALED, odds="told_or_sigmoid"
+            _FILE_DECIDES, attention="mla.sparse_attention", scaled=EXPERTS_SCALED, odds="told_or_sigmoid"
         ),
     ),
     "glm5-next": Architecture(
@@ -31,12 +31,12 @@ RECORDS: Records = {
         split=NO_SPLIT,
         graph=GraphRecord(
             _FILE_DECIDES,
-            layer="hyper_connections.connected_layer",
-            attention="pooled_sparse.pooled_attention",
-            recurrence="kda.early_delta_attention",
+            layer="residual_streams.connected_layer",
+            attention="mla.pooled_attention",
+            recurrence="delta_net.early_delta_attention",
             odds="told_or_sigmoid",
-            before="pooled_sparse.open_pools",
-            behind="hyper_connections.mean_end",
+            before="mla.open_pools",
+            behind="residual_streams.mean_end",
             scaled=NONE_SCALED,
         ),
     ),

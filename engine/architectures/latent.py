@@ -10,14 +10,14 @@ RECORDS: Records = {
     "minicpm3": Architecture(
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(input_scale=True, scaled_sums=True, scaled_output=True), attention="latent.latent_attention"
+            Style(input_scale=True, scaled_sums=True, scaled_output=True), attention="mla.latent_attention"
         ),
     ),
     "mistral4": Architecture(
         latent=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(normalises=None, shapes_queries=True, precise_experts=True), attention="latent.latent_attention"
+            Style(normalises=None, shapes_queries=True, precise_experts=True), attention="mla.latent_attention"
         ),
     ),
     "dots3note": Architecture(
@@ -25,6 +25,6 @@ RECORDS: Records = {
         window=Window(),
         indexer=Indexer("listed", any_length=True),
         split=NO_SPLIT,
-        graph=GraphRecord(Style(normalises=None), attention="sparse.sparse_attention", scaled=EXPERTS_SCALED),
+        graph=GraphRecord(Style(normalises=None), attention="mla.sparse_attention", scaled=EXPERTS_SCALED),
     ),
 }

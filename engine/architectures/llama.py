@@ -75,7 +75,7 @@ RECORDS: Records = {
     "dots1": _styled(Style(normalises=None)),
     "arctic": Architecture(graph=GraphRecord(layer="special.arctic_layer")),
     "grok": Architecture(flash_attention=False, split=NO_SPLIT, graph=GraphRecord(layer="special.grok_layer")),
-    "grovemoe": Architecture(graph=GraphRecord(layer="grouped_experts.grouped_experts_layer", scaled=ATTENTION_SCALED)),
+    "grovemoe": Architecture(graph=GraphRecord(layer="transformer.grouped_experts_layer", scaled=ATTENTION_SCALED)),
     # single ones
     "bitnet": Architecture(
         ties_output=False, split=NO_SPLIT, graph=GraphRecord(Style(reads_embedding=True), scaled=ALL_SCALED)

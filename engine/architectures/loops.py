@@ -16,8 +16,8 @@ RECORDS: Records = {
     "hrm_text": Architecture(
         split=TensorSplit(whole_model=True),
         graph=GraphRecord(
-            Style(bare_norms=True, bare_end=True, late_rows="never"), layer="stacked.stacked_layer", every_layer=True
+            Style(bare_norms=True, bare_end=True, late_rows="never"), layer="special.stacked_layer", every_layer=True
         ),
     ),
-    "nanbeige": Architecture(looped=True, graph=GraphRecord(_nanbeige, layer="looped.looped_layer")),
+    "nanbeige": Architecture(looped=True, graph=GraphRecord(_nanbeige, layer="special.looped_layer")),
 }

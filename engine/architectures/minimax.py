@@ -12,8 +12,8 @@ RECORDS: Records = {
         also_as_one=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            layer="lightning.lightning_layer",
-            recurrence="lightning.lightning_attention",
+            layer="recurrent.lightning_layer",
+            recurrence="recurrent.lightning_attention",
             scaled=ATTENTION_SCALED,
         ),
     ),

@@ -45,11 +45,17 @@ _Answer = TypeVar("_Answer")
 
 _LOGIT_BYTES = 4
 MOST_TABLES = 12
-"""A length that is left open asks for several at every step of a drag."""
+"""More than the lengths that a context which is left open tries, each at every step of a drag: 262,144 halved down to
+256 makes 11."""
 FEW_TABLES = 4
 """For searches that try many settings with a length that is set: each is of use for a moment, and takes half a megabyte
 even for a small model."""
-_DECIDING = tuple(setting.key for setting in SETTINGS if setting.effect == "context")
+_OF_PLACEMENT = ("op_offload", "op_offload_min_batch")
+"""Settings of the context that the graph's scheduler reads: a `Placement` has them, so that choosing one does not
+multiply the tables."""
+_DECIDING = tuple(
+    setting.key for setting in SETTINGS if setting.effect == "context" and setting.key not in _OF_PLACEMENT
+)
 _EVERYTHING: tuple[Part, ...] = ("weights", "state", "compute")
 
 

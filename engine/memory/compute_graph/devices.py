@@ -1,12 +1,18 @@
-"""The scheduler's backends of a layout's devices: what each computes, and what tensors take in its memory."""
+"""The scheduler's backends of a layout's devices: what they compute, and what tensors take in their memory.
+
+Mirrors `ggml_backend_dev_supports_op` and `ggml_backend_buft_get_alloc_size` of the backends. In split mode tensor all
+members are one device to the scheduler, and each has a buffer for the whole graph.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import lru_cache
 
 from engine.devices.device import CPU_ID
-from engine.memory.backends import BackendTraits
+from engine.layout.layout import Run
+from engine.memory.backends import BackendTraits, SizeRule
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous, row_size
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend
 from engine.memory.kernels import Kernels
@@ -146,3 +152,27 @@ def _flash_bytes(node: Tensor) -> int:
             ne = cache.ne
             size = pad(size, 128) + 2 * ne[0] * ne[1] * ne[2] * ne[3]
     return size
+
+
+def as_one_device(placement: Placement) -> Placement:
+    """Return `placement` with its members as one device behind the leading layers, named after all of them."""
+    name = "+".join(placement.entries)
+    return replace(
+        placement,
+        runs=(Run(name, placement.leading, placement.n_layers - 1),),
+        output_device=name,
+        entries=(name,),
+        traits={name: _shared_traits([placement.traits[entry] for entry in placement.entries])},
+        shares=(),
+    )
+
+
+def _shared_traits(members: list[BackendTraits]) -> BackendTraits:
+    """Return the traits of all members together: what one cannot do none does, and tensors take the most."""
+    return BackendTraits(
+        SizeRule(
+            alignment_bytes=max(traits.size_rule.alignment_bytes for traits in members),
+            pads_rows=any(traits.size_rule.pads_rows for traits in members),
+        ),
+        converts_kv=any(traits.converts_kv for traits in members),
+    )

@@ -9,22 +9,22 @@ from typing import TypeVar
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
-from engine.memory.compute_graph.building.chains import Chains
-from engine.memory.compute_graph.building.graph_tables import GraphTables
-from engine.memory.compute_graph.building.homes import homes
-from engine.memory.compute_graph.building.sketch import Batch
-from engine.memory.compute_graph.devices import backend_devices
+from engine.memory.compute_graph.building.context import Batch
+from engine.memory.compute_graph.building.graph_tables import Chains, GraphTables
+from engine.memory.compute_graph.building.layer import homes
+from engine.memory.compute_graph.devices import as_one_device, backend_devices
 from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.compute_graph.ggml.graph import TYPE_SIZES
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.compute_graph.ggml.sections import FarReachError
-from engine.memory.compute_graph.members import as_one_device
 from engine.memory.compute_graph.walk import Scheduling, Walk
 from engine.memory.kv_cache import context_shape, pad, window_cells
 from engine.memory.placement import Placement
 from engine.settings.context_settings import ContextSettings, FlashAttention
 
 _MOST_REMEMBERED = 1024
+_MOST_WALKS = 64
+"""More than all combinations of batch, pipeline and op offload; only many values of its threshold exceed it."""
 
 Answer = TypeVar("Answer")
 
@@ -63,7 +63,7 @@ class ComputeForecast:
         )
         self._found: dict[object, Found] = {}
         self._walks: dict[object, Walk] = {}
-        self._chains: dict[tuple[Batch, bool], Chains] = {}
+        self._chains: dict[tuple[Batch, bool, bool], Chains] = {}
         self._whole = tables.is_whole
 
     def device_sizes(self, placement: Placement) -> dict[str, Size]:
@@ -87,7 +87,8 @@ class ComputeForecast:
             placement = replace(placement, entries=(CPU_ID, *placement.entries))
         key = (
             placement.leading, placement.runs, placement.output_device, placement.entries, placement.overrides,
-            placement.pipeline, tuple(placement.traits.items()), placement.host.compute,
+            placement.pipeline, tuple(placement.traits.items()), placement.host.compute, placement.op_offload,
+            placement.offload_batch,
         )  # fmt: skip
         found = self._found.get(key)
         if found is None:
@@ -129,7 +130,7 @@ class ComputeForecast:
         on_host = on_host or any(rule.device == CPU_ID for rule in placement.overrides)
         on_host = on_host or self._leaves_out(placement)
         offloads = any(traits.op_offload for traits in placement.traits.values())
-        return bool(on_host and offloads and self._context.op_offload)
+        return bool(on_host and offloads and placement.op_offload)
 
     def _keeps_output(self, placement: Placement) -> bool:
         """Return whether the output's matrix is on the host."""
@@ -172,15 +173,19 @@ class ComputeForecast:
 
     def _walk_of(self, placement: Placement, batch: Batch) -> Walk:
         """Return the walk for such layouts, as far as possible an earlier one."""
-        pinned = placement.leading == 0 or batch.n_tokens < self._context.offload_batch
-        key = (placement.pipeline, batch, pinned, self._whole)
+        pinned = placement.leading == 0 or batch.n_tokens < placement.offload_batch
+        key = (batch, placement.pipeline, placement.op_offload, placement.offload_batch, pinned, self._whole)
         found = self._walks.get(key)
         if found is None:
-            op_offload = bool(self._context.op_offload)
-            scheduling = Scheduling(placement.pipeline, op_offload, self._context.offload_batch)
-            chains = self._chains.get((batch, pinned))
+            if len(self._walks) >= _MOST_WALKS:
+                self._walks.clear()
+                self._chains.clear()
+            op_offload = placement.op_offload
+            scheduling = Scheduling(placement.pipeline, op_offload, placement.offload_batch)
+            chains = self._chains.get((batch, pinned, op_offload))
             if chains is None:
-                chains = self._chains[batch, pinned] = Chains(self._tables, batch, pinned=pinned, lends=op_offload)
+                chains = Chains(self._tables, batch, pinned=pinned, lends=op_offload)
+                self._chains[batch, pinned, op_offload] = chains
             found = self._walks[key] = Walk(chains, scheduling, pinned=pinned, whole=self._whole)
         return found
 

@@ -15,9 +15,8 @@ from dataclasses import dataclass, field, replace
 from engine.devices.device import CPU_ID
 from engine.layout.engine_parameters import TensorOverride
 from engine.memory.backends import CPU_TRAITS, BackendTraits, HostBuffer, SizeRule
-from engine.memory.compute_graph.building.chains import Chains
-from engine.memory.compute_graph.building.graph_tables import Sizes
-from engine.memory.compute_graph.building.homes import memory_of
+from engine.memory.compute_graph.building.graph_tables import Chains, Sizes
+from engine.memory.compute_graph.building.layer import memory_of
 from engine.memory.compute_graph.devices import backend_devices, backends_of
 from engine.memory.compute_graph.ggml.allocator import Size
 from engine.memory.compute_graph.ggml.scheduler import Place, Scheduler

@@ -16,7 +16,7 @@ from engine.architectures.record import Architecture
 from engine.architectures.registry import ARCHITECTURES, RECORD_MODULES, architecture_rules, find_architecture
 from engine.architectures.style import Style
 from engine.memory.compute_graph import models
-from engine.memory.compute_graph.building.family import find_builder
+from engine.memory.compute_graph.building.graph import find_builder
 from tests.support.truth import MODEL_NAMES, truth_model
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -13,8 +13,8 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.layout.layout import Layout, Override, Run
 from engine.memory.compute_graph.ggml.allocator import Buffer
 from engine.memory.compute_graph.ggml.graph import Graph
-from engine.memory.compute_graph.ggml.parts import take_apart
 from engine.memory.compute_graph.ggml.scheduler import HOST, Backend, Scheduler
+from engine.memory.compute_graph.ggml.sections import take_apart
 from engine.memory.compute_graph.ggml.simulation import Segment, Simulation, Steps, Stop
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings

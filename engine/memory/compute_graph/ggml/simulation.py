@@ -20,20 +20,21 @@ from engine.memory.compute_graph.ggml.allocator import (
     Ahead,
     Allocation,
     Buffer,
+    DividedBuffer,
     Growth,
     Held,
     Leaf,
     Size,
     joined,
     look_back,
+    n_parts,
     start,
     start_in,
 )
 from engine.memory.compute_graph.ggml.crossing import Crossing, Places, State, crossing
-from engine.memory.compute_graph.ggml.divided_buffer import DividedBuffer, n_parts
-from engine.memory.compute_graph.ggml.ordering import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.compute_graph.ggml.scheduler import Assigned, Bound, Cut, Piece, Place, Scheduler
 from engine.memory.compute_graph.ggml.sections import FarReachError, Key, Section, is_shared
+from engine.memory.compute_graph.ggml.vulkan_order import Followed, NodePlace, pieces_ahead, put_in_order
 from engine.memory.effort import go_on
 
 SectionName = tuple[str, tuple[int, ...], tuple[int, ...], tuple[int, ...], bool, int]

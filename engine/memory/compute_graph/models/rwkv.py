@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.memory.compute_graph.building.sketch import Sketch
+from engine.memory.compute_graph.building.context import Sketch
 from engine.memory.compute_graph.ggml.graph import Tensor
 from engine.memory.compute_graph.models.recurrent import States
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from engine.memory.compute_graph.building.attend import attend, mix_values
-from engine.memory.compute_graph.building.inputs import Masks
-from engine.memory.compute_graph.building.masks import batch_mask
-from engine.memory.compute_graph.building.sketch import Sketch
+from engine.memory.compute_graph.building.attention import attend, batch_mask, mix_values
+from engine.memory.compute_graph.building.context import Masks, Sketch
 from engine.memory.compute_graph.ggml.graph import Tensor
 
 

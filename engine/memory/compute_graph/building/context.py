@@ -1,18 +1,113 @@
-"""A graph under construction: the layer that is built, its weights with their homes, and the parts that most share."""
+"""A graph under construction: the layer that is built, its weights, and the parts that most architectures share.
+
+Mirrors `llm_graph_context` in llama-graph.cpp (`build_norm`, `build_lora_mm`, `build_ffn`) and its inputs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 from engine.architectures.style import Style
-from engine.memory.compute_graph.building.facts import WeightFacts, Weights
-from engine.memory.compute_graph.building.gating import gated
-from engine.memory.compute_graph.building.inputs import Inputs, Masks
-from engine.memory.compute_graph.building.numbers import Numbers
-from engine.memory.compute_graph.building.placed import Placed
-from engine.memory.compute_graph.building.shared import Shared
+from engine.memory.compute_graph.building.hparams import Gating, Numbers
+from engine.memory.compute_graph.building.layer import HomeOf, Placed, WeightFacts, Weights
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor
+from engine.memory.compute_graph.ggml.scheduler import HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Masks:
+    """Inputs of attention to one cache."""
+
+    mask: Tensor
+    k_rows: Tensor
+    v_rows: Tensor | None
+    k_rotation: Tensor | None
+    v_rotation: Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What every layer reads besides its predecessor. `unused_rows`: states of sequences that are not in the batch,
+    none in the worst case; `output`: memory of the output layer;
+    `last`: the last layer, which layers go with that the file does not list."""
+
+    positions: Tensor
+    embeddings: Tensor
+    output_rows: Tensor
+    full: Masks
+    sliding: Masks | None
+    last: Placed
+    indexer: Masks | None = None
+    state_rows: Tensor | None = None
+    unused_rows: Tensor | None = None
+    q_scale: Tensor | None = None
+    output: str = HOST
+
+
+Value = TypeVar("Value")
+
+
+class Shared:
+    """Values by their class: each builder module has frozen dataclasses of tensors for what its layers share.
+
+    `of` tells values of one class apart. Sections of a graph can only share what the host fills in: see `all_inputs`.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[tuple[type, object], object] = {}
+
+    def once(self, kind: type[Value], make: Callable[[], Value], of: object = None) -> Value:
+        """Return the value of a class, made for the first that asks."""
+        found = self.find(kind, of)
+        if found is None:
+            found = make()
+            self._values[kind, of] = found
+        return found
+
+    def put(self, value: object, of: object = None) -> None:
+        """Keep a value, in the place of an earlier one of its class."""
+        self._values[type(value), of] = value
+
+    def find(self, kind: type[Value], of: object = None) -> Value | None:
+        """Return the value of a class, None if nobody made it."""
+        found = self._values.get((kind, of))
+        assert found is None or isinstance(found, kind)
+        return found
+
+    def get(self, kind: type[Value], of: object = None) -> Value:
+        """Return the value of a class that was made before."""
+        found = self.find(kind, of)
+        if found is None:
+            raise LookupError(f"no layer made {kind.__name__}")
+        return found
+
+    @property
+    def all_inputs(self) -> bool:
+        """Whether nothing is shared but what the host fills in: layers reach no further than their neighbours."""
+        return all(tensor.is_input for tensor in self._tensors())
+
+    def _tensors(self) -> Iterator[Tensor]:
+        for value in self._values.values():
+            for field in fields(value):  # type: ignore[arg-type]
+                found = getattr(value, field.name)
+                if isinstance(found, Tensor):
+                    yield found
+
+
+def gated(graph: Graph, kind: Gating, gate: Tensor, values: Tensor) -> Tensor:
+    """Return `values` behind the activated `gate`."""
+    if kind == "fused":
+        return graph.glu(gate, values)
+    if kind == "limited":
+        return graph.mul(graph.like("clamp", graph.unary(gate)), graph.like("clamp", values))
+    activated = graph.mul(_bent(graph, gate), graph.unary(gate))
+    return graph.mul(activated, _bent(graph, values) if kind == "bent_both" else values)
+
+
+def _bent(graph: Graph, source: Tensor) -> Tensor:
+    return graph.scale(graph.unary(graph.scale(source)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +144,6 @@ class Batch:
 
 
 _ROPE_FACTORS = ("rope_freqs", "rope_factors_long", "rope_factors_short")
-
-HomeOf = Callable[[WeightFacts, str], str]
-"""Memory of a weight, given the memory that its layer would give it."""
 
 Mixer = Callable[["Sketch", Tensor], Tensor]
 """What mixes tokens in a layer: attention or a recurrent scan. Gets the layer's normalised input."""

@@ -1,22 +1,57 @@
-"""The numbers that shape a graph, of the model and of each layer."""
+"""The numbers that shape a graph, of the model and of each layer, as `llama_hparams` in llama-hparams.h has them."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Literal
 
 from engine.architectures.graph_record import GraphRecord, Scaled
 from engine.architectures.record import Architecture
 from engine.architectures.style import Rope
 from engine.gguf.model_file import ModelFile
-from engine.memory.compute_graph.building.gating import Gating
-from engine.memory.compute_graph.building.stacks import Stacks, read_stacks
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """`layers` of one stack; the low stack runs `low_cycles` times before the high one does, over and over."""
+
+    layers: int
+    low_cycles: int
+
+    def place(self, slot: int) -> tuple[bool, int]:
+        """Return whether the layer at `slot` belongs to the high stack, and its place in the stack."""
+        run, place = divmod(slot, self.layers)
+        return run % (self.low_cycles + 1) == self.low_cycles, place
+
+    def block(self, slot: int) -> int:
+        """Return the block of the file whose weights the layer at `slot` has."""
+        is_high, place = self.place(slot)
+        return place + (self.layers if is_high else 0)
+
+
+def read_stacks(model: ModelFile) -> Stacks:
+    """Return the stacks of a model.
+
+    Raises:
+        MissingNumberError: they do not add up to the layers of the file.
+    """
+    layers, high_cycles, low_cycles = (
+        number(model, f"hrm.{key}") for key in ("layers_per_stack", "h_cycles", "l_cycles")
+    )
+    if layers * high_cycles * (low_cycles + 1) != model.n_layers:
+        raise MissingNumberError(f"the stacks of the file do not make {model.n_layers} layers")
+    return Stacks(layers, low_cycles)
+
 
 _LEAST_LIMIT = 1e-6
 """Gates are limited, in several operations, by more than this."""
 _SIGMOID = 2
 """`LLAMA_EXPERT_GATING_FUNC_TYPE_SIGMOID`."""
+
+Gating = Literal["fused", "limited", "bent", "bent_both"]
+"""`limited`: gate and values are cut off; `bent`: the gate, or both, go through a hyperbolic tangent."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -95,7 +95,9 @@ class AutoLayouts(QObject):
     @property
     def pins(self) -> Pins:
         """What is pinned of the current model."""
-        path = self._path
+        return self._pins_of(self._path)
+
+    def _pins_of(self, path: str) -> Pins:
         layers = (PinnedLayers(*pin) for pin in self._pins.layers.get(path, ()))
         return Pins(tuple(layers), self._pins.outputs.get(path))
 
@@ -219,8 +221,8 @@ class AutoLayouts(QObject):
         return ""
 
     def constraints(self, model: ModelFile) -> Constraints:
-        """Return what is asked for, less what is about devices and layers that are not here."""
-        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self.pins
+        """Return what is asked for of `model`, less what is about devices and layers that are not here."""
+        ids, wishes, pins = set(self._live.rig.ids), self.wishes, self._pins_of(str(model.paths[0]))
         return Constraints(
             order=tuple(device_id for device_id in wishes.order if device_id in ids),
             off=wishes.off & ids,

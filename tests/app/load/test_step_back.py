@@ -18,6 +18,7 @@ from engine.layout.layout import single_device
 from engine.memory.side_files import SideFiles, read_adapter
 from engine.plan.edit import Edit
 from engine.session.events import Attempt, OutOfMemory
+from engine.session.load_order import LoadOrder
 from engine.settings.context_settings import ContextSettings
 from engine.units import MIB
 from tests.support.models import write_tiny_llama
@@ -99,6 +100,23 @@ def test_what_is_pinned_stays_where_it_is(desk: Desk, qtbot: QtBot) -> None:
     places = loaded.edit.layout.assignment()
     assert [places[layer] for layer in (0, 1, 6, 7)] == ["RPC0", "RPC0", "RPC0", "CPU"]
     assert "CPU" in places[2:6]
+
+
+def test_pins_are_those_of_the_model_that_is_loaded_when_another_one_is_shown_meanwhile(
+    desk: Desk, qtbot: QtBot, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    desk.settings.step_back(True)
+    desk.auto_layouts.toggle_pin(PinToggle((0, 1)))
+    first = desk.models.current
+    begins: list[Callable[[], None]] = []
+    orders: list[LoadOrder] = []
+    monkeypatch.setattr(desk.loader.memory_return, "then", begins.append)
+    monkeypatch.setattr(first.loading, "load", lambda order, **_: orders.append(order))
+    desk.loader.load()
+    desk.opener.open(write_tiny_llama(tmp_path / "other.gguf", n_layers=4), beside=True)
+    wait(qtbot, lambda: desk.models.current is not first)
+    begins[0]()
+    assert [(pin.device, pin.first) for pin in orders[0].retry.constraints.pins] == [("RPC0", 0), ("RPC0", 1)]
 
 
 def test_nothing_else_is_tried_where_that_is_not_allowed(desk: Desk, qtbot: QtBot) -> None:

@@ -11,11 +11,12 @@ from PySide6.QtWidgets import QLineEdit, QVBoxLayout, QWidget
 from pytestqt.qtbot import QtBot
 
 from engine.devices.device import CPU_ID
+from engine.layout.moves import BoundaryMove, OutputMove, RangeMove
 from engine.plan.preview import Preview
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
 from widgets.layout_editor.keys import KEYS, Command, command_of
-from widgets.layout_editor.moves import BoundaryMove, OutputMove, RangeMove, Selection
+from widgets.layout_editor.moves import Selection
 
 Key = Qt.Key
 CTRL = Qt.KeyboardModifier.ControlModifier
@@ -30,8 +31,7 @@ class Typist:
     def __init__(self, editor: LayoutEditor) -> None:
         self.editor = editor
         self.said: list[object] = []
-        for signal in (editor.boundary_moved, editor.range_moved, editor.output_moved):
-            signal.connect(self.said.append)
+        editor.moved.connect(self.said.append)
         editor.move_finished.connect(lambda: self.said.append("finished"))
 
     def type(self, *keys: Qt.Key, held: Qt.KeyboardModifier = NONE) -> None:
@@ -140,7 +140,7 @@ def test_tab_leaves_the_editor_past_its_last_stop(qtbot: QtBot) -> None:
     QTest.keyClick(before, Key.Key_Tab)
     qtbot.waitUntil(editor.view.hasFocus)
     said: list[object] = []
-    editor.boundary_moved.connect(said.append)
+    editor.moved.connect(said.append)
     QTest.keyClick(editor.view, Key.Key_Right, CTRL)
     assert said == [BoundaryMove(0, 17)], "Tab enters at the first boundary"
     for _ in range(3):
@@ -149,7 +149,7 @@ def test_tab_leaves_the_editor_past_its_last_stop(qtbot: QtBot) -> None:
     QTest.keyClick(after, Key.Key_Backtab, SHIFT)
     qtbot.waitUntil(editor.view.hasFocus)
     outputs: list[object] = []
-    editor.output_moved.connect(outputs.append)
+    editor.moved.connect(outputs.append)
     QTest.keyClick(editor.view, Key.Key_Up, CTRL)
     assert outputs == [OutputMove("CUDA1")], "Shift+Tab enters at the output"
 

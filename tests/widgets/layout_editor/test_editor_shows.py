@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QAccessible, QColor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
@@ -25,6 +25,7 @@ from engine.speed.prompts import PromptForecast
 from engine.speed.route import DeviceTime
 from engine.speed.sending import Sending
 from engine.units import GIB, MIB
+from tests.support.accessibility import interface_of
 from tests.support.previews import (
     dense_layers,
     dense_preview,
@@ -216,7 +217,7 @@ def test_the_header_sums_up_the_model_or_the_selection(make_editor: MakeEditor) 
 
 def test_the_accessible_text_tells_the_layout(make_editor: MakeEditor) -> None:
     editor = make_editor(dense_preview())
-    text = editor.view.accessibleDescription()
+    text = interface_of(editor.view).text(QAccessible.Text.Description)
     assert "32 layers, not loaded" in text
     assert "CUDA1: layers 16–25" in text
     assert "Output on CPU." in text

@@ -14,7 +14,7 @@ from engine.plan.decisions.defaults import trained_length
 from engine.plan.preview import Preview
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor
-from widgets.controls.states import SplitModeChoice
+from widgets.controls.values import SplitModeChoice
 from widgets.layout_editor.editor import LayoutEditor
 
 

@@ -11,7 +11,7 @@ from engine.language import tr
 from engine.layout.moves import Move, SharesMove
 from widgets.common.roles import plain_label
 from widgets.common.wrap_layout import WrapLayout
-from widgets.controls.number_boxes import show_number
+from widgets.controls.setting_controls import show_number
 
 WHOLE = 100
 SLIDER_WIDTH_PX = 96

@@ -16,7 +16,7 @@ from PySide6.QtGui import QAccessible, QAccessibleEvent, QAccessibleInterface, Q
 
 from engine.language import tr
 from engine.units import format_bytes
-from widgets.layout_editor.focus import BoundaryFocus, Focus, LayerFocus, OutputFocus
+from widgets.layout_editor.keyboard import BoundaryFocus, Focus, LayerFocus, OutputFocus
 from widgets.layout_editor.shown import Shown
 from widgets.layout_editor.texts import boundary_text, lane_sentence
 

@@ -12,14 +12,11 @@ from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import Palette
 from widgets.common.roles import plain_label
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.layout_editor.keys import Command
-from widgets.layout_editor.legend import Legend
-from widgets.layout_editor.moves import PinToggle, Selection
-from widgets.layout_editor.notes import Notes
-from widgets.layout_editor.pins import Pins
+from widgets.layout_editor.annotations import Legend, Notes
+from widgets.layout_editor.keyboard import Command, Selection
+from widgets.layout_editor.pins import Pins, PinToggle
 from widgets.layout_editor.shown import Shown
-from widgets.layout_editor.speeds import speed_text, speed_tool_tip
-from widgets.layout_editor.texts import EditState, edit_state, note_lines, summary_text
+from widgets.layout_editor.texts import EditState, edit_state, note_lines, speed_text, speed_tool_tip, summary_text
 from widgets.layout_editor.view import EditorView
 
 EMPTY_TEXT = tr("Open a model to see its layers")

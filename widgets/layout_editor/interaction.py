@@ -6,18 +6,19 @@ from PySide6.QtCore import QObject, Signal
 
 from engine.layout.moves import BoundaryMove, Move, OutputMove, RangeMove
 from widgets.layout_editor.drag import BoundaryDrag, Drag, LaneDrag, SelectDrag, boundary_limits
-from widgets.layout_editor.focus import (
+from widgets.layout_editor.keyboard import (
     BoundaryFocus,
+    Command,
     Focus,
     LayerFocus,
     OutputFocus,
+    Selection,
     kept_focus,
     next_layer,
     next_stop,
     run_of,
 )
-from widgets.layout_editor.keys import Command
-from widgets.layout_editor.moves import PinToggle, Selection
+from widgets.layout_editor.pins import PinToggle
 from widgets.layout_editor.shown import EmptyTarget, HandleTarget, LayerTarget, OutputTarget, Shown, Target
 
 

@@ -20,11 +20,11 @@ from engine.plan.preview import LoadedLayout, Preview
 from widgets.common.painting import keep_left_to_right
 from widgets.common.palette import Palette
 from widgets.common.tool_tips import plain_tool_tip
-from widgets.layout_editor import accessible, ruler
+from widgets.layout_editor import accessible
+from widgets.layout_editor.annotations import RULER_HEIGHT, Ruler
 from widgets.layout_editor.drag import BoundaryDrag
-from widgets.layout_editor.focus import BoundaryFocus
 from widgets.layout_editor.interaction import Interaction
-from widgets.layout_editor.keys import command_of
+from widgets.layout_editor.keyboard import BoundaryFocus, command_of
 from widgets.layout_editor.marks import cursor_of, marks_of, pill_text, tooltip_of
 from widgets.layout_editor.pins import NO_PINS, Pins
 from widgets.layout_editor.scene import EditorScene
@@ -62,7 +62,7 @@ class EditorView(QGraphicsView):
         self._scroll_timer = QTimer(self)
         self._scroll_timer.setInterval(_SCROLL_INTERVAL_MS)
         self._scroll_timer.timeout.connect(self._on_scroll_tick)
-        self._ruler = ruler.Ruler(self)
+        self._ruler = Ruler(self)
         self.parts = accessible.Parts(self)
         """What screen readers find of what is painted."""
         accessible.install()
@@ -74,7 +74,7 @@ class EditorView(QGraphicsView):
         self.setViewportUpdateMode(QGraphicsView.ViewportUpdateMode.MinimalViewportUpdate)
         self.setRenderHint(QPainter.RenderHint.Antialiasing)
         self.setFocusPolicy(Qt.FocusPolicy.StrongFocus)
-        self.setViewportMargins(0, ruler.HEIGHT, 0, 0)
+        self.setViewportMargins(0, RULER_HEIGHT, 0, 0)
         self.viewport().setMouseTracking(True)
         self.viewport().setAutoFillBackground(False)
         self.verticalScrollBar().setSingleStep(24)
@@ -156,7 +156,7 @@ class EditorView(QGraphicsView):
     def resizeEvent(self, event: QResizeEvent) -> None:
         """Fit the lanes to the width, and the ruler above them."""
         super().resizeEvent(event)
-        self._ruler.setGeometry(0, 0, self.viewport().width(), ruler.HEIGHT)
+        self._ruler.setGeometry(0, 0, self.viewport().width(), RULER_HEIGHT)
         self._show_again()
 
     def mousePressEvent(self, event: QMouseEvent) -> None:

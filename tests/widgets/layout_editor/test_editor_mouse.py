@@ -27,8 +27,8 @@ from tests.support.previews import (
     with_layout,
 )
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.moves import Selection
-from widgets.layout_editor.overlay import Marks
+from widgets.layout_editor.keyboard import Selection
+from widgets.layout_editor.marks import Marks
 from widgets.layout_editor.scene import EditorScene
 from widgets.layout_editor.shown import Shown
 

@@ -42,9 +42,9 @@ from tests.support.previews import (
 )
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.marks import tooltip_of
-from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.shown import BarTarget
 from widgets.layout_editor.texts import note_lines
 

@@ -25,9 +25,8 @@ from engine.language import tr
 from engine.layout.layout import Layout
 from engine.plan.edit import Edit
 from engine.settings.context_settings import KvType
-from widgets.controls.auto_wishes import AutoWishes
-from widgets.layout_editor.moves import PinToggle
-from widgets.layout_editor.pins import PinnedLayers, Pins
+from widgets.controls.values import AutoWishes
+from widgets.layout_editor.pins import PinnedLayers, Pins, PinToggle
 
 _Value = TypeVar("_Value")
 

@@ -20,7 +20,7 @@ from engine.gguf.model_file import ModelFile
 from engine.gguf.reader import read_model
 from engine.language import tr
 from engine.memory.side_files import Adapter, Projector, SideFiles, read_adapter, read_projector
-from widgets.controls.side_file_form import AdapterScale
+from widgets.controls.settings_dialog import AdapterScale
 
 _Found = TypeVar("_Found", Projector, Adapter)
 

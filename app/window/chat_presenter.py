@@ -19,8 +19,8 @@ from engine.chats.context import ContextUse as PartsOfUse
 from engine.chats.tree import MessageTree
 from engine.language import tr
 from engine.session.events import Cancelled, Crashed, Done, Failed, OutOfMemory, Reading
+from widgets.chat.chat_heading import ContextPart
 from widgets.chat.chat_pane import ChatPane
-from widgets.chat.context_meter import ContextPart
 from widgets.chat.shown import MessageAction
 from widgets.common.counts import format_count
 

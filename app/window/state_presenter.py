@@ -15,7 +15,7 @@ from app.models.unloader import Unloader
 from app.window.actions import Actions
 from app.window.status_line import StatusLine
 from widgets.controls.settings_bar import SettingsBar
-from widgets.controls.states import LoadState
+from widgets.controls.values import LoadState
 from widgets.devices.device_strip import DeviceStrip
 from widgets.layout_editor.editor import LayoutEditor
 

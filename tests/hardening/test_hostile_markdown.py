@@ -7,10 +7,9 @@ from itertools import repeat
 
 import pytest
 
-from widgets.markdown.blocks import Block, Table
+from widgets.markdown.blocks import MAX_FORMULAS, MAX_PIECES, Block, Table
 from widgets.markdown.call_limit import TooMuchWorkError, call_limit
 from widgets.markdown.formulas import FormulaKey, make_formula
-from widgets.markdown.room import MAX_FORMULAS, MAX_PIECES
 from widgets.markdown.stream import MarkdownStream, parse_whole
 
 

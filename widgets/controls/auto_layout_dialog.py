@@ -25,7 +25,7 @@ from engine.language import tr
 from engine.settings.context_settings import KV_TYPES
 from engine.units import format_bytes
 from widgets.common.roles import plain_label, set_role
-from widgets.controls.auto_wishes import AutoWishes, StrategyWords
+from widgets.controls.values import AutoWishes, StrategyWords
 
 WIDTH_PX = 560
 _ID = Qt.ItemDataRole.UserRole

@@ -29,10 +29,9 @@ from engine.session.events import Done
 from engine.settings.context_settings import ContextSettings
 from tests.support.models import write_header_only
 from tests.support.previews import make_gpu, make_rig
-from widgets.controls.auto_wishes import AutoWishes
+from widgets.controls.values import AutoWishes
 from widgets.devices.limits import DeviceLimits
-from widgets.layout_editor.moves import PinToggle
-from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins
+from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins, PinToggle
 
 OpenWindow = Callable[[], WindowParts]
 

@@ -30,13 +30,12 @@ from engine.session.events import Cancelled
 from tests.support.accessibility import interface_of, name_of, nameless, walk
 from tests.support.models import write_tiny_llama
 from tests.support.previews import make_gpu, make_rig
-from widgets.chat.choices_dialog import ChoicesDialog
-from widgets.chat.context_meter import ContextPart
+from widgets.chat.chat_heading import ContextPart
 from widgets.chat.kept_caches_dialog import KeptCachesDialog
-from widgets.chat.prompt_dialog import PromptDialog
+from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog
 from widgets.common.elided_label import ElidedLabel
-from widgets.controls.model_button import ModelButton
-from widgets.devices.limits_dialog import LimitsDialog
+from widgets.controls.settings_bar import ModelButton
+from widgets.devices.limits import LimitsDialog
 
 LONG_MS = 20_000
 DIALOGS = ("keys", "start_lab", "add_remote", "auto_layout", "settings")

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from pytestqt.qtbot import QtBot
 
-from widgets.chat.alternatives import ShownChoice
-from widgets.chat.choices_dialog import ChoicesDialog
-from widgets.chat.prompt_dialog import PromptDialog, ShownPrompt
+from widgets.chat.token_dialogs import ChoicesDialog, PromptDialog, ShownChoice, ShownPrompt
 from widgets.common.palette import LIGHT
 
 CHOICES = (

@@ -15,7 +15,7 @@ from engine.plan.decisions.decision import Decision
 from engine.settings.context_settings import AUTO_CONTEXT, KV_TYPES, ContextSettings
 from widgets.controls.decided import decided_text
 from widgets.controls.settings_bar import SettingsBar
-from widgets.controls.states import LoadState, SplitModeChoice
+from widgets.controls.values import LoadState, SplitModeChoice
 
 SETTINGS = ContextSettings(n_ctx=16384, n_ubatch=256, type_k="q8_0", swa_full=True, threads=3)
 

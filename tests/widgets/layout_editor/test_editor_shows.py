@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from PySide6.QtCore import Qt
-from PySide6.QtGui import QColor
+from PySide6.QtGui import QAccessible, QColor
 from PySide6.QtTest import QTest
 from PySide6.QtWidgets import QLabel
 from pytestqt.qtbot import QtBot
@@ -22,6 +22,7 @@ from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import DeviceTime, SpeedForecast
 from engine.speed.speeds import Sending, Source
 from engine.units import GIB, MIB
+from tests.support.accessibility import interface_of
 from tests.support.orders import holding
 from tests.support.previews import (
     dense_layers,
@@ -39,9 +40,9 @@ from tests.support.previews import (
 )
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.palette import DARK, LIGHT, Palette
+from widgets.layout_editor.annotations import Notes
 from widgets.layout_editor.editor import EMPTY_TEXT, LayoutEditor
 from widgets.layout_editor.marks import tooltip_of
-from widgets.layout_editor.notes import Notes
 from widgets.layout_editor.shown import BarTarget
 from widgets.layout_editor.texts import note_lines
 
@@ -214,7 +215,7 @@ def test_the_header_sums_up_the_model_or_the_selection(make_editor: MakeEditor) 
 
 def test_the_accessible_text_tells_the_layout(make_editor: MakeEditor) -> None:
     editor = make_editor(dense_preview())
-    text = editor.view.accessibleDescription()
+    text = interface_of(editor.view).text(QAccessible.Text.Description)
     assert "32 layers, not loaded" in text
     assert "CUDA1: layers 16–25" in text
     assert "Output on CPU." in text

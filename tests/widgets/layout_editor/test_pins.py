@@ -10,9 +10,8 @@ from pytestqt.qtbot import QtBot
 from engine.devices.device import CPU_ID
 from tests.support.previews import dense_preview, make_layout, with_layout
 from widgets.layout_editor.editor import LayoutEditor
-from widgets.layout_editor.marks import marks_of, tooltip_of
-from widgets.layout_editor.moves import PinToggle
-from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins, pin_rects
+from widgets.layout_editor.marks import marks_of, pin_rects, tooltip_of
+from widgets.layout_editor.pins import NO_PINS, PinnedLayers, Pins, PinToggle
 from widgets.layout_editor.shown import LayerTarget, OutputTarget
 
 Key = Qt.Key

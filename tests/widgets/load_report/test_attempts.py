@@ -10,7 +10,7 @@ from engine.devices.holder import MemoryHolder
 from engine.session.events import Attempt, Cancelled, OutOfMemory
 from engine.units import GIB
 from widgets.load_report.load_report import LoadReport
-from widgets.load_report.plain_text import ATTEMPTS_TITLE
+from widgets.load_report.report_table import ATTEMPTS_TITLE
 
 FIRST = Attempt(number=1, layout="layers 0-7 on CUDA0", reason="The layout as it was asked for.")
 SECOND = Attempt(number=2, layout="layers 0-1 on CPU, layers 2-7 on CUDA0", reason="CUDA0 refused 2.00 GiB.")

@@ -1,16 +1,28 @@
-"""What can be done with a message, and which version of it this is: beside a question's name, below an answer."""
+"""Parts of a message: head with actions and versions, thoughts, the editor of a question, dots before the answer."""
 
 from __future__ import annotations
 
 from functools import partial
 
-from PySide6.QtCore import QPoint, Qt, QTimer, Signal
-from PySide6.QtGui import QGuiApplication, QResizeEvent
-from PySide6.QtWidgets import QHBoxLayout, QMenu, QToolButton, QWidget
+from PySide6.QtCore import QPoint, QPointF, QRectF, Qt, QTimer, Signal
+from PySide6.QtGui import (
+    QColor,
+    QGuiApplication,
+    QHideEvent,
+    QKeyEvent,
+    QPainter,
+    QPaintEvent,
+    QResizeEvent,
+    QShowEvent,
+)
+from PySide6.QtWidgets import QHBoxLayout, QMenu, QPushButton, QToolButton, QVBoxLayout, QWidget
 
 from engine.language import tr
+from widgets.chat.prompt_edit import PromptEdit
 from widgets.chat.shown import ShownMessage
 from widgets.common.roles import plain_label
+from widgets.markdown.typesetter import Typesetter
+from widgets.markdown.view import MarkdownView
 
 HEAD_HEIGHT_PX = 26
 SPACING_PX = 2
@@ -165,3 +177,187 @@ def _button(text: str, name: str) -> QToolButton:
     button.setProperty("role", "quiet")
     button.hide()
     return button
+
+
+ROW_PX = 24
+INSET_PX = 14
+
+
+class ThinkingBox(QWidget):
+    """A line that unfolds. While it thinks there is a button to have it answer now."""
+
+    answer_now_requested = Signal()
+    height_changed = Signal()
+
+    def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._typesetter = typesetter
+        self._pieces: list[str] = []
+        self.fold_button = QToolButton(self)
+        self.fold_button.setProperty("role", "quiet")
+        self.fold_button.setCheckable(True)
+        self.fold_button.toggled.connect(self._on_toggled)
+        self.now_button = QToolButton(self)
+        self.now_button.setText(tr("Answer now"))
+        self.now_button.setToolTip(tr("End the thinking here and answer with what there is"))
+        self.now_button.setProperty("role", "quiet")
+        self.now_button.clicked.connect(self.answer_now_requested.emit)
+        self.view = MarkdownView(typesetter, self)
+        self.view.setAccessibleName(tr("What was thought"))
+        self.view.hide()
+        self.view.height_changed.connect(self._on_view_height)
+        self._note = ""
+        self.hide()
+
+    @property
+    def text(self) -> str:
+        if len(self._pieces) > 1:
+            self._pieces = ["".join(self._pieces)]
+        return self._pieces[0] if self._pieces else ""
+
+    @property
+    def is_unfolded(self) -> bool:
+        return self.fold_button.isChecked()
+
+    def set_text(self, text: str) -> None:
+        """Show these thoughts."""
+        self._pieces = [text]
+        if self.is_unfolded:
+            self.view.set_text(text)
+        self._refresh()
+
+    def append(self, text: str) -> None:
+        """Add to them. Folded ones are not even parsed."""
+        is_first = not self.text
+        self._pieces.append(text)
+        if self.is_unfolded:
+            self.view.live.append(text)
+        self._refresh()
+        if is_first:
+            self.height_changed.emit()
+
+    def show_note(self, note: str, *, is_open: bool) -> None:
+        """Say how long it took, or that it goes on."""
+        self._note = note
+        self.now_button.setVisible(is_open)
+        self._refresh()
+
+    def fit(self, width: int) -> int:
+        """Place everything for this width and return the height."""
+        self.fold_button.setGeometry(0, 0, min(self.fold_button.sizeHint().width(), width), ROW_PX)
+        self.now_button.setGeometry(self.fold_button.width() + 4, 0, self.now_button.sizeHint().width(), ROW_PX)
+        height = ROW_PX
+        if self.is_unfolded:
+            height += self.view.fit(width - INSET_PX)
+            self.view.move(INSET_PX, ROW_PX)
+        self.resize(width, height)
+        return height
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        if self.is_unfolded:
+            painter = QPainter(self)
+            painter.fillRect(QRectF(4, ROW_PX, 2, self.height() - ROW_PX), QColor(self._typesetter.palette.line))
+            painter.end()
+
+    def _on_toggled(self, unfolded: bool) -> None:
+        if unfolded:
+            self.view.set_text(self.text)
+        self.view.setVisible(unfolded)
+        self._refresh()
+        self.height_changed.emit()
+
+    def _on_view_height(self) -> None:
+        if self.is_unfolded:
+            self.height_changed.emit()
+
+    def _refresh(self) -> None:
+        arrow = "▾" if self.is_unfolded else "▸"
+        words = f"{arrow} {self._note or tr('Thinking…')}"
+        if self.fold_button.text() != words:
+            self.fold_button.setText(words)
+            self.fold_button.setAccessibleName(tr("Thoughts: {note}", note=self._note or tr("thinking")))
+            self.fold_button.resize(self.fold_button.sizeHint().width(), ROW_PX)
+
+
+class EditBox(QWidget):
+    """Enter sends, Escape leaves everything as it was."""
+
+    sent = Signal(str)
+    cancelled = Signal()
+    height_changed = Signal()
+
+    def __init__(self, text: str, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self.edit = PromptEdit()
+        self.edit.setAccessibleName(tr("The question, changed"))
+        self.edit.setPlainText(text)
+        self.edit.submitted.connect(self._on_send)
+        self.edit.textChanged.connect(self.height_changed)
+        self.send_button = QPushButton(tr("Send as a branch"))
+        self.send_button.setProperty("role", "primary")
+        self.cancel_button = QPushButton(tr("Cancel"))
+        self.send_button.clicked.connect(self._on_send)
+        self.cancel_button.clicked.connect(self.cancelled.emit)
+        buttons = QHBoxLayout()
+        buttons.addStretch(1)
+        buttons.addWidget(self.cancel_button)
+        buttons.addWidget(self.send_button)
+        column = QVBoxLayout(self)
+        column.setContentsMargins(0, 0, 0, 0)
+        column.addWidget(self.edit)
+        column.addLayout(buttons)
+
+    def keyPressEvent(self, event: QKeyEvent) -> None:
+        if event.key() == Qt.Key.Key_Escape:
+            self.cancelled.emit()
+            return
+        super().keyPressEvent(event)
+
+    def _on_send(self) -> None:
+        text = self.edit.toPlainText().strip()
+        if text:
+            self.sent.emit(text)
+
+
+HEIGHT_PX = 22
+RADIUS_PX = 3.0
+STEP_PX = 12
+TURN_MS = 320
+COUNT = 3
+
+
+class WaitingDots(QWidget):
+    """They move only while they are seen."""
+
+    def __init__(self, typesetter: Typesetter, parent: QWidget | None = None) -> None:
+        super().__init__(parent)
+        self._typesetter = typesetter
+        self._turn = 0
+        self._timer = QTimer(self)
+        self._timer.setInterval(TURN_MS)
+        self._timer.timeout.connect(self._step)
+        self.setAccessibleName(tr("The answer has not begun yet"))
+        self.resize(COUNT * STEP_PX, HEIGHT_PX)
+        self.hide()
+
+    def showEvent(self, event: QShowEvent) -> None:
+        super().showEvent(event)
+        self._timer.start()
+
+    def hideEvent(self, event: QHideEvent) -> None:
+        super().hideEvent(event)
+        self._timer.stop()
+
+    def paintEvent(self, _event: QPaintEvent) -> None:
+        palette = self._typesetter.palette
+        painter = QPainter(self)
+        painter.setRenderHint(QPainter.RenderHint.Antialiasing)
+        painter.setPen(Qt.PenStyle.NoPen)
+        for place in range(COUNT):
+            painter.setBrush(QColor(palette.dim if place == self._turn else palette.line))
+            painter.drawEllipse(QPointF(place * STEP_PX + RADIUS_PX + 1, self.height() / 2), RADIUS_PX, RADIUS_PX)
+        painter.end()
+
+    def _step(self) -> None:
+        self._turn = (self._turn + 1) % COUNT
+        self.update()

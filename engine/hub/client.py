@@ -136,11 +136,7 @@ def _files_of(entries: Iterable[Any]) -> Iterator[HubFile]:
         if sha256 is not None and not is_sha256(sha256):
             sha256 = None
         etag = sha256 or clean(str(entry.blob_id))
-        yield HubFile(str(entry.path), size_bytes, etag, sha256, _text_or_none(entry.xet_hash))
-
-
-def _text_or_none(value: object) -> str | None:
-    return value if isinstance(value, str) and is_sha256(value) else None
+        yield HubFile(str(entry.path), size_bytes, etag, sha256)
 
 
 def _count(value: object) -> int | None:

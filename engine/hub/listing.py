@@ -20,13 +20,12 @@ _ENDING = re.compile(r"\.gguf$", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a repository. `sha256` where the hub knows it (large files), `xet_hash` where it lies in pieces."""
+    """A file of a repository. `sha256` if the hub knows it (large files)."""
 
     path: str
     size_bytes: int
     etag: str
     sha256: str | None = None
-    xet_hash: str | None = None
 
     @property
     def name(self) -> str:

@@ -14,8 +14,6 @@ from mdit_py_plugins.tasklists import tasklists_plugin
 
 from widgets.markdown.blocks import Block, Line, Run
 from widgets.markdown.bracket_math import bracket_math
-from widgets.markdown.flow import Flow
-from widgets.markdown.visible import visible
 
 MAX_NESTING = 100
 """Quotes and lists within each other; what lies deeper would be lost by the parser."""
@@ -57,13 +55,6 @@ def parse_tokens(source: str) -> list[Token] | None:
     except RecursionError:
         return None
     return None if any(token.level >= MAX_NESTING - 2 for token in tokens) else tokens
-
-
-def parse_blocks(source: str) -> list[Block]:
-    """Return what `source` is drawn as."""
-    source = visible(source)
-    tokens = parse_tokens(source)
-    return plain_blocks(source) if tokens is None else Flow(tokens).blocks()
 
 
 def plain_blocks(text: str) -> list[Block]:

@@ -22,7 +22,7 @@ LIBRARY_DATA = ("latex2mathml", "ziafont", "ziamath")
 HOOKED_DATA = ("certifi", "numpy", "pyqtgraph", "PySide6", "shiboken6")
 """Packages for which PyInstaller has rules of its own."""
 UNREAD_DATA = {
-    "huggingface_hub": "templates of cards, which are not written here",
+    "huggingface_hub": "templates of cards; it is here for tests",
     "jeepney": "an interface for its tests",
     "keyring": "completion in shells",
     "llama_cpp_python": "for those who build against it",

@@ -18,8 +18,7 @@ from engine.fit.strategies.catalogue import find_strategy
 from engine.fit.strategies.watch import Watch
 from engine.gguf.model_file import ModelFile
 from engine.hub.fit import QuantisationFit, RepoFit
-from engine.hub.fitting import fit_repo
-from engine.hub.forecast import FitWish
+from engine.hub.forecast import FitWish, fit_repo
 from engine.hub.remote_header import HeaderCache
 from engine.layout.layout_file import LayoutFile, layout_document
 from engine.rigs.speed_test import known_speeds

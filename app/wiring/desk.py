@@ -37,7 +37,6 @@ from app.models.speeds import SpeedKeeper
 from app.models.unloader import Unloader
 from app.notices import Notices
 from app.paths import chats_path, kept_states_path, library_path, presets_path
-from app.releases import ReleaseKeeper
 from app.rig.calibrator import Calibrator
 from app.rig.examiner import Examiner
 from app.rig.watchman import Watchman
@@ -77,7 +76,6 @@ class Desk:
     shelf: ChatShelf
     states: StateVault
     presets: PresetBook
-    releases: ReleaseKeeper
     typesetter: Typesetter
 
     @property
@@ -173,7 +171,6 @@ def make_desk(
         shelf=ChatShelf(archive, models, settings, opener.show, parent),
         states=StateVault(kept_states_path(), settings, background, notices, parent),
         presets=PresetBook(presets_path(), models, background, notices, parent),
-        releases=ReleaseKeeper(settings, background, notices, parent=parent),
         typesetter=Typesetter(Worker("parse").submit, Worker("draw formulas").submit, parent),
     )
     _connect_notices(desk)

@@ -1,4 +1,4 @@
-"""Why a transfer ends before its time, beside what servers do (`engine.hub.errors`)."""
+"""Why a transfer ends before its time, beside what servers do (`engine.hub.settings`)."""
 
 from __future__ import annotations
 

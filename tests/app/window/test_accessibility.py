@@ -21,7 +21,6 @@ from app.window.doctor_dialog import DoctorDialog
 from app.window.main_window import SCREEN_ROOM
 from app.window.nearby_dialog import NearbyDialog
 from app.window.packs_dialog import PacksDialog
-from app.window.releases_dialog import ReleasesDialog
 from app.window.versions import Facts
 from app.wiring import WindowParts, make_window
 from engine.demo.speaking import SAMPLE_QUESTIONS
@@ -50,7 +49,6 @@ MADE: dict[str, Callable[[WindowParts], QDialog]] = {
     "NearbyDialog": lambda window: NearbyDialog(window.main, window.desk.rig.peers),
     "PacksDialog": lambda window: PacksDialog(window.main, window.desk.rig.packs),
     "PromptDialog": lambda window: PromptDialog(window.main),
-    "ReleasesDialog": lambda window: ReleasesDialog(window.main, window.desk.releases),
 }
 """The others: as they are before anything is looked for."""
 OPENED = {"AutoLayoutDialog", "KeysDialog", "LineDialog", "SettingsDialog"}

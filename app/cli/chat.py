@@ -33,7 +33,7 @@ def run_chat(options: Namespace) -> int:
     for text, what in ((options.prompt, "The prompt"), (options.system, "The system prompt")):
         if text is not None:
             check_text(text, what)
-    with closing(ChatStore(chats_path())) as store:
+    with closing(ChatStore(chats_path(), lambda error: say(error.summary()))) as store:
         if store.notice:
             say(store.notice)
         if options.list:

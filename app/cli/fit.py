@@ -15,7 +15,7 @@ from app.paths import remote_headers_path, speeds_path
 from engine.devices.rig_file import read_rig
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import find_strategy
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Watch
 from engine.gguf.model_file import ModelFile
 from engine.hub.fit import QuantisationFit, RepoFit
 from engine.hub.fitting import fit_repo

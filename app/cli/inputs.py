@@ -19,7 +19,7 @@ from engine.fit.calibration import read_calibration
 from engine.fit.initial_layout import initial_layout
 from engine.fit.speed_book import read_speed_book
 from engine.fit.strategies.catalogue import auto_layout, find_strategy
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Watch
 from engine.gguf.reader import read_model
 from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory

@@ -76,7 +76,7 @@ def _read_from_disk(report: FitReport, rig: Rig) -> int:
 
 
 def _shortfall(report: FitReport) -> str:
-    short = [row for row in report.rows if row.shortfall_bytes > 0 and row.need_bytes]
+    short = [row for row in report.rows if row.is_short]
     if not short:
         return " ".join(violation.message for violation in report.violations) or "No layout was found."
     worst = max(short, key=lambda row: row.shortfall_bytes)

@@ -22,7 +22,7 @@ from engine.hub.fitting import fit_repo
 from engine.hub.forecast import FitWish
 from engine.hub.remote_header import HeaderCache
 from engine.layout.layout_file import LayoutFile, layout_document
-from engine.rigs.speed_test import known_speeds
+from engine.rigs.speeds import known_speeds
 from engine.units import format_bytes
 
 DEFAULT_STRATEGY = "fewest"

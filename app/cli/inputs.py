@@ -25,7 +25,7 @@ from engine.layout.layout_file import read_layout
 from engine.memory.model_memory import ModelMemory
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
-from engine.rigs.speed_test import known_speeds
+from engine.rigs.speeds import known_speeds
 
 _PATIENCE_S = 2.0
 

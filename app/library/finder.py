@@ -29,7 +29,7 @@ from engine.fit.strategies.constraints import Constraints, Watch
 from engine.hub.errors import HubError
 from engine.language import tr
 from engine.library.settled import settled_rig
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from widgets.library.find_values import DownloadWish, FoundRepo, SearchWish, ShownCard, ShownRepo
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from engine.fit.strategies.fastest import predict_layout
 from engine.gguf.model_file import ModelFile
 from engine.library.fit import Fit
 from engine.memory.model_memory import ModelMemory
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import FitReport

@@ -25,9 +25,9 @@ from engine.layout.unlisted_layers import count_unlisted_layers
 from engine.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.plan.advice import Advice, advice
 from engine.plan.decisions.decision import Decision
+from engine.plan.decisions.side_files import side_file_violations
 from engine.plan.edit import Edit
 from engine.plan.report import DeviceRow, FitReport, check_fit, make_row
-from engine.plan.side_file_rules import side_file_violations
 from engine.settings.context_settings import AUTO_CONTEXT, ContextSettings
 from engine.settings.table import memory_part
 from engine.texts import show

@@ -5,7 +5,7 @@ from __future__ import annotations
 from PySide6.QtCore import QEvent, QObject, Signal
 from PySide6.QtWidgets import QComboBox, QHBoxLayout, QLineEdit, QPlainTextEdit, QWidget
 
-from engine.settings.sampling_kinds import Text, Texts, Word
+from engine.settings.kinds import Choice, Text, Texts
 from engine.settings.sampling_table import SamplingSetting
 from widgets.common.tool_tips import plain_tool_tip
 
@@ -23,7 +23,7 @@ class SamplingField(QWidget):
         self._shown = ""
         self.control: QComboBox | QPlainTextEdit | QLineEdit
         kind = setting.kind
-        if isinstance(kind, Word):
+        if isinstance(kind, Choice):
             self.control = QComboBox()
             self.control.addItems(kind.words)
             self.control.activated.connect(self._commit)

@@ -16,12 +16,11 @@ from engine.memory.side_files import NO_SIDE_FILES, SideFiles, side_file_bytes, 
 from engine.plan.decisions.attention import decide_cache_types, decide_flash_attention, usable_flash_attention
 from engine.plan.decisions.context_length import context_lengths, decide_context
 from engine.plan.decisions.decision import Decision
-from engine.plan.decisions.host_facts import HostFacts, own_host
 from engine.plan.decisions.load_mode import ModeChoice, decide_load_mode, load_modes
 from engine.plan.decisions.op_offload import decide_op_offload, offload_choices
 from engine.plan.decisions.pipeline import decide_pipeline, pipeline_choices
-from engine.plan.decisions.projector import decide_side_files, projector_device
-from engine.plan.decisions.threads import decide_threads, thread_counts
+from engine.plan.decisions.side_files import decide_side_files, projector_device
+from engine.plan.decisions.threads import HostFacts, decide_threads, own_host, thread_counts
 from engine.plan.report import device_needs, shortfalls, usable_bytes
 from engine.settings.context_settings import ContextSettings
 

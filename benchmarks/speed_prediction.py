@@ -49,7 +49,7 @@ from engine.plan.requests import load_request
 from engine.protocol.messages import Generate, Generated, Hello, LoadedModel, Piece, Reading, StageProgress
 from engine.rigs.discovery import discover
 from engine.rigs.lab import LabRig
-from engine.rigs.speed_test import measured_book, speed_lines
+from engine.rigs.speeds import measured_book, speed_lines
 from engine.settings.context_settings import ContextSettings
 from engine.speed.answers import MIN_TOKENS
 from engine.speed.prediction import SpeedForecast

@@ -31,7 +31,7 @@ class BestProposal:
         def look() -> Proposal | None:
             # The searches use much that the window's start can do without.
             from engine.fit.proposals import best_by_forecast
-            from engine.fit.strategies.watch import Watch
+            from engine.fit.strategies.constraints import Watch
 
             return best_by_forecast(plan.with_own_tables(), replace(constraints, watch=Watch(token)), _KINDS)
 

@@ -11,8 +11,7 @@ from app.models.loading import ModelState
 from app.models.open_model import OpenModel
 from app.models.open_models import OpenModels
 from app.rig.live_rig import LiveRig
-from engine.fit.loaded_models import HeldModel
-from engine.fit.recovery import Recovery, begin_recovery
+from engine.fit.loaded_models import HeldModel, Recovery, begin_recovery
 from engine.language import tr
 
 POLL_MS = 100

@@ -17,9 +17,7 @@ from app.rig.live_rig import LiveRig
 from app.settings import MAX_RECENT, Settings
 from engine.cancellation import CancelToken
 from engine.errors import EngineError, LayoutError
-from engine.fit.strategies.constraint_rules import check_constraints
-from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import AutoLayout, Constraints, Pin, Watch, check_constraints
 from engine.gguf.model_file import ModelFile
 from engine.language import tr
 from engine.layout.layout import Layout

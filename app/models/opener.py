@@ -27,7 +27,7 @@ from engine.fit.initial_layout import initial_layout
 from engine.gguf.file_type import file_type_name
 from engine.language import tr
 from engine.memory.effort import limited
-from engine.plan.decisions.defaults import default_context
+from engine.plan.decisions.context_length import default_context
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.preview import PreviewTables, make_preview

@@ -10,7 +10,7 @@ from app.window.actions import Actions
 from engine.language import tr
 from engine.layout.layout import SplitMode
 from engine.layout.split_modes import layout_in_mode, split_mode_obstacles, split_shares
-from engine.plan.decisions.defaults import trained_length
+from engine.plan.decisions.context_length import trained_length
 from engine.plan.preview import Preview
 from widgets.controls.settings_bar import SettingsBar
 from widgets.controls.share_editor import ShareEditor

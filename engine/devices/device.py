@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 from engine.gguf.identity import FileIdentity
 from engine.language import tr
@@ -14,7 +14,7 @@ CPU_ID = "CPU"
 """The host's id: always there, always last in lists of devices."""
 
 DeviceKind = Literal["gpu", "igpu", "accel", "cpu"]
-DEVICE_KINDS: tuple[DeviceKind, ...] = ("gpu", "igpu", "accel", "cpu")
+DEVICE_KINDS: tuple[DeviceKind, ...] = get_args(DeviceKind)
 
 _ID = re.compile(r"[A-Za-z0-9_.-]{1,64}", re.ASCII)
 
@@ -29,7 +29,7 @@ class Capabilities:
 
 
 Feature = Literal["extra_buffers", "flash_attention", "tensor_split", "repeated", "weights"]
-FEATURES: tuple[Feature, ...] = ("extra_buffers", "flash_attention", "tensor_split", "repeated", "weights")
+FEATURES: tuple[Feature, ...] = get_args(Feature)
 """Parts of the engine that may be broken on a device while everything else works there."""
 
 

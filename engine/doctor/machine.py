@@ -29,7 +29,7 @@ from engine.rigs.check_models import write_models
 from engine.rigs.engine_checks import FELL_SILENT, Case, Checked, Checker, Trial, cases_of, shared_cases
 from engine.rigs.host import host_device
 from engine.rigs.self_test import keep_verdict, try_repeated
-from engine.rigs.speed_test import known_speeds, measured_book
+from engine.rigs.speeds import known_speeds, measured_book
 from engine.speed.speeds import Link
 from engine.telemetry.drivers import read_drivers
 from engine.telemetry.nvml import Nvml, NvmlReader

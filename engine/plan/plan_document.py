@@ -114,11 +114,7 @@ def plan_text(
         lines.append(f"The host also maps {format_bytes(mapped_bytes)} of the file, which the system can reclaim.")
     lines += [f"{violation.message} {violation.remedy}" for violation in report.violations]
     lines += [f"{each.message} {each.remedy}" for each in _notes(report)]
-    lines += [
-        f"{row.id} is short by {format_bytes(row.shortfall_bytes)}."
-        for row in report.rows
-        if row.shortfall_bytes > 0 and row.need_bytes
-    ]
+    lines += [f"{row.id} is short by {format_bytes(row.shortfall_bytes)}." for row in report.rows if row.is_short]
     if speed is not None:
         lines.append(_speed_line(speed))
     lines += [
@@ -179,7 +175,7 @@ def _cells(row: DeviceRow) -> tuple[str, ...]:
         row.need_bytes,
     )
     free = "unknown" if row.free_bytes is None else format_bytes(row.free_bytes)
-    short = format_bytes(row.shortfall_bytes) if row.shortfall_bytes > 0 and row.need_bytes else "-"
+    short = format_bytes(row.shortfall_bytes) if row.is_short else "-"
     return (row.id, *map(format_bytes, sizes), free, format_bytes(row.margin_bytes), short, row.grade.value)
 
 

@@ -21,7 +21,7 @@ from PySide6.QtWidgets import (
 )
 
 from engine.language import tr
-from engine.settings.sampling_kinds import Text, Texts, Word
+from engine.settings.kinds import Choice, Text, Texts
 from engine.settings.sampling_table import SAMPLING, SAMPLING_GROUPS, SamplingGroup, SamplingSetting
 from widgets.common.elided_label import ElidedLabel
 from widgets.common.roles import plain_label
@@ -42,7 +42,7 @@ class SamplingField(QWidget):
         self._shown = ""
         self.control: QComboBox | QPlainTextEdit | QLineEdit
         kind = setting.kind
-        if isinstance(kind, Word):
+        if isinstance(kind, Choice):
             self.control = QComboBox()
             self.control.addItems(kind.words)
             self.control.activated.connect(self._commit)

@@ -9,9 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.devices.device import CPU_ID, Device, Rig, make_host
-from engine.fit.beside import rig_beside, rows_fit
-from engine.fit.loaded_models import HeldModel, choose_victims
-from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
+from engine.fit.loaded_models import LIMIT_S, HeldModel, Recovery, begin_recovery, choose_victims, rig_beside, rows_fit
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import DeviceRow, make_row
 from tests.support.orders import file_key, holding, worker_device

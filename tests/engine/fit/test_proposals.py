@@ -19,8 +19,7 @@ from engine.devices.device import CPU_ID, Holding, Rig
 from engine.errors import CancelledError
 from engine.fit.proposal import Proposal, ProposalKind, changes_in_words
 from engine.fit.proposals import MAX_PROPOSALS, best_by_forecast, propose, propose_by_forecast
-from engine.fit.strategies.constraints import Constraints, Pin
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import Constraints, Pin, Watch
 from engine.gguf.reader import read_model
 from engine.language import Language, use_language
 from engine.layout.engine_parameters import MAX_ENTRIES, entry_count
@@ -339,12 +338,15 @@ def test_another_model_of_ours_is_unloaded_where_it_holds_what_is_missing() -> N
     assert not any(each.unload for each in propose(plan_of(memory_of("dense"), rig, HALVES, CONTEXT), {"CUDA0": GIB}))
 
 
+UNLOAD: tuple[ProposalKind, ...] = ("unload",)
+
+
 def test_two_quantisations_of_one_model_are_two_models() -> None:
     large, small = (Holding("Gemma", size * GIB, file_key(f"gemma-{size}.gguf")) for size in (6, 2))
     for holdings in ((large, small), (small, large)):
         cards = (TWO_CARDS.devices[0], replace(TWO_CARDS.devices[1], free_bytes=4 * GIB, holdings=holdings))
         plan = plan_of(memory_of("dense"), Rig(cards, TWO_CARDS.host), HALVES, CONTEXT)
-        (unload,) = propose(plan, {"CUDA1": GIB}, ("unload",))
+        (unload,) = propose(plan, {"CUDA1": GIB}, UNLOAD)
         assert (unload.text, unload.unload, unload.detail) == ("Unload Gemma", small.key, "CUDA1 2.00 GiB less")
 
 

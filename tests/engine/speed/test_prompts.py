@@ -19,7 +19,7 @@ from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.plan_document import plan_document, plan_text
 from engine.plan.preview import plan_prompt, plan_speed
-from engine.rigs.speed_learning import TimedAnswer, bare_speed, learnt
+from engine.rigs.speeds import TimedAnswer, bare_speed, learnt
 from engine.settings.context_settings import ContextSettings
 from engine.speed.prediction import SpeedForecast
 from engine.speed.speeds import NO_MEASUREMENTS, Link, Speeds, layout_class

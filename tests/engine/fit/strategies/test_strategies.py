@@ -19,8 +19,7 @@ from engine.devices.device import CPU_ID, Device, Rig, make_host
 from engine.errors import ArgumentError
 from engine.fit.initial_layout import initial_layout
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.fit.strategies.constraint_rules import check_constraints
-from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints, Pin, check_constraints
 from engine.fit.strategies.proportional import memory_shares, proportional_counts
 from engine.fit.strategies.workbench import Workbench, moved_tensors
 from engine.gguf.reader import read_model

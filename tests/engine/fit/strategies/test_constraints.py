@@ -8,8 +8,7 @@ from engine.cancellation import CancelToken
 from engine.devices.device import Device, Rig, make_host
 from engine.errors import CancelledError
 from engine.fit.strategies.catalogue import STRATEGIES, auto_layout
-from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints
-from engine.fit.strategies.watch import Watch
+from engine.fit.strategies.constraints import NO_CONSTRAINTS, Constraints, Watch
 from engine.memory.model_memory import ModelMemory
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB

@@ -1,4 +1,4 @@
-"""Where the projector of a model for images or sound runs, and what is said of it and of adapters."""
+"""Files besides a model: where the projector for images or sound runs, adapters, and the rules that both may break."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.language import tr
+from engine.layout.layout import Layout
+from engine.layout.violation import Violation
 from engine.memory.backends import backend_traits
 from engine.memory.estimate import DeviceMemory
 from engine.memory.side_files import Projector, SideFiles
@@ -71,3 +73,24 @@ def _room_bytes(device: Device, needs: Mapping[str, DeviceMemory]) -> int:
     need = needs.get(device.id, DeviceMemory())
     fixed_bytes = 0 if need.need_bytes else device.overhead_bytes or backend_traits(device).overhead_bytes
     return device.available_bytes - device.margin_bytes - need.need_bytes - fixed_bytes
+
+
+def side_file_violations(side_files: SideFiles, layout: Layout, rig: Rig) -> Iterator[Violation]:
+    """Yield what stands against loading `side_files`. Rules: `split_adapter`, `projector_device`."""
+    if side_files.adapters and layout.split_mode == "tensor":
+        yield Violation(
+            "split_adapter",
+            tr("In split mode tensor the engine cannot cut a LoRA adapter as it cuts the weights, and ends."),
+            tr("Choose split mode layer, or leave the adapter out."),
+        )
+    projector = side_files.projector
+    if projector is not None and projector.device is not None and rig.device(projector.device) is None:
+        yield Violation(
+            "projector_device",
+            tr(
+                "The projector is to run on {device}, which is not among the devices ({names}).",
+                device=projector.device,
+                names=", ".join(rig.ids),
+            ),
+            tr("Choose another device for it, or leave that open."),
+        )

@@ -15,8 +15,8 @@ from engine.layout.layout import Layout
 from engine.memory.backends import backend_traits
 from engine.memory.model_memory import ModelMemory
 from engine.memory.side_files import Projector, SideFiles, read_adapter, read_projector
-from engine.plan.decisions.host_facts import HostFacts
 from engine.plan.decisions.resolve import Resolved, resolve
+from engine.plan.decisions.threads import HostFacts
 from engine.processor import Processor
 from engine.settings.context_settings import ContextSettings
 from engine.units import GIB, MIB

@@ -2,16 +2,219 @@
 whole context, may be split in any way, and are built like llama's.
 
 Sources are `load_arch_hparams` and the graph of each file in llama.cpp's src/models, `llama_model::create_memory` and
-`llm_arch_supports_sm_tensor`.
+`llm_arch_supports_sm_tensor`. `Style` and `GraphRecord` say how the compute graph is built, `Architecture` the rest.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal
 
 import msgspec
 
-from engine.architectures.graph_record import GraphRecord
+from engine.gguf.model_file import ModelFile
+
+Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four", "but_last"]
+"""Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth,
+`but_first_of_four` the first of every four where some layers have a window, `but_last` the last one,
+`sliding_or_dense` adds the leading layers without experts to those with a window."""
+
+
+class Style(msgspec.Struct, frozen=True):
+    """What the shared builders of embeddings, layers and output look at; the defaults are llama's."""
+
+    # ------------------------------------------------------------------ embeddings
+
+    input_scale: bool = False
+    """Embeddings are scaled or normalised without weights."""
+
+    input_norm: bool = False
+    """Embeddings are normalised with weights of their own."""
+
+    positions: int = 1
+    """Numbers that tell the position of a token, 0 where the file tells how many."""
+
+    position_table: bool = False
+    """A learnt embedding of the position is added to the token's."""
+
+    # ------------------------------------------------------------------ norms and sums
+
+    layer_norm: bool = False
+    """Norms subtract the mean, which needs a tensor of its own."""
+
+    bare_norms: bool = False
+    """Norms have no weights."""
+
+    norms_behind: bool = False
+    """The norms of a layer's two parts stand behind them."""
+
+    post_norm: bool = True
+    """The norm behind attention is applied to its output, not to the sum with the residual."""
+
+    residual_first: Literal["", "first", "second", "both"] = ""
+    """Which of a layer's two sums begin with the residual; a sum takes the place of its first term if it can."""
+
+    scaled_sums: bool = False
+    """What a layer adds to its input is scaled whatever the file says."""
+
+    parallel: Literal["", "input", "apart"] = ""
+    """The feed-forward part stands beside attention and reads the layer's `input` norm, or one `apart`."""
+
+    parallel_sum: Literal[
+        "attention ffn input", "ffn attention input", "ffn input attention", "ffn (attention input)"
+    ] = "attention ffn input"
+    """The order in which the three terms of a parallel layer are added."""
+
+    # ------------------------------------------------------------------ attention
+
+    rope: Rope = "all"
+    """Which layers turn queries and keys by position."""
+
+    qk_norm: Literal["before", "after", "flat", "none"] = "before"
+    """Norms of queries and keys come before or after turning; `flat`: before heads are told apart; `none`: they
+    are only loaded."""
+
+    scaled_q: bool = False
+    """Queries are scaled before attention."""
+
+    scales_unturned: bool = False
+    """Queries that are not turned are scaled by their position."""
+
+    shapes_queries: bool = False
+    """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
+
+    projections: Literal["full", "scaled", "bare"] = "full"
+    """What makes queries, keys and values: products with the scales and biases that the file has for them, with the
+    scales alone, or with neither."""
+
+    scaled_attention: bool = False
+    """What attention returns is scaled, behind its output matrix."""
+
+    output_bias: bool = True
+    """The bias of attention's output is added where the file has one; else it is only loaded."""
+
+    # ------------------------------------------------------------------ feed-forward
+
+    activations: int = 1
+    """Operations of an activation without a gate."""
+
+    divided_gate: bool = False
+    """The gate of experts that every token takes is an activation divided by what goes in; else it is one alone."""
+
+    ignores_experts: bool = False
+    """The graph has a dense part even where the file has experts."""
+
+    early_router: bool = False
+    """Experts are chosen by what the layer gets, not by what its feed-forward part gets."""
+
+    weighting: Literal["", "after_choice", "on_input"] = ""
+    """Weights of experts are made after the choice, or applied to what experts get; else made before, applied after."""
+
+    normalises: bool | None = True
+    """Weights of experts are made to add up to 1; None where the file tells."""
+
+    precise_experts: bool = False
+    """The last matrix of experts gets numbers that need 32 bits."""
+
+    # ------------------------------------------------------------------ output
+
+    late_rows: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
+    """Wanted rows are picked behind the last layer, before or behind the last norm, or in the last layer behind the
+    norm of attention's output, or never; by default in the last layer right behind attention."""
+
+    bare_runs: bool = False
+    """No norm stands between two runs of all layers."""
+
+    bare_end: bool = False
+    """No norm stands before the output matrix."""
+
+    scaled_output: bool = False
+    """What the output matrix gets is scaled whatever the file says."""
+
+    embeds: bool = False
+    """What the layers make of the tokens is the result, without an output matrix."""
+
+    reads_embedding: bool = False
+    """The output matrix is the token embedding where that is, in host memory."""
+
+
+Builder = str
+"""`MODULE.FUNCTION` of `engine/memory/compute_graph/models`; a module is imported when a model asks for it."""
+
+Scaled = frozenset[Literal["attention", "dense", "experts", "joined", "states"]]
+"""Parts of a layer that look for `.scale` tensors beside their weights; `joined`: queries, keys and values in one;
+`states`: what recurrent layers read and write."""
+MOSTLY_SCALED: Scaled = frozenset({"attention", "joined", "states"})
+EXPERTS_SCALED: Scaled = MOSTLY_SCALED | {"experts"}
+ALL_SCALED: Scaled = EXPERTS_SCALED | {"dense"}
+ATTENTION_SCALED: Scaled = frozenset({"attention", "states"})
+NONE_SCALED: Scaled = frozenset()
+
+StyleOfFile = Callable[[ModelFile], Style]
+"""What tells the style where that depends on the file."""
+
+
+class GraphRecord(msgspec.Struct, frozen=True):
+    """How the graph of an architecture is built. Fields of the type `Builder` name functions."""
+
+    style: Style | StyleOfFile = Style()
+    """How its layers depart from llama's."""
+
+    embed: Builder | None = None
+    """What makes the embeddings of the tokens, where they are not just looked up."""
+
+    layer: Builder = "transformer.decoder_layer"
+    """What makes a layer."""
+
+    attention: Builder = "transformer.attention"
+    """What mixes tokens in a layer."""
+
+    recurrence: Builder | None = None
+    """What takes the place of attention in recurrent layers, or stands beside it."""
+
+    before: Builder | None = None
+    """What is made of the embeddings before the first layer."""
+
+    behind: Builder | None = None
+    """What is made of the last layer's output, on the device of the output."""
+
+    logits: Builder | None = None
+    """What is made of the logits."""
+
+    part: Literal["", "enc", "dec"] = ""
+    """Part of its layers that the graph is of: those of an encoder or a decoder."""
+
+    every_layer: bool = False
+    """Each of its layers counts, however alike they are."""
+
+    one_token: bool = False
+    """A batch of one token a sequence has another graph, which may need more."""
+
+    reads_cache: bool = True
+    """The graph uses the caches, if there are any."""
+
+    turns_by_frequencies: bool = True
+    """It turns by position with the frequencies that the file may have."""
+
+    scaled: Scaled = MOSTLY_SCALED
+    """Where it looks for scales."""
+
+    gating: Literal["fused", "bent", "limited"] = "fused"
+    """Activations with a gate are one operation, or several: bent, or limited where the file names a limit."""
+
+    odds: Literal["told", "sigmoid", "told_or_sigmoid"] = "told"
+    """What makes the odds of experts: a softmax unless the file tells sigmoids, sigmoids whatever it tells, or where it
+    tells nothing."""
+
+    n_keeping_largest: int = 0
+    """Layers, from the first on, in which only the largest gates open."""
+
+    def style_of(self, model: ModelFile) -> Style:
+        """Return the style with what the file decides about it."""
+        return self.style if isinstance(self.style, Style) else self.style(model)
+
+
+LLAMA_GRAPH = GraphRecord()
 
 
 class Window(msgspec.Struct, frozen=True):

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from engine.architectures.style import Style
+from engine.architectures.record import Style
 from engine.memory.compute_graph.building.hparams import Gating, Numbers
 from engine.memory.compute_graph.building.layer import HomeOf, Placed, WeightFacts, Weights
 from engine.memory.compute_graph.ggml.graph import Graph, Tensor

@@ -11,9 +11,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from engine.architectures.graph_record import Builder, GraphRecord
-from engine.architectures.record import Architecture
-from engine.architectures.style import Style
+from engine.architectures.record import Architecture, Builder, GraphRecord, Style
 from engine.gguf.model_file import ModelFile
 from engine.memory.compute_graph.building.attention import batch_mask, cache_masks, indexer_masks
 from engine.memory.compute_graph.building.context import Inputs, Mixer, Sketch

@@ -6,9 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from engine.architectures.graph_record import GraphRecord, Scaled
-from engine.architectures.record import Architecture
-from engine.architectures.style import Rope
+from engine.architectures.record import Architecture, GraphRecord, Rope, Scaled
 from engine.gguf.model_file import ModelFile
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
 

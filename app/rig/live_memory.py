@@ -9,7 +9,7 @@ from dataclasses import replace
 from engine.devices.device import CPU_ID, Device, Rig
 from engine.fit.beside import rig_beside
 from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import MIB

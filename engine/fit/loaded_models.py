@@ -11,7 +11,7 @@ from itertools import combinations
 from math import inf
 
 from engine.devices.device import CPU_ID
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.plan.preview import LoadedLayout
 
 UNTIL_UNLOADED_S = inf

@@ -20,8 +20,7 @@ from engine.fit.strategies.constraint_rules import check_constraints
 from engine.fit.strategies.constraints import Constraints
 from engine.fit.strategies.fastest import predict_layout
 from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.plan.edit import Edit
 from engine.plan.plan import Plan
 from engine.plan.report import FitReport

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping
 from engine.devices.device import CPU_ID
 from engine.language import tr
 from engine.layout.engine_parameters import leading_cpu_layers, split_members
-from engine.layout.layout import Layout
-from engine.layout.range_words import layer_words
+from engine.layout.layout import Layout, layer_words
 from engine.layout.split_modes import with_shares
 
 _ROUNDS = 8

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from engine.gguf.tensor_types import TYPES_BY_NAME
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.language import tr
 from engine.settings.context_settings import ContextSettings, KvType
 

@@ -14,8 +14,7 @@ from engine.devices.device import CPU_ID, Rig
 from engine.fit.strategies.catalogue import auto_layout
 from engine.fit.strategies.constraints import NO_CONSTRAINTS, AutoLayout, Constraints
 from engine.fit.strategies.fastest import predict_layout
-from engine.gguf.blocks import group_blocks
-from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.model_file import ModelFile, TensorInfo, group_blocks
 from engine.hub.fit import FitVerdict, HeaderGrade, QuantisationFit, RepoFit
 from engine.hub.listing import PREFERRED_TAGS, Quantisation, RepoListing
 from engine.language import tr, tr_count

@@ -21,7 +21,7 @@ from engine.layout.engine_parameters import EngineParameters, engine_parameters,
 from engine.layout.found_names import found_overrides
 from engine.layout.layout import Layout
 from engine.layout.rules import Violation, violations
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.split_modes import count_unlisted_layers
 from engine.memory.model_memory import FEW_TABLES, MOST_TABLES, ModelMemory
 from engine.plan.advice import Advice, advice
 from engine.plan.check import check_fit

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from engine.devices.device import Rig
 from engine.language import tr
-from engine.layout.layout import Layout
-from engine.layout.violation import Violation
+from engine.layout.layout import Layout, Violation
 from engine.memory.side_files import SideFiles
 
 

@@ -7,12 +7,11 @@ from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
 
-from engine.gguf.blocks import part_of_tensor
-from engine.gguf.model_file import ModelFile, TensorInfo
+from engine.gguf.model_file import ModelFile, TensorInfo, part_of_tensor
 from engine.layout.engine_parameters import tensor_overrides
 from engine.layout.layout import Layout, Override
 from engine.layout.patterns import pattern_finder
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.split_modes import count_unlisted_layers
 
 _ACTIVATION_BYTES = 4
 _OPS_PER_TENSOR = 2

@@ -14,7 +14,7 @@ from itertools import accumulate, combinations, groupby
 from engine.devices.device import CPU_ID
 from engine.fit.strategies.filling import fill, largest
 from engine.fit.strategies.workbench import Workbench
-from engine.gguf.blocks import part_of_tensor
+from engine.gguf.model_file import part_of_tensor
 from engine.layout.layout import Layout, Override
 
 

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from engine.architectures.record import Architecture
 from engine.devices.device import CPU_ID
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.memory.backends import CUDA_FLASH_HEAD_SIZES
 from engine.memory.compute_graph.building.context import Batch
 from engine.memory.compute_graph.building.graph_tables import Chains, GraphTables
 from engine.memory.compute_graph.building.layer import homes
 from engine.memory.compute_graph.devices import as_one_device, backend_devices
 from engine.memory.compute_graph.ggml.allocator import Size
-from engine.memory.compute_graph.ggml.graph import TYPE_SIZES
 from engine.memory.compute_graph.ggml.scheduler import HOST
 from engine.memory.compute_graph.ggml.sections import FarReachError
 from engine.memory.compute_graph.walk import Scheduling, Walk
@@ -199,4 +199,8 @@ def _flash_mode(context: ContextSettings, architecture: Architecture) -> FlashAt
     if not architecture.flash_attention:
         return "off"
     # A V cache of blocks needs flash attention, and then the engine does not ask whether it suits.
-    return "on" if context.flash_attn == "auto" and TYPE_SIZES[context.type_v][0] > 1 else context.flash_attn
+    return (
+        "on"
+        if context.flash_attn == "auto" and TYPES_BY_NAME[context.type_v].block_elements > 1
+        else context.flash_attn
+    )

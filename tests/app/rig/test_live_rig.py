@@ -12,7 +12,7 @@ from app.rig.live_rig import NOT_HERE, LiveRig
 from engine.devices.device import Device, Holding, Rig, make_host
 from engine.devices.rig_file import encode_rig
 from engine.fit.loaded_models import HeldModel
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.protocol.messages import DeviceMemoryReading
 from engine.telemetry.sample import Sample
 from engine.units import GIB, MIB

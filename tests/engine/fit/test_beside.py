@@ -12,7 +12,7 @@ from engine.devices.device import CPU_ID, Device, Holding, Rig, make_host
 from engine.fit.beside import rig_beside, rows_fit
 from engine.fit.loaded_models import HeldModel, choose_victims
 from engine.fit.recovery import LIMIT_S, Recovery, begin_recovery
-from engine.gguf.identity import FileIdentity
+from engine.gguf.model_file import FileIdentity
 from engine.memory.estimate import DeviceMemory, Grade
 from engine.plan.report import DeviceRow, make_row
 from tests.support.orders import worker_device

@@ -12,7 +12,8 @@ from typing import Literal
 from engine.architectures.record import Architecture
 from engine.gguf.model_file import ModelFile
 from engine.layout.engine_parameters import TensorOverride
-from engine.layout.unlisted_layers import count_unlisted_layers
+from engine.layout.split_modes import count_unlisted_layers
+from engine.memory.backends import ALL_KERNELS, Kernels, find_unsupported
 from engine.memory.compute_graph.building.context import Batch, HomeOf, Sketch
 from engine.memory.compute_graph.building.graph import Family, build_graph, find_family
 from engine.memory.compute_graph.building.hparams import LayerNumbers, Numbers, read_layers, read_numbers
@@ -38,7 +39,6 @@ from engine.memory.compute_graph.ggml.sections import (
 )
 from engine.memory.compute_graph.ggml.simulation import SectionName
 from engine.memory.hyper_parameters import HyperParameters, MissingNumberError, number
-from engine.memory.kernels import ALL_KERNELS, Kernels, find_unsupported
 from engine.memory.override_homes import OverrideHomes
 
 Sizes = Literal["none", "moved", "all"]

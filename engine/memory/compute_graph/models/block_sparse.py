@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from engine.gguf.tensor_table import TYPES_BY_NAME
 from engine.memory.compute_graph.building.attention import rotate, store, store_keys, stored_keys
 from engine.memory.compute_graph.building.context import Masks, Sketch
-from engine.memory.compute_graph.ggml.graph import TYPE_SIZES, Tensor, is_contiguous
+from engine.memory.compute_graph.ggml.graph import Tensor, is_contiguous
 from engine.memory.compute_graph.models.delta_net import gated_attention_to
 from engine.memory.compute_graph.models.mla import only_chosen
 from engine.memory.compute_graph.models.transformer import attention, turned_projections
@@ -134,7 +135,7 @@ def _single_tokens(
             graph.view(source, (head, groups * n_cells, streams), (0, source.nb[1], source.nb[3])), rows
         )
         found = graph.reshape(found, head, count, 1, heads * streams)
-        wanted = "f16" if TYPE_SIZES[source.type][0] > 1 else source.type
+        wanted = "f16" if TYPES_BY_NAME[source.type].block_elements > 1 else source.type
         return found if found.type == wanted else graph.cast(found, wanted)
 
     k, v = gathered(keys), gathered(values)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from engine.architectures.record import LLAMA_GRAPH, NO_SPLIT, Architecture, GraphRecord, Records, Style, Window, same
+from engine.architectures.record import NO_SPLIT, PLAIN_GRAPH, Architecture, GraphRecord, Records, Style, Window, same
 
 _BERT = Style(embeds=True, layer_norm=True, input_norm=True, normalises=False)
 _POST_NORM = GraphRecord(_BERT, layer="transformer.post_norm_layer")
@@ -48,11 +48,11 @@ RECORDS: Records = {
         ),
     ),
     # Diffusion models: nothing is kept between batches, and tokens attend to each other both ways
-    **same("dream rnd1", Architecture(has_cache=False, causal=False, graph=LLAMA_GRAPH)),
+    **same("dream rnd1", Architecture(has_cache=False, causal=False, graph=PLAIN_GRAPH)),
     "llada": Architecture(
         has_cache=False,
         causal=False,
-        graph=GraphRecord(Style(output_bias=False), turns_by_frequencies=False),
+        graph=GraphRecord(Style(output_bias=False), uses_rope_factors=False),
     ),
     "llada-moe": Architecture(has_cache=False, causal=False, graph=GraphRecord(Style(normalises=False))),
     # Models that draft for another one

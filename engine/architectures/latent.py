@@ -6,9 +6,9 @@ from engine.architectures.record import (
     ALL_SCALED,
     ATTENTION_SCALED,
     EXPERTS_SCALED,
-    LLAMA_GRAPH,
     NO_SPLIT,
     NONE_SCALED,
+    PLAIN_GRAPH,
     Architecture,
     GraphRecord,
     Indexer,
@@ -54,10 +54,10 @@ RECORDS: Records = {
         ),
     ),
     # GLM's models
-    "chatglm": Architecture(graph=LLAMA_GRAPH),
+    "chatglm": Architecture(graph=PLAIN_GRAPH),
     "glm4": Architecture(graph=GraphRecord(Style(positions=0))),
     "glm4moe": Architecture(
-        graph=GraphRecord(Style(normalises=None, post_norm=False, positions=0), odds="told_or_sigmoid")
+        graph=GraphRecord(Style(normalises=None, post_norm=False, positions=0), gating_func="file_or_sigmoid")
     ),
     "glm-dsa": Architecture(
         latent=True,
@@ -65,7 +65,7 @@ RECORDS: Records = {
         indexer=Indexer("listed", default=True, default_long=1 << 20),
         split=NO_SPLIT,
         graph=GraphRecord(
-            _FILE_DECIDES, attention="mla.sparse_attention", scaled=EXPERTS_SCALED, odds="told_or_sigmoid"
+            _FILE_DECIDES, attention="mla.sparse_attention", scaled=EXPERTS_SCALED, gating_func="file_or_sigmoid"
         ),
     ),
     "glm5-next": Architecture(
@@ -79,7 +79,7 @@ RECORDS: Records = {
             layer="residual_streams.connected_layer",
             attention="mla.pooled_attention",
             recurrence="delta_net.early_delta_attention",
-            odds="told_or_sigmoid",
+            gating_func="file_or_sigmoid",
             before="mla.open_pools",
             behind="residual_streams.mean_end",
             scaled=NONE_SCALED,
@@ -89,7 +89,9 @@ RECORDS: Records = {
     **same("hunyuan-dense hunyuan-moe", Architecture(graph=GraphRecord(Style(qk_norm="after")))),
     "hunyuan_vl": Architecture(graph=GraphRecord(Style(qk_norm="after", positions=0))),
     "hy_v3": Architecture(
-        graph=GraphRecord(Style(normalises=None, late_rows="after_norm"), scaled=ALL_SCALED, odds="told_or_sigmoid")
+        graph=GraphRecord(
+            Style(normalises=None, out_ids="after_norm"), scaled=ALL_SCALED, gating_func="file_or_sigmoid"
+        )
     ),
     "hy_v4": Architecture(
         latent=True,
@@ -123,13 +125,13 @@ RECORDS: Records = {
         latent_values=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(rope="none", normalises=None, late_rows="never"),
+            Style(rope="none", normalises=None, out_ids="never"),
             layer="residual_streams.residual_mixing_layer",
             attention="mla.latent_attention",
             recurrence="delta_net.delta_attention",
             behind="residual_streams.mixed_rows",
             scaled=NONE_SCALED,
-            gating="bent",
+            gating="tanh",
         ),
     ),
     # Bailing's models
@@ -139,11 +141,11 @@ RECORDS: Records = {
         recurrence=Recurrence("no_kv_heads", "kda"),
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(normalises=None, late_rows="after_norm", positions=0),
+            Style(normalises=None, out_ids="after_norm", positions=0),
             attention="mla.latent_attention_by_head",
             recurrence="delta_net.delta_attention",
             scaled=NONE_SCALED,
-            gating="limited",
+            gating="clamped",
         ),
     ),
     # MiniMax's models

@@ -15,7 +15,7 @@ import msgspec
 from engine.gguf.model_file import ModelFile
 
 Rope = Literal["all", "none", "sliding", "sliding_or_dense", "finetuned", "but_fourth", "but_first_of_four", "but_last"]
-"""Which layers turn queries and keys by position: `finetuned` asks the file, `but_fourth` leaves out every fourth,
+"""Which layers apply RoPE to queries and keys: `finetuned` asks the file, `but_fourth` leaves out every fourth,
 `but_first_of_four` the first of every four where some layers have a window, `but_last` the last one,
 `sliding_or_dense` adds the leading layers without experts to those with a window."""
 
@@ -45,11 +45,11 @@ class Style(msgspec.Struct, frozen=True):
     bare_norms: bool = False
     """Norms have no weights."""
 
-    norms_behind: bool = False
-    """The norms of a layer's two parts stand behind them."""
+    norms_after: bool = False
+    """The norms of a layer's two parts come after them."""
 
     post_norm: bool = True
-    """The norm behind attention is applied to its output, not to the sum with the residual."""
+    """The norm after attention is applied to its output, not to the sum with the residual."""
 
     residual_first: Literal["", "first", "second", "both"] = ""
     """Which of a layer's two sums begin with the residual; a sum takes the place of its first term if it can."""
@@ -58,7 +58,7 @@ class Style(msgspec.Struct, frozen=True):
     """What a layer adds to its input is scaled whatever the file says."""
 
     parallel: Literal["", "input", "apart"] = ""
-    """The feed-forward part stands beside attention and reads the layer's `input` norm, or one `apart`."""
+    """The feed-forward part is parallel to attention and reads the layer's `input` norm, or one `apart`."""
 
     parallel_sum: Literal[
         "attention ffn input", "ffn attention input", "ffn input attention", "ffn (attention input)"
@@ -68,17 +68,17 @@ class Style(msgspec.Struct, frozen=True):
     # ------------------------------------------------------------------ attention
 
     rope: Rope = "all"
-    """Which layers turn queries and keys by position."""
+    """Which layers apply RoPE to queries and keys."""
 
     qk_norm: Literal["before", "after", "flat", "none"] = "before"
-    """Norms of queries and keys come before or after turning; `flat`: before heads are told apart; `none`: they
+    """Norms of queries and keys come before or after RoPE; `flat`: before heads are told apart; `none`: they
     are only loaded."""
 
     scaled_q: bool = False
     """Queries are scaled before attention."""
 
-    scales_unturned: bool = False
-    """Queries that are not turned are scaled by their position."""
+    scales_nope_queries: bool = False
+    """Queries without RoPE are scaled by their position (`inp_attn_scale`)."""
 
     shapes_queries: bool = False
     """Queries to compressed keys are put into the shape of heads before they are cut; else that is done in one."""
@@ -88,7 +88,7 @@ class Style(msgspec.Struct, frozen=True):
     scales alone, or with neither."""
 
     scaled_attention: bool = False
-    """What attention returns is scaled, behind its output matrix."""
+    """What attention returns is scaled, after its output matrix."""
 
     output_bias: bool = True
     """The bias of attention's output is added where the file has one; else it is only loaded."""
@@ -118,9 +118,9 @@ class Style(msgspec.Struct, frozen=True):
 
     # ------------------------------------------------------------------ output
 
-    late_rows: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
-    """Wanted rows are picked behind the last layer, before or behind the last norm, or in the last layer behind the
-    norm of attention's output, or never; by default in the last layer right behind attention."""
+    out_ids: Literal["", "before_norm", "after_norm", "after_post_norm", "never"] = ""
+    """Output rows (`inp_out_ids`) are selected after the last layer, before or after the last norm, in the last layer
+    after the norm of attention's output, or never; by default in the last layer right after attention."""
 
     bare_runs: bool = False
     """No norm stands between two runs of all layers."""
@@ -161,25 +161,25 @@ class GraphRecord(msgspec.Struct, frozen=True):
     """How its layers depart from llama's."""
 
     embed: Builder | None = None
-    """What makes the embeddings of the tokens, where they are not just looked up."""
+    """Makes the embeddings of the tokens, if they are not just looked up."""
 
     layer: Builder = "transformer.decoder_layer"
-    """What makes a layer."""
+    """Builds a layer."""
 
     attention: Builder = "transformer.attention"
-    """What mixes tokens in a layer."""
+    """Mixes tokens in a layer."""
 
     recurrence: Builder | None = None
-    """What takes the place of attention in recurrent layers, or stands beside it."""
+    """Takes the place of attention in recurrent layers, or is added to it."""
 
     before: Builder | None = None
-    """What is made of the embeddings before the first layer."""
+    """Makes the input of the first layer from the embeddings."""
 
     behind: Builder | None = None
-    """What is made of the last layer's output, on the device of the output."""
+    """Changes the last layer's output, on the device of the output layer."""
 
     logits: Builder | None = None
-    """What is made of the logits."""
+    """Changes the logits."""
 
     part: Literal["", "enc", "dec"] = ""
     """Part of its layers that the graph is of: those of an encoder or a decoder."""
@@ -193,18 +193,18 @@ class GraphRecord(msgspec.Struct, frozen=True):
     reads_cache: bool = True
     """The graph uses the caches, if there are any."""
 
-    turns_by_frequencies: bool = True
-    """It turns by position with the frequencies that the file may have."""
+    uses_rope_factors: bool = True
+    """RoPE uses the factors of the file (`rope_freqs`, `rope_factors_*`), if it has any."""
 
     scaled: Scaled = MOSTLY_SCALED
     """Where it looks for scales."""
 
-    gating: Literal["fused", "bent", "limited"] = "fused"
-    """Activations with a gate are one operation, or several: bent, or limited where the file names a limit."""
+    gating: Literal["fused", "tanh", "clamped"] = "fused"
+    """Gated activations are one operation, or several: with a tanh, or clamped if the file names a limit."""
 
-    odds: Literal["told", "sigmoid", "told_or_sigmoid"] = "told"
-    """What makes the odds of experts: a softmax unless the file tells sigmoids, sigmoids whatever it tells, or where it
-    tells nothing."""
+    gating_func: Literal["file", "sigmoid", "file_or_sigmoid"] = "file"
+    """The function of the router (`expert_gating_func`): softmax unless the file says sigmoid; sigmoid whatever the
+    file says; or sigmoid if the file says nothing."""
 
     n_keeping_largest: int = 0
     """Layers, from the first on, in which only the largest gates open."""
@@ -214,7 +214,7 @@ class GraphRecord(msgspec.Struct, frozen=True):
         return self.style if isinstance(self.style, Style) else self.style(model)
 
 
-LLAMA_GRAPH = GraphRecord()
+PLAIN_GRAPH = GraphRecord()
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -372,7 +372,7 @@ class Architecture(msgspec.Struct, frozen=True):
     output_norm_in_embedding: bool = False
     """The output's norm is called `token_embd_norm`."""
 
-    turns_by_table: bool = False
+    rope_factors_full_only: bool = False
     """Only layers that attend to everything use the file's rope table."""
 
     reads_lazily: bool = False

@@ -6,8 +6,8 @@ from engine.architectures.record import (
     ALL_SCALED,
     ATTENTION_SCALED,
     EXPERTS_SCALED,
-    LLAMA_GRAPH,
     NO_SPLIT,
+    PLAIN_GRAPH,
     Architecture,
     GraphRecord,
     Indexer,
@@ -51,7 +51,7 @@ RECORDS: Records = {
             Style(output_bias=False),
             layer="special.parallel_hybrid_layer",
             recurrence="recurrent.mamba2",
-            turns_by_frequencies=False,
+            uses_rope_factors=False,
         ),
     ),
     "plamo2": Architecture(
@@ -66,11 +66,11 @@ RECORDS: Records = {
             recurrence=Recurrence("no_kv_heads_no_ffn", "grouped_scan"),
             split=NO_SPLIT,
             graph=GraphRecord(
-                Style(rope="none", late_rows="after_norm", activations=2, normalises=None),
+                Style(rope="none", out_ids="after_norm", activations=2, normalises=None),
                 layer="transformer.single_part_layer",
                 recurrence="recurrent.mamba2",
                 scaled=ALL_SCALED,
-                odds="sigmoid",
+                gating_func="sigmoid",
             ),
         ),
     ),
@@ -108,8 +108,8 @@ RECORDS: Records = {
     ),
     # Granite's models
     "granite": Architecture(graph=GraphRecord(_GRANITE)),
-    "granitemoe": Architecture(graph=LLAMA_GRAPH),
-    "granite_swa": Architecture(window=Window(), graph=LLAMA_GRAPH),
+    "granitemoe": Architecture(graph=PLAIN_GRAPH),
+    "granite_swa": Architecture(window=Window(), graph=PLAIN_GRAPH),
     "granitehybrid": Architecture(
         recurrence=Recurrence("no_kv_heads", "grouped_scan"),
         split=NO_SPLIT,
@@ -127,7 +127,7 @@ RECORDS: Records = {
         ),
     ),
     # Qwen's models
-    **same("qwen qwen2", Architecture(graph=LLAMA_GRAPH)),
+    **same("qwen qwen2", Architecture(graph=PLAIN_GRAPH)),
     "qwen3moe": Architecture(graph=GraphRecord(scaled=EXPERTS_SCALED)),
     "qwen3": Architecture(graph=GraphRecord(scaled=ALL_SCALED)),
     "qwen2moe": Architecture(graph=GraphRecord(Style(normalises=False, divided_gate=True))),
@@ -138,7 +138,7 @@ RECORDS: Records = {
         recurrence=_DELTA_NET,
         split=TensorSplit(gated_queries=True, values_by_key=True),
         graph=GraphRecord(
-            Style(post_norm=False, late_rows="after_norm"),
+            Style(post_norm=False, out_ids="after_norm"),
             attention="delta_net.gated_attention",
             recurrence="delta_net.joint_delta_net",
             scaled=ALL_SCALED - {"joined", "states"},
@@ -150,7 +150,7 @@ RECORDS: Records = {
             recurrence=_DELTA_NET,
             split=TensorSplit(gated_queries=True),
             graph=GraphRecord(
-                Style(positions=4, post_norm=False, late_rows="after_norm"),
+                Style(positions=4, post_norm=False, out_ids="after_norm"),
                 attention="delta_net.gated_attention",
                 recurrence="delta_net.delta_net",
                 scaled=ALL_SCALED,
@@ -164,7 +164,7 @@ RECORDS: Records = {
         reads_lazily=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(positions=4, bare_end=True, late_rows="never", projections="scaled"),
+            Style(positions=4, bare_end=True, out_ids="never", projections="scaled"),
             layer="residual_streams.wide_layer",
             attention="block_sparse.block_scored_attention",
             recurrence="delta_net.copying_delta_net",

@@ -8,8 +8,8 @@ from engine.architectures.record import (
     ALL_SCALED,
     ATTENTION_SCALED,
     EXPERTS_SCALED,
-    LLAMA_GRAPH,
     NO_SPLIT,
+    PLAIN_GRAPH,
     Architecture,
     GraphRecord,
     Records,
@@ -20,12 +20,12 @@ from engine.architectures.record import (
 )
 from engine.gguf.model_file import ModelFile
 
-_TURNING_BAICHUAN = 32
-"""Layers of the one size of Baichuan that turns by position; the engine tells it by this."""
+_ROPE_BAICHUAN = 32
+"""Layers of the one size of Baichuan that has RoPE; the engine tells it by this."""
 
 
 def _baichuan(model: ModelFile) -> Style:
-    return Style() if model.n_layers == _TURNING_BAICHUAN else Style(rope="none")
+    return Style() if model.n_layers == _ROPE_BAICHUAN else Style(rope="none")
 
 
 def _gptneox(model: ModelFile) -> Style:
@@ -47,14 +47,17 @@ def _styled(style: Style) -> Architecture:
 _PHI = _styled(Style(scaled_q=True, residual_first="second"))
 _MULTI_AXIS = GraphRecord(Style(positions=4))
 _FALCON = Style(layer_norm=True, parallel="input", parallel_sum="ffn attention input")
-_UNTURNED = GraphRecord(Style(layer_norm=True, rope="none", position_table=True))
+_NO_ROPE = GraphRecord(Style(layer_norm=True, rope="none", position_table=True))
 _MPT = Style(layer_norm=True, rope="none", position_table=True, qk_norm="none")
 
 
 def _llama4(model: ModelFile) -> Style:
     unwindowed = model.hyper_parameter("attention.sliding_window") == 0
     return Style(
-        rope="but_last" if unwindowed else "but_fourth", normalises=False, weighting="on_input", scales_unturned=True
+        rope="but_last" if unwindowed else "but_fourth",
+        normalises=False,
+        weighting="on_input",
+        scales_nope_queries=True,
     )
 
 
@@ -68,14 +71,14 @@ _COHERE = Style(layer_norm=True, parallel="input", parallel_sum="ffn input atten
 
 def _cohere_experts(model: ModelFile) -> Style:
     layer_norm = not model.hyper_parameter("attention.layer_norm_rms_epsilon")
-    return replace(_COHERE, layer_norm=layer_norm, rope="sliding_or_dense", normalises=None, late_rows="after_norm")
+    return replace(_COHERE, layer_norm=layer_norm, rope="sliding_or_dense", normalises=None, out_ids="after_norm")
 
 
 _GEMMA = GraphRecord(Style(input_scale=True, scaled_q=True))
 
 
 def _chameleon(model: ModelFile) -> Style:
-    return Style(norms_behind=bool(model.hyper_parameter("swin_norm")))
+    return Style(norms_after=bool(model.hyper_parameter("swin_norm")))
 
 
 def _nanbeige(model: ModelFile) -> Style:
@@ -88,10 +91,10 @@ RECORDS: Records = {
         """
         apertus arcee exaone internlm2 minicpm plm pockettts xverse
         """,
-        Architecture(graph=LLAMA_GRAPH),
+        Architecture(graph=PLAIN_GRAPH),
     ),
     **same("llama mistral3", Architecture(graph=GraphRecord(scaled=ALL_SCALED))),
-    "pangu-embedded": Architecture(graph=GraphRecord(turns_by_frequencies=False)),
+    "pangu-embedded": Architecture(graph=GraphRecord(uses_rope_factors=False)),
     # norms
     **same("codeshell dbrx orion starcoder2", _styled(Style(layer_norm=True))),
     **same("jais2 nemotron", _styled(Style(layer_norm=True, activations=2))),
@@ -109,7 +112,7 @@ RECORDS: Records = {
     "refact": _styled(Style(rope="none", ignores_experts=True, output_bias=False)),
     "smollm3": _styled(Style(rope="but_fourth")),
     "paddleocr": Architecture(graph=_MULTI_AXIS),
-    **same("gpt2 starcoder", Architecture(graph=_UNTURNED)),
+    **same("gpt2 starcoder", Architecture(graph=_NO_ROPE)),
     "mpt": Architecture(split=NO_SPLIT, graph=GraphRecord(_MPT)),
     # feed-forward beside attention
     "falcon": _styled(_FALCON),
@@ -126,22 +129,20 @@ RECORDS: Records = {
     "bitnet": Architecture(
         ties_output=False, split=NO_SPLIT, graph=GraphRecord(Style(reads_embedding=True), scaled=ALL_SCALED)
     ),
-    "cogvlm": Architecture(
-        graph=GraphRecord(Style(late_rows="never"), scaled=ATTENTION_SCALED, turns_by_frequencies=False)
-    ),
+    "cogvlm": Architecture(graph=GraphRecord(Style(out_ids="never"), scaled=ATTENTION_SCALED, uses_rope_factors=False)),
     "deci": Architecture(split=TensorSplit(may_lack_heads=True), graph=GraphRecord(layer="special.uneven_layer")),
     "talkie": Architecture(graph=GraphRecord(Style(input_scale=True, qk_norm="after"), layer="special.skipping_layer")),
     # Models whose layers partly attend to a window
-    "mimo2": Architecture(window=Window(), graph=GraphRecord(_mimo2, odds="sigmoid")),
-    "spark2_5": Architecture(window=Window(), graph=LLAMA_GRAPH),
+    "mimo2": Architecture(window=Window(), graph=GraphRecord(_mimo2, gating_func="sigmoid")),
+    "spark2_5": Architecture(window=Window(), graph=PLAIN_GRAPH),
     "step35": Architecture(window=Window()),
     "mellum": Architecture(window=Window(4, optional=True), graph=GraphRecord(scaled=EXPERTS_SCALED)),
-    "plamo3": Architecture(window=Window(8, optional=True), graph=LLAMA_GRAPH),
+    "plamo3": Architecture(window=Window(8, optional=True), graph=PLAIN_GRAPH),
     "afmoe": Architecture(
         window=Window(4, optional=True),
         graph=GraphRecord(
-            Style(input_scale=True, normalises=None, rope="but_fourth", late_rows="after_post_norm"),
-            odds="told_or_sigmoid",
+            Style(input_scale=True, normalises=None, rope="but_fourth", out_ids="after_post_norm"),
+            gating_func="file_or_sigmoid",
         ),
     ),
     "exaone-moe": Architecture(window=Window(4), graph=GraphRecord(Style(normalises=None, rope="sliding"))),
@@ -150,16 +151,16 @@ RECORDS: Records = {
     ),
     "gpt-oss": Architecture(
         window=Window(2),
-        graph=GraphRecord(Style(normalises=False, weighting="after_choice", late_rows="before_norm", post_norm=False)),
+        graph=GraphRecord(Style(normalises=False, weighting="after_choice", out_ids="before_norm", post_norm=False)),
     ),
     "laguna": Architecture(
         window=Window(4, full_first=True, optional=True),
-        graph=GraphRecord(Style(normalises=None), odds="told_or_sigmoid"),
+        graph=GraphRecord(Style(normalises=None), gating_func="file_or_sigmoid"),
     ),
     "llama4": Architecture(window=Window(4, n_tokens=8192, fixed=True, none_if_zero=True), graph=GraphRecord(_llama4)),
     "maple": Architecture(window=Window(), graph=GraphRecord(Style(rope="sliding"))),
     "muse-glimmer": Architecture(
-        window=Window(4), graph=GraphRecord(Style(input_scale=True, rope="sliding", late_rows="after_post_norm"))
+        window=Window(4), graph=GraphRecord(Style(input_scale=True, rope="sliding", out_ids="after_post_norm"))
     ),
     "olmo2": Architecture(window=Window(4, optional=True), split=NO_SPLIT, graph=GraphRecord(Style(qk_norm="flat"))),
     "smallthinker": Architecture(
@@ -170,7 +171,8 @@ RECORDS: Records = {
     "command-r": Architecture(graph=GraphRecord(_COHERE)),
     "cohere2": Architecture(window=Window(4), graph=GraphRecord(replace(_COHERE, rope="sliding"), scaled=ALL_SCALED)),
     "cohere2moe": Architecture(
-        window=Window(4, full_first=True), graph=GraphRecord(_cohere_experts, scaled=ALL_SCALED, odds="told_or_sigmoid")
+        window=Window(4, full_first=True),
+        graph=GraphRecord(_cohere_experts, scaled=ALL_SCALED, gating_func="file_or_sigmoid"),
     ),
     # Gemma and what was made of it
     "gemma": Architecture(graph=_GEMMA),
@@ -188,7 +190,7 @@ RECORDS: Records = {
         output_first=True,
         split=NO_SPLIT,
         graph=GraphRecord(
-            Style(input_scale=True, late_rows="never"),
+            Style(input_scale=True, out_ids="never"),
             layer="gemma.gemma3n_layer",
             attention="gemma.sharing_attention",
             behind="gemma.merge_versions",
@@ -200,10 +202,10 @@ RECORDS: Records = {
         window=Window(),
         shares_kv=True,
         output_first=True,
-        turns_by_table=True,
+        rope_factors_full_only=True,
         reads_lazily=True,
         graph=GraphRecord(
-            Style(input_scale=True, late_rows="after_norm"),
+            Style(input_scale=True, out_ids="after_norm"),
             layer="gemma.gemma4_layer",
             attention="gemma.sharing_attention",
             scaled=EXPERTS_SCALED,
@@ -216,14 +218,14 @@ RECORDS: Records = {
             layer="special.chameleon_layer",
             attention="special.head_norm_attention",
             logits="special.without_images",
-            turns_by_frequencies=False,
+            uses_rope_factors=False,
         )
     ),
     # Models whose layers run more than once
     "hrm_text": Architecture(
         split=TensorSplit(whole_model=True),
         graph=GraphRecord(
-            Style(bare_norms=True, bare_end=True, late_rows="never"), layer="special.stacked_layer", every_layer=True
+            Style(bare_norms=True, bare_end=True, out_ids="never"), layer="special.stacked_layer", every_layer=True
         ),
     ),
     "nanbeige": Architecture(looped=True, graph=GraphRecord(_nanbeige, layer="special.looped_layer")),

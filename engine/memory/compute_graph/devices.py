@@ -39,10 +39,10 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         rule, most_bytes = found.size_rule, found.most_bytes
         return Backend(HOST, True, rule.alignment_bytes, None, frozenset(), False, _n_bytes, most_bytes=most_bytes)
     rule = found.size_rule
-    blind_to: frozenset[str] = frozenset()
+    unreadable: frozenset[str] = frozenset()
     if found.converts_kv:
         # A CUDA device computes nothing that reads another's memory directly.
-        blind_to = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
+        unreadable = frozenset(name for name, each in traits.items() if each.converts_kv and name != entry)
     supports: Callable[[Tensor], bool] | None = _cuda_supports if found.converts_kv else None
     if rule.kernels.backend == "vulkan":
         supports = _vulkan_supports(rule.kernels)
@@ -52,7 +52,7 @@ def _backend(entry: str, found: BackendTraits, traits: dict[str, BackendTraits])
         False,
         rule.alignment_bytes,
         supports,
-        blind_to,
+        unreadable,
         found.op_offload,
         alloc_size,
         reorders=found.reorders,
@@ -113,7 +113,7 @@ def _has_vulkan_kernel(node: Tensor) -> bool:
     if node.op == "mul_mat_id":
         return not node.is_precise
     if node.op in ("cont", "cpy") and len(node.src) == 1 and TYPES_BY_NAME[node.type].block_elements > 1:
-        # A copy of the same type: as quantised values without flash attention are turned.
+        # A copy of the same type: as when a quantised V cache is transposed without flash attention.
         return node.src[0].type != node.type or is_contiguous(node.src[0])
     if node.op in ("weighted_sum", "hc_pre", "hc_post"):
         return node.src[int(node.op == "hc_post")].ne[1] == _VULKAN_STREAMS

@@ -88,7 +88,7 @@ def test_a_name_without_a_record_has_the_rules_of_a_plain_model() -> None:
 
 @pytest.mark.parametrize("name", sorted(BUILDERS))
 def test_builders_that_records_name_are_there(name: str) -> None:
-    assert next(iter(inspect.signature(find_builder(name)).parameters)) == "sketch"
+    assert next(iter(inspect.signature(find_builder(name)).parameters)) == "ctx"
 
 
 def _builder_modules() -> list[ModuleType]:

@@ -240,10 +240,10 @@ class Graph:
 
     def transpose(self, source: Tensor) -> Tensor:
         ne, nb = source.ne, source.nb
-        turned = (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3])
+        swapped = (ne[1], ne[0], ne[2], ne[3]), (nb[1], nb[0], nb[2], nb[3])
         # Where elements are in blocks the engine takes the rows that it then sees for shorter than they are.
-        n_bytes = source.n_bytes if TYPES_BY_NAME[source.type].block_elements == 1 else _extent(source.type, *turned)
-        return Tensor("transpose", source.type, *turned, [source], source.root or source, n_bytes)
+        n_bytes = source.n_bytes if TYPES_BY_NAME[source.type].block_elements == 1 else _extent(source.type, *swapped)
+        return Tensor("transpose", source.type, *swapped, [source], source.root or source, n_bytes)
 
     def write(self, op: str, target: Tensor, *src: Tensor) -> Tensor:
         """Return an operation that writes into `target` (a cache, a state or a view of one)."""
